@@ -1,12 +1,12 @@
-"""Whether what the adviser of communication recommends is what turns out quickest: real jobs on limited links.
+"""Check whether the exchange that the communication adviser recommends is the fastest: real jobs on limited links.
 
     sudo python benchmarks/adviser.py [--configurations 10] [--json]
 
-Ten configurations of a model, the rate of the links and the number of workers, each rank in one thread on a node of its
-own (`links.py`). In each the adviser watches a job that trains with plain gradients, and recommends one of five
-exchanges; then the job is run with each of them, and the medians of its steps are compared. A choice counts as the
-best if none is quicker by more than `TIE` of a step: it takes exact gradients unless others save more. Told as well is
-how far the foreseen step is from the measured one, of all exchanges in all configurations.
+Ten configurations of a model, the rate of the links and the number of workers; each rank is one thread on a node of its
+own (`links.py`). In each configuration, the adviser watches a job that trains with plain gradients, and recommends one
+of five exchanges. The job then runs with each of them, and the medians of its steps are compared. A choice counts as
+the best if none is faster by more than `TIE` of a step, because the adviser takes exact gradients unless others save
+more. The benchmark also reports the error of the predicted step time, for all exchanges in all configurations.
 """
 
 import argparse
@@ -38,7 +38,9 @@ SECONDS = 1500.0
 
 
 def model_of(name: str) -> Any:
-    """`wide` has 1.1 million weights and little to do with them, `cnn` a hundred thousand and much."""
+    """Return a model: `wide` has 1.1 million weights and little computation, `cnn` a hundred thousand and much
+    computation.
+    """
     from torch import nn
 
     if name == "wide":
@@ -58,7 +60,7 @@ def model_of(name: str) -> Any:
 
 
 def train(model_name: str, exchange: Any) -> float:
-    """A user's script; seconds of a step, the median."""
+    """Run a user's training script; return the median seconds of a step."""
     import torch
     from sklearn.datasets import load_digits
     from torch.nn.functional import cross_entropy
@@ -82,7 +84,7 @@ def train(model_name: str, exchange: Any) -> float:
 
 
 def work(folder: str, cases: list[tuple[str, int]]) -> None:
-    """One rank: all cases for one number of workers."""
+    """Run one rank: all cases for one number of workers."""
     import msgspec
 
     from poise_train.advise import Adviser

@@ -1,18 +1,18 @@
-"""Anomalies: the sick member of simulated gangs, false alarms of healthy ones, and methods on labelled public series.
+"""Measure anomaly detection: the faulty member of simulated gangs, false alarms, and methods on labelled public series.
 
     python benchmarks/anomalies.py [--first 30001] [--gangs 1000] [--node-months 200] [--wheel FILE.whl] [--json]
 
-Gangs of 8 to 1,024 members report once a minute for an hour (`poise.engine.telemetry`); every second one has a sick
+Gangs of 8 to 1,024 members report once a minute for an hour (`poise.engine.telemetry`); every second gang has a faulty
 member: a straggler, a slow disk, thermal throttling, a leak, or a lost link. A gang is judged by the first member that
-is told: right, wrong, or too soon. Compared are the method of Poise; the same without what is usual for each member;
-the same told after one window; and each member against its own past alone, without the others (an EWMA).
+is reported: right, wrong, or too soon. The compared methods are that of Poise; the same without the usual values of
+each member; the same with reports after one window; and each member against its own past alone (an EWMA).
 
 The constants of `poise.kernel.peers` were chosen on seeds 1 to 300. Publish only seeds from 30,001 on.
 
-With `--wheel`, methods for one series are compared on the labelled test series that the package `aeon` ships (`pip
-download --no-deps aeon`), among them one of the UCR anomaly archive. The figure is the average precision over points,
-without any adjustment. Each method scores a point from earlier points only, but PCA and the nearest neighbour, which
-see the whole series.
+With `--wheel`, methods for one series are compared on the labelled test series in the package `aeon` (`pip download
+--no-deps aeon`), including one of the UCR anomaly archive. The figure is the average precision over points, without any
+adjustment. Each method scores a point from earlier points only, except PCA and the nearest neighbour, which use the
+whole series.
 """
 
 import argparse
@@ -39,11 +39,13 @@ MINUTES_OF_A_MONTH = 30 * 24 * 60
 
 Series = npt.NDArray[np.float64]
 Watch = Callable[[Gang], Iterator[int]]
-"""Gives for each minute who is told, or -1."""
+"""Yields the reported member for each minute, or -1."""
 
 
 class Judged(NamedTuple):
-    """One gang: whether the right member was told first, or a wrong one; after how many minutes; CPU seconds."""
+    """Result for one gang: whether the right member was reported first, or a wrong one; after how many minutes; CPU
+    seconds.
+    """
 
     fault: str | None
     right: bool
@@ -54,7 +56,7 @@ class Judged(NamedTuple):
 
 
 def peers(*, usual: bool = True, windows: int = WINDOWS) -> Watch:
-    """The method of Poise, or a part of it."""
+    """Run the method of Poise, or a part of it."""
 
     def watch(gang: Gang) -> Iterator[int]:
         made = Peers(gang.values.shape[1], gang.values.shape[2], usual=usual, windows=windows)
@@ -66,7 +68,7 @@ def peers(*, usual: bool = True, windows: int = WINDOWS) -> Watch:
 
 
 def alone(gang: Gang) -> Iterator[int]:
-    """Each member and signal against its own past: a mean and a variance with decay, `WINDOWS` in a row."""
+    """Compare each member and signal with its own past: a mean and a variance with decay, for `WINDOWS` in a row."""
     values = np.nan_to_num(gang.values)
     mean, variance = values[0].copy(), np.zeros_like(values[0])
     since = np.zeros(values.shape[1:], np.int64)
@@ -91,7 +93,7 @@ METHODS: dict[str, Watch] = {
 
 
 def judge(gang: Gang, watch: Watch) -> Judged:
-    """Whom a method tells first."""
+    """Return the first member that a method reports."""
     began, members = time.process_time(), gang.values.shape[1]
     for minute, member in enumerate(watch(gang)):
         if member >= 0:
@@ -102,7 +104,9 @@ def judge(gang: Gang, watch: Watch) -> Judged:
 
 
 def false_alarms(seed: int, node_months: float) -> tuple[int, float]:
-    """Members of healthy gangs that are told, each once until it is like the others again, and node-months seen."""
+    """Return the number of reported members of healthy gangs (each once until it is normal again), and the node-months
+    observed.
+    """
     alarms, seen = 0, 0.0
     while seen < node_months:
         gang = gang_of(seed, minutes=3000, size=(8, 32, 128)[seed % 3], sick=False)
@@ -120,7 +124,7 @@ def false_alarms(seed: int, node_months: float) -> tuple[int, float]:
 
 
 def ewma(series: Series) -> Series:
-    """As Poise does it: nothing is told of the first hour."""
+    """Score points as Poise does: the first hour is never reported."""
     scores: Series = np.max([_each(column, Ewma(0.05, floor=1e-6).take) for column in series.T], axis=0)
     scores[:LEAST_MINUTES] = 0.0
     return scores
@@ -134,7 +138,7 @@ def robust(series: Series) -> Series:
 
 
 def rolling(series: Series, width: int = 100) -> Series:
-    """Deviations from the mean of the last hundred points."""
+    """Score deviations from the mean of the last hundred points."""
     scores = np.zeros(len(series))
     for column in series.T:
         sums, squares = np.cumsum(np.r_[0, column]), np.cumsum(np.r_[0, column**2])
@@ -146,7 +150,7 @@ def rolling(series: Series, width: int = 100) -> Series:
 
 
 def pca(series: Series, width: int = 50, kept: int = 5) -> Series:
-    """What the first components of all windows do not explain."""
+    """Score the residual that the first principal components of all windows do not explain."""
     windows = _windows(series, width)
     _, _, components = np.linalg.svd(windows - windows.mean(axis=0), full_matrices=False)
     centred = windows - windows.mean(axis=0)
@@ -155,7 +159,7 @@ def pca(series: Series, width: int = 50, kept: int = 5) -> Series:
 
 
 def nearest(series: Series, width: int = 50, step: int = 5) -> Series:
-    """The distance of each window to the nearest one that does not overlap: a matrix profile, of each fifth window."""
+    """Score the distance of every fifth window to its nearest non-overlapping neighbour: a matrix profile."""
     windows = _windows(series, width)[::step]
     norms = (windows**2).sum(axis=1)
     scores = np.empty(len(windows))
@@ -187,7 +191,7 @@ def _windows(series: Series, width: int) -> Series:
 
 
 def _spread(scores: Series, points: int, width: int) -> Series:
-    """Scores of windows as scores of their middle points."""
+    """Map scores of windows to their middle points."""
     found = np.zeros(points)
     found[width // 2 : width // 2 + len(scores)] = scores
     return found
@@ -200,7 +204,7 @@ def average_precision(scores: Series, labels: npt.NDArray[np.bool_]) -> float:
 
 
 def labelled(wheel: Path) -> dict[str, tuple[Series, npt.NDArray[np.bool_]]]:
-    """The series in the wheel of a package that have labelled anomalies, such as those of aeon and sktime."""
+    """Return the labelled series in a package's wheel, such as those of aeon and sktime."""
     found = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in sorted(archive.namelist()):

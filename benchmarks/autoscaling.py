@@ -1,26 +1,26 @@
-"""Replica-hours of every scaler over those of an oracle, at the same share of violated windows.
+"""Compare the replica-hours of every scaler with those of an oracle, at the same fraction of violated windows.
 
     python benchmarks/autoscaling.py [TOTALS.csv] [--services m-large,m-mid,m-small] [--shares 0.01,0.05] [--bursty 7]
         [--first 144] [--bound] [--json]
 
 `TOTALS.csv` is `total_rate_10min.csv` of servegen-alibaba: requests/s of production services in windows of 10 minutes
-over 14 days. `bursty` is a service drawn from a seed, as long: a day and a week, noise, an hourly job, and bursts of 2
-to 6 times the load that come at any time, one a day, and die away. A decision is made at the end of each window, from
-what was seen until then, by the policy code that a live service has. A window is violated if more comes than its
-replicas can take. The first day is not counted, it is there to learn from.
+over 14 days. `bursty` is a generated service of the same length: a daily and weekly cycle, noise, an hourly job, and
+bursts of 2 to 6 times the load at random times, one a day, that decay. At the end of each window, the policy code of a
+live service decides from the data so far. A window is violated if its load exceeds the capacity of the replicas. The
+first day is for learning, and does not count.
 
-`oracle` provides exactly what comes. `replicas of any size`: each takes a four-hundredth of the busiest window and is
-there at once. `whole replicas`: the busiest window needs 40; one that is started serves 2 minutes later and costs from
-the beginning, what is stopped goes at once. Never fewer than a fortieth of the busiest window, also in the first.
+`oracle` provides exactly the load. `replicas of any size`: each replica takes 1/400 of the busiest window and is ready
+at once. `whole replicas`: the busiest window needs 40; a started replica is ready 2 minutes later and costs from the
+beginning, a stopped replica ends at once. The minimum is 1/40 of the busiest window, also in the first.
 
-Every rule has one number that is fitted so that the share of violated windows is what is allowed, and with which its
-cost is least: the share to aim at for `forecast`, for the others the target use (over 1: less is provided than what is
-expected; of `static`, which always provides as much, of the busiest window). The fit is on the same windows that are
-counted. `as it is` is `forecast` with nothing fitted: it aims at the share that is allowed. `overflow` (in --json)
-is the share of the requests that came beyond what could be taken.
+Every rule has one number. It is fitted so that the fraction of violated windows is the allowed one and the cost is
+least: the target fraction for `forecast`, the target use for the others (above 1: less capacity than the expected load;
+for `static`, whose capacity is constant, relative to the busiest window). The fit uses the same windows that are
+counted. `as it is` is `forecast` without a fit: its target is the allowed fraction. `overflow` (in --json) is the
+fraction of the requests above the capacity.
 
-`--bound` prints instead what any rule of a family could do that provides a forecast and so many spreads above it, with
-all of its constants chosen in hindsight for each trace.
+`--bound` prints instead the optimum of a family of rules that provide a forecast plus a number of spreads, with all
+constants chosen in hindsight for each trace.
 """
 
 import argparse
@@ -48,21 +48,23 @@ from poise.units import MINUTE
 DATA = Path("../shared/data/servegen-alibaba/total_rate_10min.csv")
 WINDOW = 10 * MINUTE
 DAY = 144
-"""Windows."""
+"""Windows per day."""
 
 FINE, WHOLE = 400, 40
-"""How many replicas the busiest window needs."""
+"""Number of replicas for the busiest window."""
 
 START_UP = 2 * MINUTE
 USES, ALWAYS = (0.25, 4.0), (0.5, 16.0)
-"""Of what is expected, and of the busiest window: where the number of the other rules, and of `static`, is sought."""
+"""Search ranges for the number of the other rules (use of the expected load) and of `static` (of the busiest
+window).
+"""
 
 STEPS = 9
-"""Halvings of the range, in its logarithm, in which a rule's number is looked for."""
+"""Number of bisections of a rule's range, in its logarithm."""
 
 
 class Size(NamedTuple):
-    """Of replicas: how many the busiest window needs."""
+    """A size of replicas: the number for the busiest window."""
 
     name: str
     busiest: int
@@ -73,7 +75,7 @@ SIZES = (Size("replicas of any size", FINE, 0), Size("whole replicas", WHOLE, ST
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Replica-hours over the oracle's, violated windows and requests beyond what could be taken as shares."""
+    """Replica-hours over the oracle's, and the fractions of violated windows and of requests above the capacity."""
 
     cost: float
     violated: float
@@ -81,7 +83,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule on one trace. `number` is what was fitted, None if nothing was."""
+    """One rule on one trace. `number` is the fitted number, None without a fit."""
 
     trace: str
     size: str
@@ -102,7 +104,9 @@ def totals(path: Path, services: Sequence[str]) -> Iterator[tuple[str, list[floa
 
 
 def bursty(seed: int, days: int = 14) -> list[float]:
-    """A day (1 to 3), weekends at 0.7, noise of 8 %, an hourly job in its first window, some one burst a day."""
+    """Generate a load: a daily cycle (1 to 3), weekends at 0.7, noise of 8 %, an hourly job in its first window, and
+    about one burst a day.
+    """
     random, rates, burst = Random(seed), [], 0.0
     for place in range(days * DAY):
         daily = 2 - sin(2 * pi * place / DAY + 1)
@@ -119,7 +123,9 @@ def bursty(seed: int, days: int = 14) -> list[float]:
 
 
 def run(rates: Sequence[float], scaler: str, number: float, size: Size, first: int) -> Outcome:
-    """Window by window. A rule's number is the use of its replicas it aims at, or the share of violated windows."""
+    """Run window by window. A rule's number is its target use of the replicas, or its target fraction of violated
+    windows.
+    """
     policy, busiest = SCALERS[scaler], max(rates)
     takes, least = busiest / size.busiest, max(1, size.busiest // WHOLE)
     rules = ScaleRules(
@@ -145,7 +151,7 @@ def run(rates: Sequence[float], scaler: str, number: float, size: Size, first: i
             memory=memory,
         )
         scale = policy.decide(view)
-        serving = scale.replicas - late * max(0, scale.replicas - there)  # in the mean over the window
+        serving = scale.replicas - late * max(0, scale.replicas - there)  # mean over the window
         there, memory = scale.replicas, scale.memory
         if place >= first:
             came += rate
@@ -157,7 +163,7 @@ def run(rates: Sequence[float], scaler: str, number: float, size: Size, first: i
 
 
 def fitted(attempt: Callable[[float], Outcome], low: float, high: float, allowed: float) -> tuple[float, Outcome]:
-    """The cheapest of all that were tried and hold what is allowed. At `low` a rule provides most."""
+    """Return the cheapest outcome that meets the allowed fraction. A rule provides most at `low`."""
     best = (low, attempt(low))
     for _ in range(STEPS):
         middle = (low * high) ** 0.5
@@ -190,8 +196,8 @@ def _attempt(rates: Sequence[float], rule: str, size: Size, first: int, number: 
 
 
 def best_of_family(rates: Sequence[float], allowed: float, first: int) -> float:
-    """The least cost of a forecast and so many spreads above it, all of these constants chosen in hindsight: forecasts
-    from the last rate, moving means and largest rates, spreads from moving means of how far these were off.
+    """Return the least cost of a forecast plus a number of spreads, with all constants chosen in hindsight: forecasts
+    from the last rate, moving means and maxima, spreads from moving means of their errors.
     """
     came = np.array(rates)
     believed = np.array(_believed(rates))
@@ -213,7 +219,7 @@ def best_of_family(rates: Sequence[float], allowed: float, first: int) -> float:
 
 
 def _believed(rates: Sequence[float]) -> list[float]:
-    """With collapses bridged as `forecast` does, for as long as its patience."""
+    """Bridge collapses of the load as `forecast` does, for as long as its patience."""
     patience, found, doubted = ScaleRules().patience // WINDOW, [rates[0]], 0
     for rate in rates[1:]:
         doubted = doubted + 1 if rate < COLLAPSED * found[-1] else 0
@@ -222,7 +228,7 @@ def _believed(rates: Sequence[float]) -> list[float]:
 
 
 def _moving(values: Floats, weight: float) -> Floats:
-    """The moving mean before each value."""
+    """Return the moving mean before each value."""
     mean, found = values[0], []
     for value in values.tolist():
         found.append(mean)
@@ -238,7 +244,7 @@ def _shifted(values: Floats, back: int) -> Floats:
 
 
 def table(rows: Sequence[Row], traces: Sequence[str]) -> str:
-    """Per size of replicas and allowed share: a line for each rule, a column for each trace."""
+    """Return, per size of replicas and allowed fraction, a line for each rule and a column for each trace."""
     lines = []
     for size, allowed in dict.fromkeys((row.size, row.allowed) for row in rows):
         lines += [f"{size}, at most {allowed:.0%} of the windows violated:", ""]

@@ -1,26 +1,26 @@
-"""What gateways gain by sharing what they keep: hits and latency on a recorded trace, in virtual time.
+"""Measure the gain of a cache that gateways share: hits and latency on a recorded trace, in virtual time.
 
     python benchmarks/cache.py [--trace ../shared/data/mooncake-fast25/synthetic.csv] [--gateways 1,4,16]
         [--ttl 5m,1h] [--look 0.2ms] [--json]
 
-What is asked comes from Mooncake's trace, where each request has a list of ids: one for each 512 tokens of its prompt,
-the same in two requests where these tokens *and all before them* are the same. So there are two operations whose keys
-are known exactly:
+The requests come from Mooncake's trace, where each request has a list of ids: one for each 512 tokens of its prompt,
+equal in two requests if these tokens *and all before them* are equal. So there are two operations with exactly known
+keys:
 
-* `answer`: the whole request. The same ids and as many tokens ask the same; it takes what the twin says of its prompt
-  and its answer on an H100.
-* `block`: a stage that reads one block in its context and tells it in a vector of 3 KiB (an embedding, say); an id is a
-  key. It takes what 512 tokens of a prompt take. A request asks for its blocks one after the other.
+* `answer`: the whole request. The same ids and the same number of tokens are the same request; its duration is the
+  twin's for its prompt and its answer on an H100.
+* `block`: a stage that reads one block in its context and returns a vector of 3 KiB (an embedding, say); an id is a
+  key. Its duration is that of 512 tokens of a prompt. A request asks for its blocks one after the other.
 
-Requests come when they came, to the gateways in turn. There is no queue: a model is always free. What is kept is kept
-by the gateways' own `Cache`, 64 MiB each and for five minutes (of four gateways for an hour as well), and by one that
-stands for the Redis, with no bound but the time; what was not answered yet is not kept yet. Who asks what is being
-asked waits for that: within its gateway, and with a Redis in all of them, where it looks again after the pauses of
-`poise_serve/shared_answers.py`. What a look into a Redis takes, and what a gateway computes for it, is measured at a
-real one (`make servers`) by the gateways' own client; with `--look` it is as said, and the same comes out everywhere.
+Requests arrive at their recorded times, at the gateways in turn. There is no queue: a model is always free. Answers are
+cached by the gateways' own `Cache`, 64 MiB each and for five minutes (for four gateways also for an hour), and by a
+model of the Redis, limited only by time; an answer that is not complete is not cached yet. A request for an operation
+in progress waits for it: within its gateway, and with a Redis across all gateways, where it polls with the pauses of
+`poise_serve/shared_answers.py`. The duration and the CPU time of a Redis lookup are measured on a real one (`make
+servers`) with the gateways' own client; `--look` sets the duration, so that results are the same on every machine.
 
-Then the same blocks at one gateway, beside another tenant which asks ten times as often and never the same twice: how
-many of the first one's are hits with one list for all, and with a fair share for each.
+Then the same blocks at one gateway, beside another tenant that asks ten times as often and never repeats a key: the
+hits of the first tenant with one list for all, and with a fair share for each.
 """
 
 import argparse
@@ -53,25 +53,25 @@ SHARED = 4
 TTLS = (5 * MINUTE, HOUR)
 SIZE = 64 << 20
 MORE, LESS = 76 / 42, 65 / 180
-"""What is claimed of sharing, as ratios: how often something is found, and how long it takes, are the trace's."""
+"""Claimed ratios of sharing: of the hit rate and of the latency on the trace."""
 
 TOKENS = 512
 VECTOR = 3 << 10
-"""Bytes: 384 numbers in JSON, or 768 as they are."""
+"""Bytes of a vector: 384 numbers in JSON, or 768 in binary."""
 
 PACE = PACES["H100"]
 PER_TOKEN = 4
 """Bytes of a token of an answer."""
 
 NOISE = 10
-"""Questions of a tenant that never asks the same twice, for each of the other's."""
+"""Number of requests of the non-repeating tenant per request of the other one."""
 
 LOOKS = 2000
 SERVER = Path(sys.prefix) / "debian/usr/bin/redis-server"
 
 
 class Operation(NamedTuple):
-    """What is asked: its key, what it takes (nanoseconds), and the bytes of its answer."""
+    """An operation: its key, its duration (nanoseconds), and the bytes of its answer."""
 
     key: bytes
     takes: int
@@ -84,8 +84,8 @@ class Request(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What came of a replay: the part of the operations that were told from what is kept, and what operations and whole
-    requests took, in milliseconds.
+    """Results of a replay: the hit rate of the operations, and the durations of operations and whole requests in
+    milliseconds.
     """
 
     hits: float
@@ -97,7 +97,7 @@ class Told(NamedTuple):
 
 
 def read(trace: Path) -> tuple[list[Request], list[Request]]:
-    """Requests of whole answers, and of blocks."""
+    """Read the requests as whole answers and as blocks."""
     answers, blocks = [], []
     block = int(TOKENS * PACE.prompt * SECOND)
     with trace.open(newline="") as file:
@@ -111,7 +111,7 @@ def read(trace: Path) -> tuple[list[Request], list[Request]]:
 
 
 def repeated(requests: Sequence[Request]) -> float:
-    """The part of the operations that were asked before, ever: no cache has more hits."""
+    """Return the fraction of operations that were asked before: the upper bound of any cache's hit rate."""
     keys = [one.key for request in requests for one in request.operations]
     return 1 - len(set(keys)) / len(keys)
 
@@ -120,10 +120,12 @@ def repeated(requests: Sequence[Request]) -> float:
 
 
 def replay(requests: Sequence[Request], gateways: int, ttl: int, look: int | None) -> Told:
-    """`look`: nanoseconds that a look into the Redis takes; without one, each gateway has what it keeps itself."""
+    """Replay the requests. `look` is the duration of a Redis lookup in nanoseconds; without it, each gateway has only
+    its own cache.
+    """
     own = [Cache[bool](SIZE, ttl) for _ in range(gateways)]
     redis = Cache[bool](1 << 60, ttl)
-    asked: dict[tuple[int, bytes], int] = {}  # by gateway, -1 for all: when it will be answered
+    asked: dict[tuple[int, bytes], int] = {}  # completion instant by gateway; -1 for all
     hits = 0
     operations: list[float] = []
     took: list[float] = []
@@ -134,7 +136,7 @@ def replay(requests: Sequence[Request], gateways: int, ttl: int, look: int | Non
         heapq.heappush(todo, (at, next(turn), what))
 
     def begin(request: Request, place: int, began: int, now: int) -> None:
-        """The operation at this place of the request."""
+        """Start the operation at this place of the request."""
         nonlocal hits
         if place == len(request.operations):
             took.append((now - began) / MILLISECOND)
@@ -156,7 +158,7 @@ def replay(requests: Sequence[Request], gateways: int, ttl: int, look: int | Non
             redis.put(one.key, True, one.size, at)
 
         def looked(at: int) -> None:
-            """Into the Redis."""
+            """Handle the result of a lookup in the Redis."""
             nonlocal hits
             if redis.get(one.key, at):
                 hits += 1
@@ -166,7 +168,7 @@ def replay(requests: Sequence[Request], gateways: int, ttl: int, look: int | Non
                 asked[gateway, one.key] = found
                 later(found, keep)
             else:
-                end = at + (look or 0) + one.takes  # it goes on an errand first
+                end = at + (look or 0) + one.takes  # claim the operation first
                 asked[-1, one.key] = asked[gateway, one.key] = end
                 later(end, answered)
                 later(end, keep)
@@ -192,7 +194,7 @@ def replay(requests: Sequence[Request], gateways: int, ttl: int, look: int | Non
 
 
 def again(now: int, end: int, look: int) -> int:
-    """When somebody who found another on the errand finds the answer, which is there at `end`."""
+    """Return when a waiting gateway finds the answer that is ready at `end`."""
     pause = PAUSES[0]
     while True:
         now += pause + look
@@ -202,7 +204,7 @@ def again(now: int, end: int, look: int) -> int:
 
 
 def beside_noise(requests: Sequence[Request], ttl: int, *, fair: bool) -> float:
-    """The part of the operations that are hits while another tenant asks `NOISE` times as often."""
+    """Return the hit rate while another tenant asks `NOISE` times as often."""
     cache, hits, many, noise = Cache[bool](SIZE, ttl), 0, 0, count()
     for request in requests:
         for one in request.operations:
@@ -220,14 +222,14 @@ def beside_noise(requests: Sequence[Request], ttl: int, *, fair: bool) -> float:
 
 
 class Looked(NamedTuple):
-    """Milliseconds of each look at a real Redis, and what the process computed for one."""
+    """Milliseconds of each lookup in a real Redis, and the CPU time per lookup."""
 
     took: list[float]
     computed: float
 
 
 def real_looks() -> Looked | None:
-    """For an answer of `VECTOR` bytes that is there, one after the other; nothing where there is no Redis."""
+    """Measure sequential lookups of a cached answer of `VECTOR` bytes; None without a Redis."""
     if not SERVER.exists():
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -267,8 +269,8 @@ async def _looks(url: str) -> Looked:
 
 
 def measure(trace: Path, gateways: Sequence[int], ttls: Sequence[int], look: int = 0) -> list[Figure]:
-    """`ttls`: in nanoseconds; the first is that of answers and of every number of gateways, the others of four. `look`:
-    what one takes, instead of what is measured.
+    """Run the benchmark. `ttls` are in nanoseconds; the first applies to answers and to every number of gateways, the
+    others to four gateways. `look` replaces the measured duration of a lookup.
     """
     looked = None if look or not trace.exists() else real_looks()
     if not trace.exists() or not (look or looked):
@@ -298,7 +300,7 @@ def measure(trace: Path, gateways: Sequence[int], ttls: Sequence[int], look: int
 
 
 def _compared(name: str, own: Told, shared: Told) -> list[Figure]:
-    """Without and with a Redis."""
+    """Compare without and with a Redis."""
 
     def figure(what: str, unit: harness.Unit, value: float) -> Figure:
         return Figure(name=f"{name}: {what}", unit=unit, values=[value])

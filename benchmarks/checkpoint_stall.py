@@ -1,18 +1,18 @@
-"""For how long training stands still for a checkpoint, beside `torch.save` of the same state.
+"""Measure how long training stalls for a checkpoint, compared with `torch.save` of the same state.
 
     python benchmarks/checkpoint_stall.py [--rounds 15] [--quick] [--json]
 
-A transformer of 7 million weights with Adam, 85 MB of state, trains on one core; the other is there for what is done
-beside. A round saves the same state three ways, in turn, and each is followed by two steps of training, so that none
-finds the machine as another has left it:
+A transformer of 7 million weights with Adam, 85 MB of state, trains on one core; the other core is for background work.
+A round saves the same state three ways, in turn. Each save is followed by two steps of training, so that none is
+affected by the previous one:
 
-* `torch.save`: into a file, with `fsync`; training stands still for all of it.
-* `poise`: `Checkpoints.save`, told of the optimizer: the rest is copied beside the next gradients. The stall is what
-  `save` and the optimizer's next step were held up.
-* `poise, at once`: the same without the optimizer, so all is copied before `save` returns.
+* `torch.save`: into a file, with `fsync`; training stalls for all of it.
+* `poise`: `Checkpoints.save` with the optimizer: the rest is copied during the next gradients. The stall is the time
+  that `save` and the optimizer's next step were held up.
+* `poise, at once`: the same without the optimizer, so everything is copied before `save` returns.
 
-*Added to training*: how much longer the two steps took, with the saving, than two steps without: what is copied and
-written beside takes memory's and the processor's time too. *Checksums*: GB a second on one core.
+*Added to training*: the extra time of the two steps including the save, over two steps without: copying and writing in
+the background also use memory bandwidth and CPU. *Checksums*: GB a second on one core.
 """
 
 import argparse
@@ -30,16 +30,16 @@ import harness
 from harness import Figure
 
 TARGET = 5.0
-"""Percent of what a synchronous `torch.save` costs."""
+"""Target in percent of a synchronous `torch.save`."""
 
 STEPS = 2
-"""Of training after each save: the first waits for what is still being copied, the second shows what goes on beside."""
+"""Training steps after each save: the first waits for the rest of the copy, the second shows the background work."""
 
 HASHED = 1 << 26
 
 
 class Subject:
-    """A transformer and its optimizer, which have made a step."""
+    """A transformer and its optimizer, after one step."""
 
     def __init__(self, width: int, layers: int) -> None:
         import torch
@@ -91,7 +91,7 @@ def measure(rounds: int, width: int, layers: int) -> list[Figure]:
             "poise": lambda: beside(subject.optimizer),
             "poise, at once": lambda: beside(None),
         }
-        for turn in range(rounds + 2):  # two to warm up: memory for copies is got, files are there
+        for turn in range(rounds + 2):  # two rounds of warm-up: memory for copies is allocated, files exist
             plain = timed(lambda: training(subject))
             for way, saving in ways.items():
                 step += 1
@@ -101,7 +101,7 @@ def measure(rounds: int, width: int, layers: int) -> list[Figure]:
                 saved = checkpoints.published()
                 if way != "torch.save":
                     assert saved is not None and saved.step == step, "it was published"
-                    # what the next step waited for counts too; building the state does for all
+                    # Include the wait of the next step; building the state counts for all ways.
                     held = max(held, saved.stall / 1e9)
                     size, last = saved.bytes / 1e6, saved.took / 1e6
                 if turn >= 2:
@@ -127,7 +127,7 @@ def timed(what: Callable[[], None]) -> float:
 def figures(
     stalls: dict[str, list[float]], added: dict[str, list[float]], took: list[float], size: float
 ) -> list[Figure]:
-    """Round by round against `torch.save` of the same round."""
+    """Return the figures of each round relative to `torch.save` of the same round."""
     found = [Figure(name=f"stall: {way}", unit="ms", values=values) for way, values in stalls.items()]
     for way in ("poise", "poise, at once"):
         shares = [100 * own / base for own, base in zip(stalls[way], stalls["torch.save"], strict=True)]
@@ -143,7 +143,7 @@ def figures(
 
 
 def checksums(rounds: int) -> list[Figure]:
-    """Of 64 MiB."""
+    """Measure the checksum rate on 64 MiB."""
     content = os.urandom(HASHED)
     ways: dict[str, Callable[[], object]] = {
         "CRC-32": lambda: zlib.crc32(content),

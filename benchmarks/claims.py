@@ -1,21 +1,21 @@
-"""Claims of static allocation being beaten, each as a workload that is stated, with all baselines in one run.
+"""Check claims of beating static allocation: one documented workload per claim, with all baselines in one run.
 
     python benchmarks/claims.py [--workload equal,unequal,batch|all] [--policies poise,static,…] [--seed 1] [--json]
 
-*equal* and *unequal*: requests from clients in a closed loop (each sends its next one when it has had its answer and
-has thought for a while), one node for each device. Sizes are lognormal with a mean of 200 ms on the fastest device and
-a squared coefficient of variation of 4; no policy is told of them. A request fails that takes longer than `TIMEOUT`.
-Equal: 4 devices, 12 clients that think for 2 mean services. Unequal: devices that are as fast as 1, 0.8, 0.4 and 0.22,
-14 clients that think for half a service.
-*batch*: 400 jobs of four classes that come within an hour, on 8 V100, 8 P100 and 16 K80 of which each class makes
-something else; half an hour in the mean on the fastest, lognormal with a squared coefficient of variation of 1, and
-estimated within a factor 2.
+*equal* and *unequal*: requests from clients in a closed loop (each sends its next request a think time after the
+answer), one node per device. Sizes are lognormal with a mean of 200 ms on the fastest device and a squared coefficient
+of variation of 4; no policy knows them. A request that takes longer than `TIMEOUT` counts as failed. Equal: 4 devices,
+12 clients with a think time of 2 mean services. Unequal: devices with speeds of 1, 0.8, 0.4 and 0.22, 14 clients with a
+think time of half a service.
+*batch*: 400 jobs of four classes that arrive within an hour, on 8 V100, 8 P100 and 16 K80, on which each class has its
+own speeds. The mean run time is half an hour on the fastest model, lognormal with a squared coefficient of variation of
+1, and estimated within a factor of 2.
 
 Claimed against static allocation: 412 to 203 ms in the mean, 63 to 89 % busy, 4.2 to 0.7 % failed (equal); 2.3 times
 the throughput on a mixed fleet (unequal); 68 to 92 % busy, completion 37 % less, throughput 28 % more (batch). `static`
-gives each request to the device whose turn it is, however long its queue. In an open loop, where what comes does not
-depend on what was answered, all policies that leave nothing idle while something waits are equally busy, so that no
-such claim about use can be made there: `--open 15` sends 15 requests a second.
+assigns requests to devices in turn, regardless of their queues. In an open loop, arrivals do not depend on answers, so
+all work-conserving policies are equally busy, and no such claim about use is possible: `--open 15` sends 15 requests a
+second.
 """
 
 import argparse
@@ -40,11 +40,11 @@ from poise_lab.trial import simulate
 
 POLICIES = "static,random,round-robin,weighted-round-robin,least-loaded,fifo,sjf,srtf,las,mlfq,poise"
 MEAN = 0.2
-"""Seconds of a request on the fastest device."""
+"""Mean seconds of a request on the fastest device."""
 
 
 def sigma(square: float) -> float:
-    """Of a lognormal with this squared coefficient of variation."""
+    """Return the sigma of a lognormal with this squared coefficient of variation."""
     return math.sqrt(math.log(1 + square))
 
 
@@ -55,7 +55,7 @@ REQUESTS, WARM = 6000, 500
 
 
 class Loop(NamedTuple):
-    """Requests: how fast the devices are, how many clients, and how long these think, in mean services."""
+    """A closed loop: the speeds of the devices, the number of clients, and their think time in mean services."""
 
     speeds: tuple[float, ...]
     clients: int
@@ -70,7 +70,7 @@ CLASSES = {
     "recommendation": {"V100": 1.0, "P100": 0.9, "K80": 0.7},
     "tabular": {"V100": 1.0, "P100": 0.8, "K80": 0.6},
 }
-"""Speeds by class and model: between those that gain ten times from the newest device and those that hardly do."""
+"""Speeds by class and model: some classes are ten times as fast on the newest device, others hardly faster."""
 
 FLEET = {"V100": 8, "P100": 8, "K80": 16}
 JOBS = 400
@@ -87,7 +87,7 @@ def unit(kind: str, expect: int = 0) -> Unit:
 
 
 class Requests:
-    """Clients in a closed loop, or the same requests at the rate of an open one."""
+    """Clients in a closed loop, or the same requests in an open loop at `rate`."""
 
     def __init__(self, loop: Loop, policy: str, seed: int, *, rate: float) -> None:
         self._random = random.Random(seed)

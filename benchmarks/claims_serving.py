@@ -1,29 +1,31 @@
-"""Claims of serving being several times as good, each as a workload that is stated, in the twin and, small, live.
+"""Check claims of multiplied serving performance: one documented workload per claim, in the twin and, smaller, live.
 
     python benchmarks/claims_serving.py [--live [--rows NAME;…]] [--only NAME,…] [--rates TOTALS.csv] [--seed 1]
         [--json]
 
-Claimed: (i) a mean response of 412 ms (round robin) or 389 (random) becomes 203, and replicas that are 63 and 58 % busy
-are 89 %. (ii) 37 % busy becomes 98, a P99 of 1.2 s 0.45, and 4.2 requests/s for each dollar an hour 11.7: from a static
-allocation to autoscaling, batching and routing together. Nothing is said of load, sizes or devices, so these are said
-here; a request takes 145 ms in the mean on the fastest device, sizes are log-normal, nobody is told of them, and a
-replica serves one after the other unless it batches. All rows of a workload are asked the same.
+Claimed: (i) the mean response falls from 412 ms (round robin) or 389 ms (random) to 203 ms, and replicas are 89 % busy
+instead of 63 and 58 %. (ii) From a static allocation to autoscaling, batching and routing together: 98 % busy instead
+of 37 %, a P99 of 0.45 s instead of 1.2 s, and 11.7 requests/s per dollar an hour instead of 4.2. The claims state no
+load, sizes or devices, so they are defined here: a request takes 145 ms in the mean on the fastest device, sizes are
+log-normal and unknown to all policies, and a replica serves one request at a time unless it batches. All rows of a
+workload get the same requests.
 
-*closed-equal*: four equal devices, 12 clients that think for two services, sizes of a squared coefficient of variation
-of 4. *closed-unequal*: speeds of 1, 1, 0.5 and 0.5, 16 clients that think for four services, sizes of 1. *open-equal*,
-*open-unequal* (1, 0.8, 0.4, 0.25): the same sizes as Poisson arrivals, at 63 and 38 % of what all devices can do.
-*saturated*: speeds of 1, 0.8, 0.4 and 0.22, 14 clients that think for half a service, sizes all alike. `service`: the
-replicas of `poise serve`, which share one queue, and may batch. A batch of b takes (2 + 1.8 b) / 3.8 of one request.
-*partition*: four equal devices and four models, asked for by 60, 20, 15 and 5 %; each device holds one of them and
-batches nothing, or all devices hold all and batch; Poisson, so many that the busiest device has a load of 0.9. *day*: a
-day of ServeGen's m-large, at 0.3 % of its rate, and 14 times as slow: so many replicas that the busiest window is a
-load of 0.7, at round robin and one by one, against `service` on as many, or on 1..N as a scaler says (30 s to start).
-Every device costs $0.36 an hour, so that the first row of *saturated* has about 4.2 requests/s for a dollar an hour.
+*closed-equal*: four equal devices, 12 clients with a think time of two services, sizes with a squared coefficient of
+variation of 4. *closed-unequal*: speeds of 1, 1, 0.5 and 0.5, 16 clients with a think time of four services, sizes of
+1. *open-equal*, *open-unequal* (1, 0.8, 0.4, 0.25): the same sizes as Poisson arrivals, at 63 and 38 % of the total
+capacity. *saturated*: speeds of 1, 0.8, 0.4 and 0.22, 14 clients with a think time of half a service, equal sizes.
+`service`: the replicas of `poise serve`, which share one queue, and may batch. A batch of b takes (2 + 1.8 b) / 3.8 of
+one request. *partition*: four equal devices and four models with 60, 20, 15 and 5 % of the requests; either each device
+holds one model and does not batch, or all devices hold all models and batch; Poisson arrivals at a load of 0.9 on the
+busiest device. *day*: a day of ServeGen's m-large, at 0.3 % of its rate and 14 times the duration, with enough replicas
+for a load of 0.7 in the busiest window, at round robin without batching, against `service` with as many replicas, or
+with 1..N replicas chosen by a scaler (30 s to start). Every device costs $0.36 an hour, so that the first row of
+*saturated* has about 4.2 requests/s per dollar an hour.
 
-`--live` runs *closed-equal* with a front (`poise serve` with upstreams) before four servers that sleep for what a
-request takes, and *saturated* with such a front and with `poise serve` on four replicas that sleep for what a batch
-takes: real sockets, real processes, the clients' own draws, 500 requests each. Beside it the twin asked the same, and
-by how much it is off.
+`--live` runs *closed-equal* with a front (`poise serve` with upstreams) before four servers that sleep for the duration
+of a request, and *saturated* with such a front and with `poise serve` on four replicas that sleep for the duration of a
+batch: real sockets, real processes, the clients' own draws, 500 requests each. It also prints the twin's figures for
+the same requests, and their error.
 """
 
 import argparse
@@ -61,7 +63,7 @@ from poise_lab.traces.loads import Wanted, asking, load_of, parse
 from poise_serve.policy.route import router_named
 
 MEAN = 145
-"""Milliseconds of a request on the fastest device."""
+"""Mean milliseconds of a request on the fastest device."""
 
 ROUTERS = ("random", "round-robin", "weighted", "least-outstanding", "power-of-two", "expected-delay")
 PRICE = 0.36
@@ -71,10 +73,10 @@ SHARES = (0.60, 0.20, 0.15, 0.05)
 BUSIEST = 0.9
 SCALE = 0.003
 SLOWER = 14
-"""Times: a request of *day* takes two seconds."""
+"""Slowdown factor: a request of *day* takes two seconds."""
 
 OBJECTIVE = 8 * SECOND
-"""Of *day*: four requests one after the other."""
+"""Objective of *day*: four requests one after the other."""
 
 RATES = Path(__file__).parents[2] / "shared" / "data" / "servegen-alibaba" / "total_rate_10min.csv"
 COLUMN = "m-large"
@@ -83,7 +85,7 @@ Rows = dict[str, Figures]
 
 
 class Loop(NamedTuple):
-    """Speeds of the devices, and who asks: as `poise rehearse` takes it."""
+    """Speeds of the devices, and the load in the notation of `poise rehearse`."""
 
     speeds: tuple[float, ...]
     asks: str
@@ -99,12 +101,12 @@ LOOPS = {
 
 
 def takes(size: int, speed: float = 1.0) -> float:
-    """Milliseconds of a batch."""
+    """Return the milliseconds of a batch."""
     return MEAN * (2 + 1.8 * size) / 3.8 / speed
 
 
 def serving(speeds: Sequence[float], *, batching: bool, start: int = 0) -> Serving:
-    """A straight line needs two points."""
+    """Return the replicas; a straight line needs two points."""
     servers = []
     for number, speed in enumerate(speeds):
         sizes = (1, 64) if batching else (1,)
@@ -114,7 +116,7 @@ def serving(speeds: Sequence[float], *, batching: bool, start: int = 0) -> Servi
 
 
 def upstreams(speeds: Sequence[float], ports: Sequence[int] = ()) -> dict[str, Any]:
-    """They hold what they are sent, so that a router's choice stands."""
+    """Return upstreams with a high limit, so that every choice of the router stands."""
     servers = [
         {"name": f"d{number}", "url": f"127.0.0.1:{ports[number] if ports else 1}", "weight": speed, "limit": 10_000}
         for number, speed in enumerate(speeds)
@@ -135,7 +137,7 @@ def told(trial: Trial, warm: int = WARM, objective: int = SECOND) -> Figures:
 
 
 def unlimited(batch: int) -> Limits:
-    """Nothing is refused."""
+    """Return limits under which no request is refused."""
     return Limits(timeout=HOUR, queue=10**6, batch=batch)
 
 
@@ -154,7 +156,7 @@ def loop(name: str, seed: int, many: int = MANY, warm: int = WARM) -> Rows:
 
 
 def partition(seed: int) -> Rows:
-    """Of four models on four devices: the figures of all four together."""
+    """Return the figures of four models on four devices, for all four together."""
     rate = BUSIEST / SHARES[0] / MEAN * 1000
     whole = list(drawn(f"poisson:rate={rate:.3f}", MANY, seed)().begin())
     models = Random(f"{seed} models").choices(range(len(SHARES)), SHARES, k=len(whole))
@@ -170,7 +172,7 @@ def partition(seed: int) -> Rows:
 
 
 def together(parts: Sequence[ServiceTwin]) -> Figures:
-    """As if they were one trial, which ends when the last does."""
+    """Combine trials into one, which ends when the last one does."""
     stories: list[Story] = sorted((story for part in parts for story in part.run()), key=lambda story: story.over)
     last = max(parts, key=lambda part: part.now)
     for number, part in enumerate(parts):
@@ -258,7 +260,7 @@ class Sleeps:
 
 
 class Live(NamedTuple):
-    """What was measured of a run: milliseconds, and requests a second."""
+    """Measurements of a live run: milliseconds, and requests a second."""
 
     mean: float
     p50: float
@@ -267,7 +269,7 @@ class Live(NamedTuple):
 
 
 async def asked_live(load: Load, url: str, body: Callable[[Request], bytes]) -> Live:
-    """The clients of a load, over HTTP."""
+    """Run the clients of a load over HTTP."""
     stories: list[tuple[float, float]] = []
     began = time.perf_counter()
     connector = aiohttp.TCPConnector(limit=0)
@@ -293,7 +295,7 @@ async def asked_live(load: Load, url: str, body: Callable[[Request], bytes]) -> 
 
 @contextlib.contextmanager
 def served(arguments: Sequence[str], folder: Path, ready: str) -> Iterator[str]:
-    """`poise serve`: its address, once it says what is to be waited for."""
+    """Run `poise serve`; yield its address once its output contains `ready`."""
     environ = {**os.environ, "POISE_HOME": str(folder / "home")}
     command = [sys.executable, "-m", "poise.cli.main", "serve", *arguments, "--port", "0", "--json"]
     with (folder / "said").open("w") as said:
@@ -317,7 +319,7 @@ def served(arguments: Sequence[str], folder: Path, ready: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def sleeping(speeds: Sequence[float], folder: Path) -> Iterator[list[int]]:
-    """Servers that sleep: their ports."""
+    """Run servers that sleep; yield their ports."""
     (folder / "server.py").write_text(SERVER)
     processes, ports = [], []
     try:
@@ -375,7 +377,7 @@ def live_service(name: str, batch: int, seed: int) -> Live:
 
 
 def live(seed: int, only: Sequence[str], rows: Sequence[str]) -> dict[str, tuple[Live, Figures]]:
-    """By workload and row: what was measured, and what the twin said of as many requests."""
+    """Return the live measurements and the twin's figures for as many requests, by workload and row."""
     found = {}
     for name, routers in (
         ("closed-equal", ("random", "round-robin", "weighted", "expected-delay")),
@@ -398,7 +400,7 @@ def live(seed: int, only: Sequence[str], rows: Sequence[str]) -> dict[str, tuple
 
 
 def by_speed(name: str, of: Figures) -> float:
-    """How much of what all devices can do they are busy for."""
+    """Return the fraction of the total capacity that is busy."""
     speeds = LOOPS[name].speeds if name in LOOPS else (1.0,) * len(of.use)
     return sum(use * speed for use, speed in zip(of.use.values(), speeds, strict=False)) / sum(speeds[: len(of.use)])
 
@@ -446,7 +448,7 @@ def measured(names: Sequence[str], rates: Path, seed: int) -> Iterator[tuple[str
 
 
 def measure(seed: int = 1, many: int = MANY) -> list[Figure]:
-    """For `run_all.py`: the ratios that are claimed, in the workloads in which they are reached."""
+    """Return the claimed ratios for `run_all.py`, in the workloads that reach them."""
     equal, full = loop("closed-equal", seed, many), loop("saturated", seed, many)
     plain, best = full["round-robin"], full["service, batches"]
     ours = equal["service, one by one"]
@@ -483,7 +485,7 @@ def measure(seed: int = 1, many: int = MANY) -> list[Figure]:
 
 
 def measure_live(seed: int = 1) -> list[Figure]:
-    """For `run_all.py`: how far the twin is off."""
+    """Return the twin's error for `run_all.py`."""
     return [
         Figure(name=f"{name}: mean, the twin off", unit="%", values=[100 * abs(twin.mean / 1e6 / seen.mean - 1)])
         for name, (seen, twin) in live(seed, (), ()).items()

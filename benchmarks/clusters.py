@@ -1,20 +1,20 @@
-"""The clusters that published traces are run on: so many devices of each model, evenly on nodes, and CPU for all."""
+"""The clusters of published traces: a number of devices of each model, spread evenly over nodes, with enough CPU."""
 
 from collections.abc import Mapping, Sequence
 
 from poise.model.resources import Device, Node
 
 GAVEL = ("V100", "P100", "K80")
-"""In the order in which Gavel, and what is made from it, names the devices of a cluster."""
+"""Device models in the order of Gavel's cluster specifications and those derived from them."""
 
 
 def gavel(devices: Sequence[int]) -> Mapping[str, int]:
-    """Devices by model, as in `36:36:36`."""
+    """Parse devices by model, as in `36:36:36`."""
     return dict(zip(GAVEL, devices, strict=True))
 
 
 def nodes_of(devices: Mapping[str, int], each: int = 1) -> list[Node]:
-    """Nodes that have `each` devices of one model: by model, how many nodes."""
+    """Return nodes with `each` devices of one model; the argument gives the number of nodes by model."""
     return [
         Node(
             name=f"{model}-{number:03}",

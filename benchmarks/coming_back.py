@@ -1,12 +1,11 @@
-"""What a node that comes back costs the control plane in parts, without network or scheduler: the handshake of TLS, the
-WebSocket, and then each word over it.
+"""Measure the control plane's cost of a reconnecting node, without network: TLS handshake, WebSocket, messages.
 
     python benchmarks/coming_back.py [--rounds 40] [--json]
 
-Handshakes are made in memory, whole, and resumed by a session ticket. Requests and frames are handed to the protocol of
-the control plane, and to that of uvicorn (on `websockets`) beside it, in batches of a hundred connections. Each
-connection says a word of 200 bytes, as nodes do first, and is answered; then each says short words. All times are CPU
-of this thread; the figure is the least of all, since whatever else the machine does only adds to it.
+Handshakes are made in memory, both full and resumed by a session ticket. Requests and frames are passed to the protocol
+of the control plane, and to that of uvicorn (on `websockets`) for comparison, in batches of a hundred connections. Each
+connection sends a message of 200 bytes, as nodes do first, and gets an answer; then each sends short messages. All
+times are CPU of this thread; the figure is the minimum, because other work on the machine only adds to it.
 """
 
 import argparse
@@ -38,13 +37,13 @@ OFFER = "Sec-WebSocket-Extensions: permessage-deflate; server_max_window_bits=12
 
 
 class Theirs(Heads):
-    """Hands a WebSocket to uvicorn's protocol."""
+    """Passes a WebSocket to uvicorn's protocol."""
 
     handle_websocket_upgrade = HttpToolsProtocol.handle_websocket_upgrade
 
 
 class Wire(asyncio.Transport):
-    """Takes what is written."""
+    """A transport that counts writes."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -61,13 +60,13 @@ class Wire(asyncio.Transport):
         return False
 
     def close(self) -> None:
-        """It stays."""
+        """Do nothing: the connection stays open."""
 
     abort = pause_reading = resume_reading = close
 
 
 def frame(data: bytes) -> bytes:
-    """Of a client; as short as one byte of length, or two bytes more, can tell."""
+    """Return a client frame with a length of one byte, or of two more bytes."""
     head = bytes([0x82, 0x80 | len(data)]) if len(data) < 126 else b"\x82\xfe" + len(data).to_bytes(2)
     return head + b"mask" + apply_mask(data, b"mask")
 
@@ -94,7 +93,7 @@ async def turns(count: int) -> None:
 
 
 async def cost(http: type[HttpToolsProtocol], config: Config, extensions: str, rounds: int) -> tuple[float, float]:
-    """Milliseconds to open one and answer its first word, and for each word after it."""
+    """Return the milliseconds to open a connection and answer its first message, and for each later message."""
     opened, said, state = [], [], ServerState()
     first, word = frame(bytes(200)), frame(bytes(20))
     for _ in range(rounds):
@@ -125,7 +124,7 @@ async def cost(http: type[HttpToolsProtocol], config: Config, extensions: str, r
 
 
 def handshakes(count: int, *, resumed: bool) -> tuple[float, float]:
-    """Milliseconds that one costs the server, and the client."""
+    """Return the milliseconds of a handshake for the server and for the client."""
     with harness.own_home() as home:
         ensure_home(home)
         server, client = server_context(home, ["127.0.0.1"]), ssl.create_default_context()
@@ -138,7 +137,7 @@ def handshakes(count: int, *, resumed: bool) -> tuple[float, float]:
         answers = server.wrap_bio(to_server, to_client, server_side=True)
         spent = dict.fromkeys((asks, answers), 0.0)
         while not (shaken(asks, spent) & shaken(answers, spent)):
-            """The one waits for what the other says."""
+            """Each side waits for the messages of the other."""
         answers.write(b"a word, and before it a ticket")
         asks.read()
         if resumed:
@@ -151,7 +150,7 @@ def handshakes(count: int, *, resumed: bool) -> tuple[float, float]:
 
 
 def shaken(side: ssl.SSLObject, spent: dict[ssl.SSLObject, float]) -> bool:
-    """Whether it is done on this side."""
+    """Return whether the handshake is done on this side."""
     begun = thread_time()
     try:
         side.do_handshake()

@@ -1,11 +1,11 @@
-"""No-op commands on two slots, each submitted by itself with its own records in the log: submit → all done.
+"""Measure no-op commands on two slots, each submitted separately with its own log records, until all are done.
 
     python benchmarks/commands.py [--count 1000] [--rounds 5] [--big 10000]
                                   [--peers floor,poise,hyperqueue,slurm,ray-jobs] [--peers-folder DIR] [--json]
 
-Beside the floor (a bare loop that keeps two running) and the installed peers, in turns, round by round. The ratio to
-the floor is taken within each round. `done` means that the end of every job is durable. Peers that need seconds for a
-job get fewer of them and fewer rounds, as their rate does not depend on it.
+Compared with the floor (a bare loop that keeps two running) and the installed peers, in turns, round by round. The
+ratio to the floor is taken within each round. `done` means that the end of every job is durable. Peers that need
+seconds per job get fewer jobs and rounds, because their rate does not depend on the number.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SYSTEMS = ("floor", "poise", *(peer.name for peer in peers.PEERS.values() if pee
 
 @dataclass(frozen=True)
 class Line:
-    """One way to have commands run: `turn` gives the seconds for a count."""
+    """One way to run commands: `turn` returns the seconds for a count."""
 
     name: str
     turn: Callable[[int], float]
@@ -39,7 +39,7 @@ class Line:
 
 
 def stream(count: int) -> float:
-    """Through one connection; a line and a durable receipt for each."""
+    """Submit through one connection, with a line and a durable receipt for each job."""
     with harness.own_fleet(warm=WARM) as fleet:
         begun = perf_counter()
         for receipt in fleet.client.submit_stream(NO_OP for _ in range(count)):
@@ -52,7 +52,7 @@ def stream(count: int) -> float:
 
 
 def calls(count: int) -> float:
-    """One blocking call after the other, each answered when it is durable."""
+    """Submit with blocking calls in sequence, each answered when it is durable."""
     with harness.own_fleet(warm=WARM) as fleet:
         begun = perf_counter()
         for _ in range(count):
@@ -64,7 +64,7 @@ def calls(count: int) -> float:
 
 
 def lines(systems: Sequence[str], folder: Path, count: int, rounds: int) -> list[Line]:
-    """What is measured in each round, in order."""
+    """Return the measured systems of each round, in order."""
 
     def peer(name: str, mode: str) -> Callable[[int], float]:
         return lambda number: peers.turn(folder, name, mode, number).seconds
@@ -87,7 +87,7 @@ def lines(systems: Sequence[str], folder: Path, count: int, rounds: int) -> list
 
 
 def measure(systems: Sequence[str], folder: Path, count: int, rounds: int, big: int) -> list[Figure]:
-    """`big` adds up to three rounds of so many with the floor and Poise alone."""
+    """Run the benchmark. `big` adds up to three rounds of that many jobs with the floor and Poise alone."""
     figures = _interleaved(lines(systems, folder, count, rounds), rounds)
     if big:
         rounds = min(rounds, BIG_ROUNDS)

@@ -1,16 +1,16 @@
-"""How well the time of a collective is foreseen, and what that says of 4, 8 and 16 nodes.
+"""Measure the accuracy of the predicted time of a collective, and project it to 4, 8 and 16 nodes.
 
     sudo python benchmarks/communication_model.py [--repeats 15] [--json]
 
-Four ranks of one thread each, on nodes of their own whose links are limited by the kernel's token bucket (`links.py`).
-Sums of gradients and gathers of several sizes are measured with 2, 3 and 4 of them at several rates. Fitted is the
-model of `poise_train.policy.communication` to those of 2 and 4 workers at the lowest and the highest rate, and to every
-other size; all others are foreseen: with 3 workers, at the rate between, of the sizes between.
+Four ranks of one thread each run on nodes of their own whose links are limited by the kernel's token bucket
+(`links.py`). Gradient sums and gathers of several sizes are measured with 2, 3 and 4 ranks at several rates. The model
+of `poise_train.policy.communication` is fitted to the measurements of 2 and 4 workers, at the lowest and the highest
+rate, of every other size. All others are predicted: with 3 workers, at the middle rate, of the sizes between.
 
-The projection is of the model only: nothing of it was measured. It takes a node of the claim's (1,800 samples/s of
-ResNet-50 alone, 25.6 million weights in buckets that become ready evenly over backward, two thirds of a step) and
-foresees 4, 8 and 16 of them, with the latency and the share of the wire that were fitted here, over links of rates that
-such nodes have. Beside it is the claim: 7,200, 13,800 and 25,600 samples/s, so 96 % and 89 % of what four nodes have.
+The projection uses only the model: none of it was measured. It takes a node of the claim (1,800 samples/s of ResNet-50
+alone, 25.6 million weights in buckets that become ready evenly over backward, two thirds of a step) and predicts 4, 8
+and 16 of them, with the latency and the share of the wire that were fitted here, over links of typical rates. The claim
+for comparison: 7,200, 13,800 and 25,600 samples/s, which is 96 % and 89 % of the scaled rate of four nodes.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from poise_train.policy.communication import Costs, Message, Timing, Work, fitte
 
 WORLDS = (2, 3, 4)
 RATES = (50.0, 100.0, 200.0)
-"""Megabits a second: so slow that it is the link that takes the time, with four ranks on two cores."""
+"""Megabits a second: slow enough that the link is the bottleneck, with four ranks on two cores."""
 
 SIZES = (256, 512, 1024, 2048, 4096)
-"""KiB that are added up; of gathers each worker has a quarter of that."""
+"""Sizes of sums in KiB; for gathers, each worker has a quarter of that."""
 
 WITHIN = 10.0
 WARM = 2
@@ -47,11 +47,11 @@ BACKWARD = 2 / 3
 BUCKETS = 4
 GIGABITS = (10, 25, 100)
 HANDLING = 1e-10
-"""Seconds for a byte on hosts that have such links: ten gigabytes a second."""
+"""Seconds per byte on hosts with such links: ten gigabytes a second."""
 
 
 def work(folder: str, rank: int, repeats: int) -> None:
-    """One rank: all settings, one after another; rank 0 writes down what it took, the median."""
+    """Run one rank with all settings in sequence; rank 0 writes the median durations."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
@@ -93,7 +93,7 @@ def measured(repeats: int) -> list[Timing]:
 
 
 def known(one: Timing) -> bool:
-    """Whether the model is fitted to it; the others are held out."""
+    """Return whether the model is fitted to a measurement; the others are held out."""
     sizes = sorted({size * 1024 // (1 if one.pattern == "reduce" else 4) for size in SIZES})
     rates = {rate * 1e6 / 8 for rate in (RATES[0], RATES[-1])}
     return one.workers != 3 and one.rate in rates and sizes.index(one.size) % 2 == 0
@@ -118,7 +118,7 @@ def held_out(timings: list[Timing], costs: Costs) -> list[Figure]:
 
 
 def projection(costs: Costs) -> list[Figure]:
-    """Model only."""
+    """Return the projection, which uses only the model."""
     compute = NODE_BATCH / NODE_RATE
     backward = BACKWARD * compute
     part = WEIGHTS * 4 // BUCKETS

@@ -1,11 +1,11 @@
-"""Bytes that training sends, and what it learns, with each exchange: real gangs over gloo, scikit-learn's digits.
+"""Measure the bytes that training sends and its accuracy, with each exchange: real gangs over gloo, on digits.
 
     python benchmarks/compression.py [--workers 2,4] [--models mlp,cnn] [--seeds 5] [--epochs 20] [--json]
 
-Each gang trains through `poise.Session` on 1,300 digits and is tested on the other 497, with the seeds from 0, in one
-thread a worker. `bytes` is what a worker gave out for gradients (of local SGD: for weights and momentum) over what it
-would have given out in fp32: targets are half or less, and an accuracy that is in the mean over the seeds no more than
-half a point below that of `plain`. One digit is 0.2 points.
+Each gang trains through `poise.Session` on 1,300 of scikit-learn's digits and is tested on the other 497, with the
+seeds from 0, with one thread per worker. `bytes` is the amount that a worker sent for gradients (for local SGD: weights
+and momentum) over the amount in fp32. The targets are at most half, and a mean accuracy over the seeds at most half a
+point below that of `plain`. One digit is 0.2 points.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def model_of(name: str) -> Any:
 
 
 def train(model_name: str, exchange_name: str, seed: int, epochs: int) -> dict[str, float]:
-    """What one worker of a gang does: a user's script."""
+    """Run one worker of a gang, as a user's script does."""
     import torch
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -79,7 +79,7 @@ def train(model_name: str, exchange_name: str, seed: int, epochs: int) -> dict[s
 
 
 def measure(workers: int, models: list[str], seeds: int, epochs: int) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """By model and exchange: what worker 0 said, for each seed."""
+    """Return the report of worker 0 for each seed, by model and exchange."""
     cases = [(model, kind, seed) for model in models for kind in EXCHANGES for seed in range(seeds)]
     with tempfile.TemporaryDirectory() as folder:
         gang = [
@@ -105,7 +105,7 @@ def measure(workers: int, models: list[str], seeds: int, epochs: int) -> dict[tu
 
 
 def work(folder: str, epochs: int, cases: list[tuple[str, str, int]]) -> None:
-    """All gangs of one size, one after another in the same processes."""
+    """Run all gangs of one size in sequence, in the same processes."""
     for model, kind, seed in cases:
         name = f"{model}.{kind}.{seed}"
         place = Path(folder) / name

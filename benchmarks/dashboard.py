@@ -1,11 +1,11 @@
-"""What open pages of the dashboard cost the control plane, and how soon they show a change.
+"""Measure the cost of open dashboard pages for the control plane, and their delay in showing a change.
 
     python benchmarks/dashboard.py [--pages 50] [--seconds 10] [--per-second 20] [--rounds 3] [--json]
 
-A real control plane and agent on two cores run short commands at a steady pace. In each round this is measured twice:
-without a dashboard, and with one and as many browsers, each with a session and a stream of its own. Noted are the CPU
+A real control plane and agent on two cores run short commands at a steady pace. Each round measures twice: without a
+dashboard, and with a dashboard and `--pages` browsers, each with its own session and stream. The figures are the CPU
 time of the control plane, the durations of its rounds, and the time of a submission from its call to its answer. With
-pages, too: from that answer until the first and the last of the pages has the job.
+pages, also the time from that answer until the first and the last page shows the job.
 """
 
 import argparse
@@ -35,11 +35,13 @@ from poise.drivers.lock import holder
 POISE = Path(sys.executable).with_name("poise")
 TARGET_LAG_MS = 200.0
 TARGET_ROUNDS = 1.0
-"""Percent by which rounds may be slower, in the 99th percentile."""
+"""Maximum slowdown of rounds in percent, at the 99th percentile."""
 
 
 class Measured(NamedTuple):
-    """Percent of a core, milliseconds of rounds and submissions (P99), and of each job until pages had it."""
+    """Percent of a core, milliseconds of rounds and submissions (P99), and the delay of each job until pages
+    show it.
+    """
 
     cpu: float
     rounds: float
@@ -49,7 +51,7 @@ class Measured(NamedTuple):
 
 
 class Pages:
-    """Browsers that read their streams; `seen` has the instants at which each had a job, by its name."""
+    """Browsers that read their streams; `seen` contains the instants at which each got a job, by job name."""
 
     def __init__(self, home: Home, running: Running, count: int) -> None:
         self.seen: dict[str, list[float]] = {}
@@ -84,7 +86,7 @@ class Pages:
 
 
 def _stream(running: Running, link: str) -> socket.socket:
-    """The stream of a browser that came by this link."""
+    """Open the stream of a browser that used this link."""
     host = f"127.0.0.1:{running.port}"
     with Connection(socket.create_connection(("127.0.0.1", running.port))) as connection:
         body = json.dumps({"link": link}).encode()
@@ -125,13 +127,13 @@ def one(pages: int, seconds: float, per_second: float) -> Measured:
 
 
 def slowest_round(fleet: Fleet) -> float:
-    """Milliseconds of the phases of a round (P99), of the latest thousand."""
+    """Return the milliseconds of the phases of a round (P99 of the latest thousand)."""
     phases = fleet.client.status().phases
     return sum(phases[name].p99 for name in ("view", "decide", "wait", "apply")) / 1e6
 
 
 def shown(seen: dict[str, list[float]], answered: dict[str, float], pages: int) -> tuple[list[float], list[float]]:
-    """Milliseconds from the answer to each submission until the first and the last page had its job."""
+    """Return the milliseconds from the answer to each submission until the first and the last page had its job."""
     waited = [
         [1e3 * (instant - answered[name]) for instant in instants]
         for name, instants in seen.items()
@@ -145,8 +147,8 @@ def shown(seen: dict[str, list[float]], answered: dict[str, float], pages: int) 
 def paced(
     fleet: Fleet, seconds: float, per_second: float, first: int = 0
 ) -> tuple[float, list[float], dict[str, float]]:
-    """Percent of a core that the control plane took, milliseconds of submissions, and when each was answered. The jobs
-    have numbers from `first` on.
+    """Submit at a steady pace. Return the control plane's percent of a core, the milliseconds of submissions, and the
+    instants of the answers. Job numbers start at `first`.
     """
     process = psutil.Process(holder(fleet.home.lock))
     answered: dict[str, float] = {}

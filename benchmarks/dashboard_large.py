@@ -1,16 +1,16 @@
-"""A large fleet on the pages of the dashboard: when the first picture is there, and what it takes to move in it.
+"""Measure a large fleet on the dashboard pages: the time to the first picture, and the cost of navigating.
 
     python benchmarks/dashboard_large.py [--nodes 10000] [--records 1000000] [--seconds 5] [--pages 50] [--rounds 2]
         [--keep FOLDER] [--json]
 
 A log of such a fleet (`looking_back.py`) is given to a real control plane with an agent, and a real dashboard serves
-it. Debian's headless Chromium opens *Now* and *Timeline* on the same two cores. Noted are the time until each draws its
-first picture, the bytes that came until then, and how busy a page is while jobs are submitted. The timeline is then
-dragged for some seconds: the frames, and the time that each of them computes (`Performance.getMetrics`).
+it. Debian's headless Chromium opens *Now* and *Timeline* on the same two cores. The figures are the time until each
+draws its first picture, the bytes received until then, and the load of a page while jobs are submitted. The timeline is
+then dragged for some seconds, to measure the frames and the compute time per frame (`Performance.getMetrics`).
 
-After that the browser is closed, and jobs are submitted at a steady pace: in turns without pages, and with as many as
-`--pages`, each with a session and a stream of its own (`dashboard.py`). Noted are the rounds of the control plane, and
-the time from the answer to a submission until the last page has the job.
+Then the browser is closed, and jobs are submitted at a steady pace: in turns without pages, and with `--pages` of them,
+each with its own session and stream (`dashboard.py`). The figures are the rounds of the control plane, and the time
+from the answer to a submission until the last page has the job.
 """
 
 import argparse
@@ -44,7 +44,7 @@ FIRST_SECONDS, FRAME_MS, FRONT_END_KB = 1.0, 1000 / 60, 250.0
 OPEN_SECONDS = 120.0
 
 PACED_SECONDS, PER_SECOND, SETTLE_SECONDS = 25.0, 20.0, 5.0
-"""Of jobs in each turn: as many rounds as the control plane remembers."""
+"""Settings of the job stream in each turn: as many rounds as the control plane remembers."""
 
 WATCH = """
 addEventListener("DOMContentLoaded", () => {
@@ -60,7 +60,7 @@ addEventListener("DOMContentLoaded", () => {
   look();
 });
 """
-"""Notes when the first picture is drawn: `drawnAfter` in milliseconds since the page was asked for."""
+"""Records when the first picture is drawn: `drawnAfter`, in milliseconds since the page request."""
 
 FRAMES = """
 new Promise((done) => {
@@ -93,7 +93,7 @@ DRAG = """
 
 @contextlib.contextmanager
 def large_fleet(nodes: int, records: int, kept: Path | None) -> Iterator[Fleet]:
-    """A control plane and an agent on the log of a large fleet; a copy of the one that was `kept`, if there is one."""
+    """Run a control plane and an agent on the log of a large fleet; copy the `kept` log if it exists."""
     with harness.own_home() as home:
         if kept is None or not kept.exists():
             say(f"writing a log of {records:,} records")
@@ -105,7 +105,7 @@ def large_fleet(nodes: int, records: int, kept: Path | None) -> Iterator[Fleet]:
 
 
 def opened(page: Browser, address: str) -> tuple[float, float]:
-    """Seconds until the first picture, and KB that came until then."""
+    """Return the seconds until the first picture, and the KB received until then."""
     page.call("Page.navigate", url=address)
     deadline = time.monotonic() + OPEN_SECONDS
     while (found := page.evaluate("window.drawnAfter ? [window.drawnAfter, window.came] : null")) is None:
@@ -116,13 +116,13 @@ def opened(page: Browser, address: str) -> tuple[float, float]:
 
 
 def computed(page: Browser) -> float:
-    """Milliseconds that the page has computed."""
+    """Return the milliseconds that the page has computed."""
     metrics = page.call("Performance.getMetrics")["metrics"]
     return 1e3 * next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
 
 
 def frames(page: Browser, seconds: float) -> tuple[list[float], float]:
-    """Milliseconds between frames, and milliseconds computed for each."""
+    """Return the milliseconds between frames, and the milliseconds computed per frame."""
     before = computed(page)
     times: list[float] = page.evaluate(FRAMES % (1000 * seconds))
     used = computed(page) - before
@@ -130,7 +130,7 @@ def frames(page: Browser, seconds: float) -> tuple[list[float], float]:
 
 
 def changes(client: Client, page: Browser, seconds: float) -> float:
-    """Milliseconds that the page computes in a second while a job is submitted four times a second."""
+    """Return the milliseconds that the page computes per second while a job is submitted four times a second."""
     before, begun = computed(page), perf_counter()
     while perf_counter() - begun < seconds:
         client.submit(harness.NO_OP)
@@ -139,7 +139,7 @@ def changes(client: Client, page: Browser, seconds: float) -> float:
 
 
 def many_pages(fleet: Fleet, running: Running, pages: int, rounds: int) -> list[Figure]:
-    """Rounds without pages and with them, in turns, and how soon pages show a change."""
+    """Measure rounds without and with pages, in turns, and the delay until pages show a change."""
     alone: list[float] = []
     beside: list[float] = []
     first, last = [], []
@@ -180,7 +180,7 @@ def measure(
 
 
 def one_page(fleet: Fleet, running: Running, seconds: float) -> list[Figure]:
-    """What a browser does with such a fleet."""
+    """Measure one browser on such a fleet."""
     with browser.running() as page:
         page.call("Performance.enable")
         page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
@@ -191,7 +191,7 @@ def one_page(fleet: Fleet, running: Running, seconds: float) -> list[Figure]:
         timeline_warm, _ = opened(page, f"{running.url}timeline")
         page.evaluate(DRAG)
         between, each = frames(page, seconds)
-        if errors := [error for error in page.errors if "503" not in error]:  # then it asks again
+        if errors := [error for error in page.errors if "503" not in error]:  # the page retries after a 503
             raise RuntimeError(f"the pages had errors: {errors}")
     front_end = sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) / 1e3
     return [

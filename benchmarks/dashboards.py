@@ -1,14 +1,14 @@
-"""Poise's dashboard beside those of Ray and Dask: how long until a browser shows what has run, and what that costs.
+"""Compare Poise's dashboard with those of Ray and Dask: the time until a browser shows what has run, and its cost.
 
     python benchmarks/peers.py install ray-jobs dask
     python benchmarks/dashboards.py [--tasks 10000] [--rounds 3] [--seconds 10] [--only NAMES] [--json]
 
-Each system runs so many tasks that do nothing on two cores, and then one a second. Debian's headless Chromium, with an
-empty profile, opens the page that shows them: of Ray and Poise that of the job, of Dask its status. Noted are
+Each system runs `--tasks` no-op tasks on two cores, and then one a second. Debian's headless Chromium, with an empty
+profile, opens the page that shows them: the job page of Ray and Poise, the status page of Dask. The figures are
 
-* the time until the page shows them: the number of tasks as text, or of Dask its pictures, which have no text;
-* the bytes that came, and what the page computed until then (`Performance.getMetrics`);
-* what the page and the processes that serve it compute while it stays open.
+* the time until the page shows them: the number of tasks as text, or for Dask its pictures, which have no text;
+* the bytes received and the compute time of the page until then (`Performance.getMetrics`);
+* the compute time of the page and its server processes while the page stays open.
 
 Ray's dashboard shows at most 10,000 tasks of a job.
 """
@@ -55,21 +55,21 @@ addEventListener("DOMContentLoaded", () => {
   look();
 });
 """
-"""Notes when a condition holds for the first time: `shownAfter` in milliseconds since the page was asked for."""
+"""Records when a condition first holds: `shownAfter`, in milliseconds since the page request."""
 
 COUNTED = "/%s/.test(document.body.innerText.replace(/[,.\\u202f\\u00a0 ]/g, ''))"
-"""The number of tasks is there as text."""
+"""Condition: the number of tasks appears as text."""
 
 DRAWN = (
     "inside(document, 'canvas').some((one) => one.width > 99 && one.height > 99 && one.getContext('2d')"
     ".getImageData(0, 0, one.width, one.height).data.some((of) => of))"
 )
-"""There is a picture."""
+"""Condition: a picture is drawn."""
 
 
 class Shown(NamedTuple):
-    """Seconds until a page shows the tasks, KB that came until then, and milliseconds that it computed; then, while it
-    is open, what it and those that serve it compute, in percent of a core.
+    """Seconds until a page shows the tasks, KB received and milliseconds computed until then; then the compute load of
+    the open page and of its server processes, in percent of a core.
     """
 
     after: float
@@ -80,7 +80,7 @@ class Shown(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """A page, what it shows, and the processes that serve it."""
+    """A page, its display condition, and its server processes."""
 
     url: str
     condition: str
@@ -90,7 +90,7 @@ class Serving(NamedTuple):
 
 @contextlib.contextmanager
 def poise(tasks: int) -> Iterator[Serving]:
-    """A job of so many tasks, and then one a second."""
+    """Run a job with `tasks` tasks, and then one task a second."""
     with harness.own_fleet(warm=harness.SLOTS) as fleet:
         job = fleet.client.submit({"run": ["/bin/true"], "parts": tasks, "name": "many"})
         fleet.client.wait(job)
@@ -105,7 +105,7 @@ def poise(tasks: int) -> Iterator[Serving]:
 
 @contextlib.contextmanager
 def beside(root: Path) -> Iterator[None]:
-    """A task a second."""
+    """Submit a task a second."""
     program = "while sleep 1; do poise submit -- true >/dev/null 2>&1; done"
     environ = {**os.environ, "POISE_HOME": str(root), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     process = subprocess.Popen(["/bin/sh", "-c", program], env=environ)
@@ -118,7 +118,7 @@ def beside(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def peer(name: str, script: str, condition: str, tasks: int) -> Iterator[Serving]:
-    """Raises Absent where it is not installed or does not run."""
+    """Serve a peer's page. Raises Absent if the peer is not installed or does not run."""
     python, mark = peers.python_of(peers.FOLDER, peers.PEERS[name]), harness.new_mark()
     with tempfile.TemporaryDirectory(prefix="pb-", ignore_cleanup_errors=True) as work:
         process = subprocess.Popen(
@@ -147,7 +147,7 @@ def peer(name: str, script: str, condition: str, tasks: int) -> Iterator[Serving
 
 
 def shown(of: Serving, seconds: float) -> Shown:
-    """Opened by a new browser."""
+    """Open the page in a new browser, and measure it."""
     with browser.running() as page:
         page.call("Performance.enable")
         page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH % of.condition)
@@ -172,13 +172,13 @@ def shown(of: Serving, seconds: float) -> Shown:
 
 
 def computed(page: Browser) -> float:
-    """Milliseconds that the page has computed."""
+    """Return the milliseconds that the page has computed."""
     metrics = page.call("Performance.getMetrics")["metrics"]
     return 1e3 * next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
 
 
 def served(of: Serving) -> float:
-    """Seconds of CPU of those that serve it."""
+    """Return the CPU seconds of the server processes."""
     return sum(sum(process.cpu_times()[:2]) for process in of.processes)
 
 

@@ -1,15 +1,14 @@
-"""How fast the core decides and explains: one round over a large fleet, in bulk, and how that grows.
+"""Measure the speed of decisions and explanations: one round over a large fleet, in bulk, and how it scales.
 
     python benchmarks/decide.py [--nodes 10000] [--pending 100000] [--shapes 200] [--rounds 5] [--json]
 
-The world is a real ledger: nodes of 8 devices in racks of 32, of two models; running work of a medium class that may be
-asked to yield; pending jobs of all four classes and of eight tenants with quotas, two of which are tight; one in five
-hundred is a gang of four. *Round*: nearly all is taken, and
-`--gaps` devices are free, with which some 1,000 tasks are placed. *Bulk*: nothing is taken, and all that is shown has
-room. "Decide" is the policy alone, on one core; "whole" is the view, the decision, its verification, its durable append
-and its application.
-*Active*: 2,048 jobs on 128 devices of two models, all of which may be moved.
-The floor of "bulk" is the bare loop that any such answer takes: a record with a name and a place for each task.
+The world is a real ledger: nodes of 8 devices in racks of 32, of two models; preemptible running jobs of the medium
+class; pending jobs of all four classes and of eight tenants with quotas, two of which are tight; one job in five
+hundred is a gang of four. *Round*: nearly all devices are held, and `--gaps` devices are free, on which some 1,000
+tasks are placed. *Bulk*: all devices are free, and every unit in the view fits. "Decide" is the policy alone, on one
+core; "whole" is the view, the decision, its verification, its durable append and its application.
+*Active*: 2,048 jobs on 128 devices of two models, all of which can be moved.
+The floor of "bulk" is a bare loop that creates such an answer: a record with a name and a place for each task.
 """
 
 import argparse
@@ -66,7 +65,7 @@ TENANTS = 8
 
 
 class World:
-    """A ledger of `nodes` nodes, filled but for about `gaps` devices, with `pending` jobs."""
+    """A ledger of `nodes` nodes, full except for about `gaps` devices, with `pending` jobs."""
 
     def __init__(self, nodes: int, pending: int, shapes: int, gaps: int | None) -> None:
         self.ledger = Ledger()
@@ -77,9 +76,9 @@ class World:
             self._apply(NodeJoined(at=self.now, node=_node(number)))
         if gaps is not None:
             self._fill(nodes, gaps)
-        self.now += 10 * MINUTE  # what runs has run long enough to be asked to yield
+        self.now += 10 * MINUTE  # running jobs can be preempted by now
         for tenant in range(TENANTS):
-            tight = tenant >= TENANTS - 2  # and is used up in the bulk
+            tight = tenant >= TENANTS - 2  # tight quotas are used up in the bulk
             quota = Quota(cpu=10**9, gpus=(200 if tight else 20_000) * WHOLE)
             self._apply(QuotaSet(at=self.now, tenant=f"tenant-{tenant}", quota=quota))
         asked = [self._shape() for _ in range(shapes)]
@@ -88,7 +87,7 @@ class World:
         self.now += SECOND
 
     def snapshot(self, shown: int | None = None) -> Snapshot:
-        """What the policy is shown: as the control plane shows it, or about `shown` units in all."""
+        """Return the policy's view: that of the control plane, or one with about `shown` units in all."""
         if shown is None:
             return self.ledger.snapshot(self.now)
         bounds = queues.HEAD, queues.SHOWN
@@ -99,7 +98,7 @@ class World:
             queues.HEAD, queues.SHOWN = bounds
 
     def carry_out(self, plan: Plan) -> list[Event]:
-        """Verify and apply, as the controller does; the events to append."""
+        """Verify and apply the plan as the controller does; return the events to append."""
         events: list[Event] = []
         for decision in plan.decisions:
             event: object
@@ -140,8 +139,8 @@ class World:
         self._apply(JobSubmitted(at=self.now, job=job))
 
     def _fill(self, nodes: int, gaps: int) -> None:
-        """Work of all devices of a node on most of them; on every node that is left half of the devices."""
-        partly = max(1, gaps * 2 // DEVICES)  # nodes of which half is left
+        """Fill all devices of most nodes, and half of the devices of the remaining nodes."""
+        partly = max(1, gaps * 2 // DEVICES)  # half-filled nodes
         for number in range(nodes):
             gpus = DEVICES // 2 if number % max(1, nodes // partly) == 0 else DEVICES
             shape = Shape(cpu=8000 * gpus, memory=56 * GIB * gpus, gpus=gpus)
@@ -156,7 +155,9 @@ class World:
             self._apply(Started(at=self.now, task=f"{job}.main", epoch=1, pid=1))
 
     def run_and_wait(self, nodes: int, jobs: int) -> None:
-        """Jobs of one device each, of some minutes to a day: they run as far as there are devices, the others wait."""
+        """Submit jobs of one device each, with run times from minutes to a day: they run on the available devices, the
+        others wait.
+        """
         places = [(number, device) for number in range(nodes) for device in range(DEVICES)]
         for number in range(jobs):
             if number == len(places):
@@ -188,7 +189,7 @@ def _node(number: int) -> Node:
 
 
 def decide_only(view: Snapshot, rounds: int) -> tuple[list[float], Plan]:
-    """Seconds of the policy alone, and its plan."""
+    """Return the seconds of the policy alone, and its plan."""
     policy = policy_named("poise")
     plan = policy.decide(view)
     seconds = []
@@ -200,7 +201,7 @@ def decide_only(view: Snapshot, rounds: int) -> tuple[list[float], Plan]:
 
 
 def explaining(world: World, rounds: int) -> list[float]:
-    """Seconds to say why a job waits and when it is expected to start, for jobs all along the backlog."""
+    """Return the seconds to explain why a job waits and when it is expected to start, for jobs across the backlog."""
     policy = policy_named("poise")
     pending = [job for job in world.ledger.jobs.values() if job.units[0].status == "pending"]
     seconds = []
@@ -215,12 +216,12 @@ def explaining(world: World, rounds: int) -> list[float]:
 
 
 def placements(plan: Plan) -> int:
-    """Tasks that were given a place."""
+    """Return the number of placed tasks."""
     return sum(len(decision.spots) for decision in plan.decisions if isinstance(decision, Place))
 
 
 def bare(count: int, rounds: int) -> list[float]:
-    """Seconds for the records alone, with nothing decided."""
+    """Return the seconds to create the records alone, without decisions."""
     seconds = []
     why = Why(policy="none")
     for _ in range(rounds):
@@ -232,7 +233,7 @@ def bare(count: int, rounds: int) -> list[float]:
 
 
 def whole(world: World) -> float:
-    """Seconds of view, decision, verification, durable append and application; the world moves on."""
+    """Return the seconds of view, decision, verification, durable append and application, which changes the world."""
 
     async def run(folder: Path) -> float:
         loop = asyncio.get_running_loop()
@@ -259,7 +260,7 @@ def whole(world: World) -> float:
 
 
 def measure(nodes: int, pending: int, shapes: int, gaps: int, rounds: int, *, curves: bool = True) -> list[Figure]:
-    """All figures; `curves` adds how a round grows with each of its dimensions."""
+    """Return all figures; `curves` adds the scaling of a round with each of its dimensions."""
     figures = []
     world = World(nodes, pending, shapes, gaps)
     settle_memory()
@@ -303,7 +304,7 @@ def measure(nodes: int, pending: int, shapes: int, gaps: int, rounds: int, *, cu
 
 
 def bulk(nodes: int, pending: int, shapes: int, rounds: int, *, target: bool) -> list[Figure]:
-    """Everything that is shown has room."""
+    """Measure a bulk decision: every unit in the view fits."""
     gc.unfreeze()
     gc.collect()
     world = World(nodes, pending, shapes, None)
@@ -318,8 +319,8 @@ def bulk(nodes: int, pending: int, shapes: int, rounds: int, *, target: bool) ->
 
 
 def active(jobs: int, rounds: int, *, target: bool) -> list[Figure]:
-    """One decision on 16 nodes of 8 devices, of two models, each taken by a job of its own, and all others wait: each
-    says another run time, and every one may be moved.
+    """Measure one decision on 16 nodes of 8 devices, of two models. Each device is held by its own job, and all other
+    jobs wait. Run times differ, and every job can be moved.
     """
     nodes = 16
     gc.unfreeze()
@@ -341,7 +342,7 @@ def active(jobs: int, rounds: int, *, target: bool) -> list[Figure]:
 
 
 def grow(rounds: int) -> list[Figure]:
-    """One dimension at a time, the others small."""
+    """Scale one dimension at a time, with small values of the others."""
     figures = []
     for name, sizes in {
         "nodes": [(count, 10_000, 50, 200) for count in (100, 1000, 10_000)],

@@ -1,4 +1,4 @@
-"""Curves as an SVG picture that a page can show as it is."""
+"""Draw curves as a self-contained SVG picture."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,7 +14,7 @@ STYLE = (
 
 
 def drawn(curves: Mapping[str, Sequence[Sequence[float]]], *, marks: Sequence[float] = (), title: str) -> str:
-    """Families of curves over 1, 2, 3, …, each family in one colour; `marks` are lines from top to bottom."""
+    """Draw families of curves over 1, 2, 3, …, each family in one color; `marks` are vertical lines."""
     every = [curve for family in curves.values() for curve in family]
     last, highest = max(map(len, every)), max(map(max, every))
 

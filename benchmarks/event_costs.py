@@ -1,12 +1,12 @@
-"""CPU time of each step on the way of an event, for the code that decides live: view, decide, verify, append, apply.
+"""Measure the CPU time per event of each step of the live decision code: view, decide, verify, append, apply.
 
     python benchmarks/event_costs.py [--data ../shared/data] [--policies fifo,poise] [--first 0] [--jobs 3000]
         [--nodes 60] [--load 1.5] [--repeat 3] [--json]
 
-The trace is Philly, and runs in the twin, where the code of the live control plane decides. Its events go to a real log
-in SQLite in a temporary folder: `append` is what the thread of the control plane does for that, `write` what the thread
-of the log does. `rest` is all else: messages, launches, effects, the simulated nodes and the figures of the trial. All
-are microseconds of CPU per event of the log, of the run in which they are least in all. To time a step costs 0.5 µs.
+The Philly trace runs in the twin, where the code of the live control plane decides. Its events go to a real log in
+SQLite in a temporary folder: `append` is the work of the control plane's thread, `write` that of the log's thread.
+`rest` is everything else: messages, launches, effects, the simulated nodes and the figures of the trial. All values are
+microseconds of CPU per event of the log, from the run with the least total. Timing a step costs 0.5 µs.
 """
 
 import argparse
@@ -37,7 +37,7 @@ STEPS = ("view", "decide", "verify", "append", "apply")
 
 @contextlib.contextmanager
 def timed(policy: Any, store: SqliteStore[Event]) -> Iterator[dict[str, float]]:
-    """Meanwhile each step adds its CPU seconds, and the store gets all events, which are counted."""
+    """Within the context, add the CPU seconds of each step, and write and count all events in the store."""
     took = dict.fromkeys((*STEPS, "events"), 0.0)
     appended = VirtualStore.append
 
@@ -69,7 +69,7 @@ def timed(policy: Any, store: SqliteStore[Event]) -> Iterator[dict[str, float]]:
 
 
 def run(given: argparse.Namespace, policy: str) -> dict[str, float]:
-    """Microseconds per event by step."""
+    """Return the microseconds per event by step."""
     case = CASES["philly"]
     options = msgspec.structs.replace(case.options, jobs=given.first + given.jobs, load=given.load)
     workload, nodes = read_trace(given.data / case.file, options), case.nodes()[: given.nodes]

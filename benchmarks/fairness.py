@@ -1,10 +1,10 @@
-"""The price of fairness: the policy `poise` with its dial `fairness` at several places, over worlds and traces.
+"""Measure the price of fairness: the policy `poise` with several values of `fairness`, over worlds and traces.
 
     python benchmarks/fairness.py [--first 1] [--worlds 20] [--traces shockwave,gavel] [--data ../shared/data]
         [--dials 0,0.25,0.5,0.75,1]
 
-For each place of the dial: mean completion and P99 waiting beside those at the default (geometric means over all worlds
-that are not idle), the mean over worlds of the worst finish-time rho and of the part of jobs above 1.05.
+For each value: mean completion and P99 waiting relative to the default (geometric means over all worlds that are not
+idle), and the means over worlds of the worst finish-time rho and of the fraction of jobs above 1.05.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def measured(world: World, dial: float) -> dict[str, Any]:
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:
-    """Geometric mean; a wait of less than a minute is none."""
+    """Return the geometric mean of the ratios; waits below a minute count as a minute."""
     least = 1 / 60
     return exp(fmean(log(max(least, our) / max(least, their)) for our, their in zip(ours, theirs, strict=True)))
 

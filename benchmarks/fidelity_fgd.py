@@ -1,4 +1,4 @@
-"""Fragmentation of shared devices: our placement beside the published figures of FGD, on the same pods and nodes.
+"""Compare the fragmentation of shared devices with the published figures of FGD, on the same pods and nodes.
 
     python benchmarks/fidelity_fgd.py --data ../shared/data/fgd-openb
     python benchmarks/fidelity_fgd.py --pods default --policies random,best-fit,fragmentation,prospects --seeds 3
@@ -6,14 +6,14 @@
 
 Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent" (USENIX ATC
 2023), and its artifact (hkust-adsl/kubernetes-scheduler-simulator, `expected_results`): 1,523 nodes with 6,212 GPUs.
-The pods of a list come one by one in random order and never leave; the list is cut, or drawn from again, until 130 % of
-the GPUs are asked for. What does not fit is turned away. The figure is the share of all GPUs that is allocated when the
-pods that have come asked for 100 %, and for 130 %; there, the mean of ten orders.
+The pods of a list arrive one by one in random order and never leave; the list is cut or resampled until the demand is
+130 % of the GPUs. A pod that does not fit is rejected. The figure is the fraction of all GPUs that is allocated when
+the arrived pods have requested 100 % and 130 %; published figures are means of ten orders.
 
-Our figures come from the twin: the same controller, ledger and suite as live, one round for each pod. With `--plain`
-those of `random` are drawn without any of that, in a few lines: what they differ by from what was published is no
-matter of the twin. `prospects` is our own term, and `poise` the default policy as it is: both are set beside the best
-that was published.
+Our figures come from the twin: the same controller, ledger and suite as live, one round for each pod. With `--plain`,
+the figures of `random` come from a few independent lines of code: their difference from the published figures is not
+due to the twin. `prospects` is our own term, and `poise` the unchanged default policy; both are compared with the best
+published figure.
 """
 
 import argparse
@@ -43,17 +43,17 @@ from poise.policy.suites import Suite
 from poise.units import MILLISECOND
 
 INFLATED = 1.3
-"""What the pods ask for in all, over the GPUs there are."""
+"""Total demand of the pods over the number of GPUs."""
 
 GAP = 10 * MILLISECOND
-"""Between two pods: how long the runs are, and whether they end, does not matter here."""
+"""Time between two pods: run times and ends do not matter here."""
 
 FOREVER = Steady(1e9)
 MIB = 2**20
 
 
 def by(term: str) -> Recipe:
-    """First come, first served, where this term of the node score is highest."""
+    """Return a first-come, first-served recipe that maximizes this term of the node score."""
     return Recipe(name=term, order="arrival", score={term: 1.0}, spread=True)
 
 
@@ -64,11 +64,11 @@ POLICIES: Mapping[str, tuple[Recipe, str]] = {
     "prospects": (by("prospects"), "06-FGD"),
     "poise": (RECIPES[0], "06-FGD"),
 }
-"""By name, the recipe, and as what it was published."""
+"""The recipe of each policy, and its published name."""
 
 
 class Run(NamedTuple):
-    """One order of the pods under one policy: percent of GPUs allocated by percent asked for, and CPU time a pod."""
+    """One order of the pods under one policy: percent of GPUs allocated by percent requested, and CPU time per pod."""
 
     pods: str
     policy: str
@@ -79,7 +79,7 @@ class Run(NamedTuple):
 
 
 def nodes_of(data: Path) -> list[Node]:
-    """The nodes as they are listed; their devices are shared whole, and memory of devices is not looked at."""
+    """Return the listed nodes. Device memory is ignored."""
     with (data / "openb_node_list_all_node.csv").open() as file:
         return [
             Node(
@@ -97,14 +97,14 @@ def nodes_of(data: Path) -> list[Node]:
 
 
 def shapes_of(data: Path, pods: str) -> list[Shape]:
-    """What each pod of a list asks for."""
+    """Return the request of each pod of a list."""
     with gzip.open(data / f"openb_pod_list_{pods}.csv.gz", "rt") as file:
         return [_shape(row) for row in csv.DictReader(file)]
 
 
 def _shape(row: Mapping[str, str]) -> Shape:
     gpus = int(row["num_gpu"])
-    models = tuple(filter(None, (row.get("gpu_spec") or "").split("|")))  # some lists have five columns, without it
+    models = tuple(filter(None, (row.get("gpu_spec") or "").split("|")))  # some lists lack this column
     return Shape(
         cpu=int(row["cpu_milli"]),
         memory=int(row["memory_mib"]) * MIB,
@@ -115,7 +115,7 @@ def _shape(row: Mapping[str, str]) -> Shape:
 
 
 def inflated(shapes: Sequence[Shape], limit: int, seed: int) -> list[Shape]:
-    """In random order, cut or drawn from again until they ask for `limit` thousandths of devices."""
+    """Return the pods in random order, cut or resampled to a demand of `limit` thousandths of devices."""
     chance = random.Random(seed)
     pods = list(shapes)
     chance.shuffle(pods)
@@ -133,7 +133,7 @@ def _asks(shape: Shape) -> int:
 
 
 def run(data: Path, pods: str, policy: str, seed: int) -> Run:
-    """Every pod, one after the other."""
+    """Run every pod in sequence."""
     nodes = nodes_of(data)
     capacity = sum(len(node.devices) for node in nodes) * WHOLE
     shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
@@ -153,7 +153,7 @@ def run(data: Path, pods: str, policy: str, seed: int) -> Run:
 
 
 def by_demand(shapes: Sequence[Shape], placed: Sequence[bool], capacity: int) -> dict[int, float]:
-    """Percent allocated by percent asked for, both of all GPUs."""
+    """Return the percent allocated by percent requested, both of all GPUs."""
     came = held = 0
     allocated: dict[int, list[float]] = {}
     for shape, found_room in zip(shapes, placed, strict=True):
@@ -164,7 +164,7 @@ def by_demand(shapes: Sequence[Shape], placed: Sequence[bool], capacity: int) ->
 
 
 def plainly(data: Path, pods: str, policy: str, seed: int) -> Run:
-    """The same by chance without anything of Poise: any node that has room, and any devices of it that have."""
+    """Return the result of random placement without any code of Poise: on any node and devices with room."""
     nodes = nodes_of(data)
     capacity = sum(len(node.devices) for node in nodes) * WHOLE
     shapes = inflated(shapes_of(data, pods), round(INFLATED * capacity), seed)
@@ -192,8 +192,8 @@ def plainly(data: Path, pods: str, policy: str, seed: int) -> Run:
 
 
 class Gate:
-    """Which pods have been placed, and those that wait; one that is refused, as no node could ever take it, is neither.
-    Pods go by their names: numbers of jobs are given to those only that are not refused.
+    """Tracks the placed pods and the waiting ones; a refused pod, which no node could ever run, is neither. Pods are
+    identified by name, because refused jobs get no number.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,9 @@ def _arrival(at: int, shape: Shape, name: str) -> Arrival:
 
 
 def published(data: Path) -> dict[tuple[str, str, int], float]:
-    """Percent allocated by list of pods, policy (as it is called there) and percent asked for: means of ten orders."""
+    """Return the percent allocated by list of pods, policy (by its published name) and percent requested: means of ten
+    orders.
+    """
     found: dict[tuple[str, str, int], list[float]] = {}
     with gzip.open(data / "expected_analysis_allo_discrete.csv.gz", "rt") as file:
         for row in csv.DictReader(file):

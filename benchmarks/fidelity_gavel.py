@@ -1,26 +1,26 @@
-"""The twin beside Gavel's own simulator: the same traces, cluster and rounds, job by job.
+"""Compare the twin with Gavel's own simulator: the same traces, cluster and rounds, job by job.
 
     python benchmarks/fidelity_gavel.py [--data ../shared/data/gavel] [--cases max_min_fairness,minimize_makespan]
         [--peers max_min_fairness_perf,fifo_perf] [--without waits] [--each] [--json]
 
 The cases are those that were run with Gavel @ c4fa400 (Narayanan et al., OSDI 2020; github.com/stanford-futuredata,
-`gavel`) in trace mode: one device a node, rounds of 360 s, nothing lost by stopping, run times known. Each is run twice
-here: with the policy as it is shipped, and with Gavel's own mechanisms in the place of ours (`AsGavel`). Where the
-first differs and the second does not, these make the difference:
+`gavel`) in trace mode: one device per node, rounds of 360 s, no cost of preemption, known run times. Each case runs
+twice here: with the shipped policy, and with Gavel's own mechanisms in place of ours (`AsGavel`). If the first differs
+and the second does not, the difference is due to these mechanisms:
 
-waits       shares are worked out anew every 1,920 s at most, and who has come since waits until then
-forgets     what a unit is owed is forgotten then; in between the priority is its share over the part it has had
-by-model    all V100 are given out first, also to who has no share of them, then P100, then K80; where speeds are not
-            looked at, in an order that is drawn for each round
-middle      what nobody needs is not given where it is used best, but left where the solver leaves it
+waits       shares are recomputed every 1,920 s at most, and new jobs wait until then
+forgets     the debt to a unit is reset then; in between, its priority is its share over the part it has received
+by-model    all V100 are assigned first, also to units without a share of them, then P100, then K80; if speeds are
+            ignored, in a random order for each round
+middle      capacity that nobody needs is not assigned to its best use, but left where the solver leaves it
 
-and of `fifo` without speeds that it draws a model among those that have room, and takes the last one in the alphabet
-instead, which is the V100 (`policies/fifo.py`): of 48 devices it uses 8, and those it over-allocates.
+`fifo` without speeds has a further difference: it draws a model among those with room, but then takes the
+alphabetically last one, the V100 (`policies/fifo.py`): of 48 devices it uses 8, and over-allocates those.
 
-`--without waits` and so on leaves one of them out. `--each` tells, too, how far the mean is from Gavel's with none of
-them, which is our policy but for how it counts what a unit is owed, and with each of them alone.
+`--without waits` and so on leaves one of them out. `--each` also reports the error of the mean with none of the
+mechanisms (our policy except for its accounting of debts), and with each of them alone.
 
-`osdi20_gen4k_m` is the list of jobs behind the paper's points at 2.0 jobs an hour; its means are of jobs 4,000 to
+`osdi20_gen4k_m` is the list of jobs behind the paper's points at 2.0 jobs an hour; its means are over jobs 4,000 to
 5,000, and it ends soon after Gavel's run of it did.
 """
 
@@ -52,12 +52,12 @@ from poise_lab.trial import simulate
 
 ROUND = 360 * SECOND
 WITHIN = 0.05
-"""Of Gavel's mean completion time."""
+"""Maximum error relative to Gavel's mean completion time."""
 
 MECHANISMS = ("waits", "forgets", "by-model", "middle")
 RENEWED = 1920 * SECOND
 LONGER = 1.02
-"""Than Gavel's run, for a window of jobs: those that are not done by then are left out."""
+"""Maximum duration over that of Gavel's run, for a window of jobs: jobs that are not done by then are left out."""
 
 
 class Case(NamedTuple):
@@ -77,7 +77,7 @@ CASES = {
 
 
 class Peer(NamedTuple):
-    """Our policy, and Gavel's allocation, whether it looks at speeds, and whether it leaves devices idle."""
+    """Our policy, Gavel's allocation, whether it uses speeds, and whether it leaves devices idle."""
 
     ours: str
     allocate: Allocate
@@ -105,7 +105,7 @@ SPARING: dict[Allocate, Allocate] = {
 
 
 class AsGavel(Rounds):
-    """Gavel's round mechanism around an allocation, as its simulator has it; it keeps what it knows between rounds."""
+    """Gavel's round mechanism around an allocation, as in its simulator; it keeps its state between rounds."""
 
     def __init__(
         self, peer: Peer, mechanisms: Sequence[str] = MECHANISMS, *, turn: int = ROUND, renewed: int = RENEWED
@@ -138,7 +138,7 @@ class AsGavel(Rounds):
         if begins:
             self._begin(stage, now)
         for entry in units.values():
-            if not entry.shares:  # it waits until shares are worked out anew
+            if not entry.shares:  # the unit waits until shares are recomputed
                 entry.shares = entry.speeds = [0.0] * len(stage.models)
         order = partial(self._order, stage)
         decisions, _ = stage.carry_out(units, order, self.name, begins=begins)
@@ -167,7 +167,7 @@ class AsGavel(Rounds):
             self.order_of_models.shuffle(self.types)
 
     def share_out(self, stage: Stage, units: Mapping[str, Entry]) -> None:
-        """As ever; but first come without speeds is as its `fifo.py` has it."""
+        """Share out as usual, except that first-come allocation without speeds works as in Gavel's `fifo.py`."""
         if self.allocate is not _as_it_is_written:
             super().share_out(stage, units)
             return
@@ -183,7 +183,7 @@ class AsGavel(Rounds):
             if unit in units:
                 left[model] -= devices
                 continue
-            del self.stays[unit]  # who is first takes its place, though others may hold it that are counted later
+            del self.stays[unit]  # the first takes its place, even if later units hold it
             if queue and queue[0].devices <= left[model] and may(queue[0], model):
                 claim = queue.pop(0)
                 self.stays[claim.unit] = model, claim.devices
@@ -195,7 +195,7 @@ class AsGavel(Rounds):
             if not roomy:
                 break
             drawn = roomy[self.choice.randrange(len(roomy))]
-            model = free[-1]  # and not the one that was drawn
+            model = free[-1]  # not the drawn one, as in `fifo.py`
             if may(claim, model):
                 self.stays[claim.unit] = model, claim.devices
                 left[model] -= claim.devices
@@ -207,7 +207,9 @@ class AsGavel(Rounds):
             entry.shares = [float(model == name) for name in stage.models]
 
     def _order(self, stage: Stage) -> list[tuple[int, int]]:
-        """Model by model, those first whose share is largest beside the part of its time that they have had."""
+        """Order units model by model, by the ratio of their share to the part of their time that they have received,
+        largest first.
+        """
         in_all = [sum(self.had[claim.unit][model] for claim in stage.claims) for model in range(len(stage.models))]
         found: list[tuple[int, float, float, int, int]] = []
         for place, name in enumerate(self.types):
@@ -223,7 +225,9 @@ class AsGavel(Rounds):
 
 
 def known_exactly(workload: Workload) -> Workload:
-    """The same, every job a class of its own: Gavel is told the steps of each, and learns nothing from others."""
+    """Return the workload with a separate class for each job: Gavel gets the steps of each, and learns nothing from
+    others.
+    """
     arrivals, throughputs = [], {}
     for number, arrival in enumerate(workload.arrivals):
         [unit] = arrival.units
@@ -236,7 +240,7 @@ def known_exactly(workload: Workload) -> Workload:
 
 
 class Ran(NamedTuple):
-    """Seconds from submission to end by number of the job, and what it took."""
+    """Seconds from submission to end by job number, and the CPU time."""
 
     completions: dict[int, float]
     makespan: float
@@ -255,13 +259,13 @@ def run(workload: Workload, case: Case, policy: ClusterPolicy, until: int = 0) -
 
 
 def mean_of(theirs: Mapping[int, float], case: Case) -> float:
-    """Seconds, of the jobs of the window if there is one."""
+    """Return the mean in seconds, over the jobs of the window if there is one."""
     begin, end = case.window
     return fmean(seconds for job, seconds in theirs.items() if not end or begin <= job < end)
 
 
 def compare(ran: Ran, theirs: Mapping[int, float], case: Case) -> dict[str, float]:
-    """Over the jobs that both have: mean completion, its difference, and the mean difference job by job."""
+    """Compare the jobs in both results: mean completion, its difference, and the mean difference job by job."""
     begin, end = case.window
     jobs = [job for job in theirs if job in ran.completions and (not end or begin <= job < end)]
     mean, peer = fmean(ran.completions[job] for job in jobs), fmean(theirs[job] for job in jobs)

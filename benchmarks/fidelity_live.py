@@ -1,16 +1,17 @@
-"""The twin beside ourselves: work that ran here on real processes, recorded, and run once more in virtual time.
+"""Compare the twin with live runs: work on real processes is recorded, and simulated again in virtual time.
 
     python benchmarks/fidelity_live.py [--only demo|mix] [--jobs 200] [--repeats 1] [--seed 1] [--json]
 
-Two recordings under the policy `poise`, each in a home of its own: the demo's graph `digits.yaml` on this machine, and
-a mix of jobs on a declared fleet of two nodes with four cores and four devices each: brief commands, commands that
-sleep, some that compute, gangs, all priority classes, deadlines. The twin is given what was submitted when, what users
-said, and how long each command ran; whom it serves when and where is decided anew.
+There are two recordings under the policy `poise`, each in its own state directory: the demo's graph `digits.yaml` on
+this machine, and a mix of jobs on a declared fleet of two nodes with four cores and four devices each: short commands,
+sleeping commands, some that compute, gangs, all priority classes, deadlines. The twin gets the submission times, the
+users' declarations and the run time of each command; it makes all placement decisions again.
 
-From a decision to a command's first instruction, and from its last until its end is known, time passes in which a slot
-is taken and no work done. Its median is measured on the recording itself ("overhead"), and every attempt in the twin
-takes as much longer; so does every decision, by the median of the recorded rounds. "wait" is from the instant at which
-a unit could be placed until it runs. Live runs differ from each other, too: `--repeats` shows by how much.
+Between a decision and a command's first instruction, and between its last instruction and the report of its end, a slot
+is held without work. The median of this time is measured on the recording itself ("overhead"), and extends every
+attempt in the twin; the median of the recorded rounds likewise extends every decision. "wait" is the time from the
+instant at which a unit could be placed until it runs. Live runs also differ from each other: `--repeats` shows how
+much.
 """
 
 import argparse
@@ -46,10 +47,10 @@ from poise_lab.what_if import recorded
 
 POLICY = "poise"
 MAKESPAN_WITHIN, WAIT_WITHIN = 0.05, 0.10
-"""Targets: how far the twin may be from the live run."""
+"""Targets: maximum error of the twin relative to the live run."""
 
 RATE = 16.0
-"""Jobs submitted in a second: some four times what the fleet can do, so that most of them wait."""
+"""Jobs submitted per second: some four times the fleet's capacity, so that most of them wait."""
 
 PATIENCE = 150.0
 
@@ -65,8 +66,9 @@ COMPUTE = "import time; end = time.process_time() + {seconds}\nwhile time.proces
 
 
 def mix(jobs: int, seed: int) -> Iterator[tuple[float, dict[str, Any]]]:
-    """When to submit what. Estimates are wrong by a factor that is two or less for four of five. Few are brief: half of
-    the units served at once, and half after all these, would leave the median wait between, where anything moves it.
+    """Yield the jobs and their submission times. Estimates are wrong by a factor of at most two for four jobs of five.
+    Few jobs are short: with half of the units served at once and half after all the others, the median wait would lie
+    between the two groups and be unstable.
     """
     random = Random(seed)
     at = 0.0
@@ -140,9 +142,9 @@ def _until_idle(client: Client) -> None:
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds: from the first submission to the last end, the wait of each unit, what attempts took beyond what their
-    commands did, and from what a round was shown to what came of it. How many units there were, and how often one was
-    placed again.
+    """Results in seconds: from the first submission to the last end, the wait of each unit, the overhead of attempts
+    beyond their commands, and the time from a round's view to its effects. Also the number of units, and of repeated
+    placements.
     """
 
     makespan: float
@@ -194,7 +196,7 @@ def told_by(events: Iterable[Event]) -> Told:
 
 
 def run_again(log: Path, overhead: float, deciding: float) -> Told:
-    """What was recorded, in virtual time."""
+    """Run the recording again in virtual time."""
     with open_log(log, decode_event) as recording:
         known = recorded(recording.events)
     workload = read(log, Options(information="estimated"))

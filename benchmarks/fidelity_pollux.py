@@ -1,13 +1,13 @@
-"""The twin beside Pollux's simulator: the same workloads on the same cluster, against the published times of each job.
+"""Compare the twin with Pollux's simulator: the same workloads and cluster, against each job's published time.
 
     python benchmarks/fidelity_pollux.py [--data ../shared/data/pollux-osdi21] [--policies tiresias,goodput]
         [--load 1.0] [--trial workload-6] [--json]
 
-16 nodes of 4 T4, a round each minute, 30 s from each placement until a job gets on, no interference, as the artifact of
-Pollux (Qiao et al., OSDI 2021, github.com/petuum/adaptdl @ c793c70) has it by default. `tiresias` and `las` run the
-sizes and batches that users chose, and are compared with the artifact's Tiresias; `goodput` runs the same jobs as
-elastic ones that choose their batches, and is compared with its Pollux. Times are seconds from submission to end;
-"same" counts jobs whose time is the published one to the second. `--trial` runs one workload only.
+16 nodes of 4 T4, a round each minute, 30 s from each placement until a job makes progress, no interference: the
+defaults of the artifact of Pollux (Qiao et al., OSDI 2021, github.com/petuum/adaptdl @ c793c70). `tiresias` and `las`
+run the sizes and batches that users chose, and are compared with the artifact's Tiresias; `goodput` runs the same jobs
+as elastic jobs that choose their batches, and is compared with its Pollux. Times are seconds from submission to end;
+"same" counts jobs whose time equals the published one to the second. `--trial` runs one workload only.
 """
 
 import argparse
@@ -29,14 +29,16 @@ from poise_lab.trial import simulate
 
 NODES, PER_NODE = 16, 4
 PEERS = {"tiresias": "tiresias", "goodput": "pollux", "las": "tiresias"}
-"""By policy: what the artifact calls it."""
+"""The artifact's name of each policy."""
 
 WITHIN = 0.05
-"""Of the mean over all workloads. `las` is there for comparison only: it takes turns where Tiresias has two queues."""
+"""Maximum error of the mean over all workloads. `las` is for comparison only: it uses turns where Tiresias has two
+queues.
+"""
 
 
 def trial(path: Path, policy: str, published: dict[str, int], *, elastic: bool) -> dict[str, Any]:
-    """One workload under one policy, beside what was published of it."""
+    """Run one workload under one policy, and compare it with the published result."""
     workload = read_trace(path, Options(elastic=elastic, information="none", restore=30 * SECOND))
     names = [arrival.name for arrival in workload.arrivals]
     began = process_time()

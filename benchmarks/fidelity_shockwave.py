@@ -1,17 +1,17 @@
-"""The twin beside a real cluster: Shockwave's run of 120 jobs on 32 GPUs, and what its own simulator made of it.
+"""Compare the twin with a real cluster: Shockwave's run of 120 jobs on 32 GPUs, and its own simulator's result.
 
     python benchmarks/fidelity_shockwave.py [--data ../shared/data/shockwave] [--overhead 20] [--as-gavel] [--json]
 
-Shockwave (Zheng et al., NSDI 2023; github.com/uw-mad-dash/shockwave @ 8a44f4a) published the completion of every job as
-it was on the cluster and as its simulator had foreseen it. Of its six policies three are ours too: `max-min`
-(max_min_fairness), `finish-time-fair` and `min-makespan` (min_total_duration), in turns of 120 s. As there, what is
-known of a job is its steps at the batch size that it begins with; one that enlarges its batches is done sooner.
+Shockwave (Zheng et al., NSDI 2023; github.com/uw-mad-dash/shockwave @ 8a44f4a) published the completion of every job on
+the cluster and in its simulator. Three of its six policies are also ours: `max-min` (max_min_fairness),
+`finish-time-fair` and `min-makespan` (min_total_duration), in turns of 120 s. As there, the known size of a job is its
+steps at its initial batch size; a job that enlarges its batches is done sooner.
 
-A job gets on `--overhead` seconds after each placement that does not go on where it was. Its one figure, 20 s, is that
-at which the mean completion of `finish-time-fair` is as it was measured; it was chosen with all three in view, so that
-the others are no clean test of it.
-(It is also what Shockwave's simulator takes; its own measurements, in a comment of its scheduler, have a mean of 11 s.)
-With `--as-gavel` turns are those of Gavel, from which Shockwave's scheduler is made, instead of our own.
+A job makes progress `--overhead` seconds after each placement that does not continue in place. This single parameter,
+20 s, makes the mean completion of `finish-time-fair` match the measurement. It was chosen with all three policies in
+view, so the other two are not an independent test of it. (Shockwave's simulator uses the same value; its own
+measurements, in a comment of its scheduler, have a mean of 11 s.) With `--as-gavel`, turns are those of Gavel, on which
+Shockwave's scheduler is based, instead of our own.
 
 Errors are of mean completion and makespan, and the mean of all jobs' errors, of the twin and of Shockwave's simulator.
 """
@@ -41,7 +41,7 @@ from poise_lab.trial import simulate
 
 TURN = 120 * SECOND
 RENEWED = 1000 * SECOND
-"""Between two allocations at least, as its scheduler has it by default."""
+"""Minimum time between two allocations, the default of its scheduler."""
 
 DEVICES = 32
 MODEL = "V100"
@@ -51,11 +51,13 @@ POLICIES = {
     "finish_time_fairness": Rounds("finish-time-fair", finish_time_fair, turn=TURN),
     "min_total_duration": Rounds("min-makespan", min_makespan, turn=TURN),
 }
-"""By what Shockwave calls them."""
+"""Policies by their name in Shockwave."""
 
 
 def workload_of(data: Path, overhead: float) -> Workload:
-    """The jobs, known by their steps as they begin, with so many seconds until each gets on."""
+    """Return the jobs, with their initial steps as the known size, and `overhead` seconds before each makes
+    progress.
+    """
     [trace] = (data / "traces").glob("120_*.trace")
     table = read_table(data / "tacc_throughputs.json")
     waits = int(overhead * SECOND)
@@ -75,7 +77,7 @@ def workload_of(data: Path, overhead: float) -> Workload:
 
 
 def completions(data: Path, policy: str, kind: str) -> tuple[list[float], float]:
-    """Seconds of each job, and the makespan."""
+    """Return the seconds of each job, and the makespan."""
     with (data / "results" / "per_job.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if (row["set"], row["policy"], row["kind"]) == (SET, policy, kind)]
     with (data / "results" / "aggregate.csv").open(encoding="utf-8", newline="") as file:

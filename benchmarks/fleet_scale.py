@@ -1,19 +1,19 @@
-"""A busy fleet in which something happens to one node in a hundred at once, in the twin: loss, heat, growth, a device.
+"""Measure a busy fleet in the twin while 1 % of its nodes are affected at once: loss, heat, growth, a device.
 
     python benchmarks/fleet_scale.py [--nodes 1000,10000] [--policy poise] [--part 0.01] [--json]
 
-The fleet: nodes of 8 devices, 32 to a rack, 95 % of the devices taken by work of 1, 2, 4 and 8 devices and by gangs of
-four times 8, each of which runs for days and saves itself every ten minutes. Then, an hour apart:
+The fleet: nodes of 8 devices, 32 per rack, 95 % of the devices held by jobs of 1, 2, 4 and 8 devices and by gangs of
+four times 8, each of which runs for days and saves a checkpoint every ten minutes. Then, an hour apart:
 
-* *lost*: nodes are gone at once. From their loss to the last unit's being placed again, in virtual time: of that, the
-  silence until they are given up (`DETECTED_AFTER`), and what it took to decide and to stop what is left of gangs. CPU
-  is what all of it took on one core: the policy (`deciding`) and the rest of the control plane.
-* *hot*: nodes say that their CPUs are busy beyond what they have. From then to the last one's having handed work over.
-* *joined*: there is more work than room, and new nodes come. From then to the last new node's being full.
-* *device*: nodes come back from a driver's failure with a device less. What runs on it is placed again.
+* *lost*: nodes are lost at once. From their loss to the last unit's new placement, in virtual time: the silence until
+  they are declared lost (`DETECTED_AFTER`), and the time to decide and to stop the rest of gangs. CPU is the total on
+  one core: the policy (`deciding`) and the rest of the control plane.
+* *hot*: nodes report a CPU load above their capacity. From then until the last one has handed over a unit.
+* *joined*: there are more jobs than room, and new nodes join. From then until the last new node is full.
+* *device*: nodes return from a driver failure with one device less. The units on it are placed again.
 
-`disturbed` counts units that were stopped though nothing happened to what they hold: none, but for moves off hot nodes.
-A claim to be beaten is 23 s at 1,000 and 67 s at 10,000 nodes from loss to recovery.
+`disturbed` counts units that were stopped although nothing happened to their resources: none, except for moves off hot
+nodes. A claim to beat is 23 s at 1,000 and 67 s at 10,000 nodes from loss to recovery.
 """
 
 import argparse
@@ -42,20 +42,20 @@ DEVICES, RACK = 8, 32
 BUSY = 0.95
 GIB = 2**30
 CLAIMED = {1000: 23.0, 10_000: 67.0}
-"""Seconds to recovery by number of nodes, in the documents that asked for this system."""
+"""Claimed seconds to recovery by number of nodes, from the requirements of this system."""
 
 SIZES = ((1, 0.3), (2, 0.3), (4, 0.2), (8, 0.15), (32, 0.05))
-"""Devices of a unit, and the part of the taken devices that such units hold; 32 are a gang of four."""
+"""Devices of a unit, and the fraction of the held devices that such units hold; 32 are a gang of four."""
 
 UNITS = 200
 """Units of a job: they are submitted together, and independent."""
 
 PATIENCE = 10 * MINUTE
-"""After so long in virtual time what is not done is told as it is."""
+"""Virtual time after which unfinished recoveries are reported as they are."""
 
 
 class Timed:
-    """A policy, and the CPU time that its decisions took, in seconds."""
+    """A policy, and the CPU seconds of its decisions."""
 
     def __init__(self, policy: ClusterPolicy) -> None:
         self.name = policy.name
@@ -70,7 +70,7 @@ class Timed:
 
 
 class Outcome(NamedTuple):
-    """What came of one thing that happened to a fleet; times in seconds."""
+    """Outcome of one event on a fleet; times in seconds."""
 
     happened: str
     nodes: int
@@ -98,7 +98,7 @@ def node(number: int, devices: int = DEVICES) -> Node:
 
 
 def unit_of(name: str, devices: int) -> Unit:
-    """A unit of so many devices: a gang, where they are more than a node has."""
+    """Return a unit of `devices` devices: a gang if they are more than a node has."""
     tasks = max(1, devices // DEVICES)
     here = devices // tasks
     return Unit(
@@ -115,7 +115,7 @@ def unit_of(name: str, devices: int) -> Unit:
 
 
 def jobs(devices: int, at: int, prefix: str = "w") -> Iterator[Arrival]:
-    """Work that asks for so many devices in all, in random order."""
+    """Yield jobs with a total demand of `devices`, in random order."""
     units: list[Unit] = []
     for size, part in reversed(SIZES):
         units += [unit_of(f"{prefix}{size}x{number}", size) for number in range(round(devices * part / size))]
@@ -133,7 +133,7 @@ def jobs(devices: int, at: int, prefix: str = "w") -> Iterator[Arrival]:
 
 
 class World:
-    """A twin of a busy fleet, and what its log says: where units were placed, and which were asked to stop."""
+    """A twin of a busy fleet, and the placements and stops in its log."""
 
     def __init__(self, nodes: int, policy: str) -> None:
         self.nodes = nodes
@@ -153,7 +153,7 @@ class World:
             self.preempted[event.unit] = event.at - self.twin.began
 
     def on(self, names: Iterable[str]) -> set[str]:
-        """The units that have an attempt on one of these nodes."""
+        """Return the units that have an attempt on one of these nodes."""
         return {unit.id for name in names for unit, _ in self.twin.ledger.active.on(name)}
 
     def active(self) -> int:
@@ -162,7 +162,7 @@ class World:
     def see(
         self, happened: str, at: int, touched: set[str], since: Callable[[str], int], *, moved: bool = False
     ) -> Outcome:
-        """Let it happen until every touched unit was placed after `at`; `since` is asked for the instant."""
+        """Run until every touched unit was placed after `at`; `since` returns the instant of its placement."""
         self.twin.run(at - 1)
         rounds, began = len(self.policy.seconds), time.process_time()
 
@@ -192,7 +192,7 @@ class World:
 
 
 def lost(world: World, names: Sequence[str], at: int) -> Outcome:
-    """They are gone at once."""
+    """Lose the nodes at once."""
     world.twin.run(at - SECOND)
     touched = world.on(names)
     for name in names:
@@ -201,7 +201,7 @@ def lost(world: World, names: Sequence[str], at: int) -> Outcome:
 
 
 def hot(world: World, names: Sequence[str], at: int) -> Outcome:
-    """The CPUs of those that could hand work over are busy, and stay so until they have."""
+    """Overload the CPUs of the nodes that could hand over units, until they have done so."""
     world.twin.run(at - SECOND)
     ledger = world.twin.ledger
     single = {name: sum(len(unit.tasks) == 1 for unit, _ in ledger.active.on(name)) for name in names}
@@ -220,8 +220,8 @@ def hot(world: World, names: Sequence[str], at: int) -> Outcome:
 
 
 def joined(world: World, count: int, at: int) -> Outcome:
-    """More work than there is room for, and then new nodes."""
-    free = world.nodes * DEVICES  # more than can be free
+    """Submit more jobs than fit, and then add nodes."""
+    free = world.nodes * DEVICES  # an upper bound
     units = [unit_of(f"more{number}", DEVICES) for number in range(free // DEVICES // 10)]
     truths = {unit.name: Truth(pace=Steady(72 * 3600.0)) for unit in units}
     for start in range(0, len(units), UNITS):
@@ -238,7 +238,7 @@ def joined(world: World, count: int, at: int) -> Outcome:
 
 
 def device(world: World, names: Sequence[str], at: int) -> Outcome:
-    """They come back with their last device gone."""
+    """Return the nodes without their last device."""
     world.twin.run(at - SECOND)
     ledger = world.twin.ledger
     touched = {
@@ -250,7 +250,7 @@ def device(world: World, names: Sequence[str], at: int) -> Outcome:
 
 
 def measure(nodes: int, policy: str, part: float) -> list[Outcome]:
-    """All four, one after the other, an hour apart, on different nodes of one fleet."""
+    """Run all four events, an hour apart, on different nodes of one fleet."""
     world = World(nodes, policy)
     count = max(1, round(part * nodes))
     names = sorted(world.twin.ledger.nodes)

@@ -1,8 +1,8 @@
-"""The floor for commands: keep two running with `posix_spawn`, no records of any kind. Prints the seconds.
+"""Measure the floor for commands: keep two running with `posix_spawn`, without records. Prints the seconds.
 
     python -S floor.py COUNT
 
-A process of its own, so that nothing else of a benchmark is waited for, and nothing of it slows the loop.
+This is a separate process, so that the rest of a benchmark does not slow the loop down.
 """
 
 import os
@@ -13,7 +13,7 @@ SLOTS = 2
 
 
 def spawn_pool(count: int) -> float:
-    """Seconds for `count` runs of `/bin/true`, two at a time."""
+    """Return the seconds for `count` runs of `/bin/true`, two at a time."""
     program = "/bin/true"
     begun = perf_counter()
     live, left = 0, count

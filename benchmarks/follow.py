@@ -1,13 +1,12 @@
-"""What it costs to bring a working tree along: an unchanged one, one changed file, the first time, and a large tree
-while others submit.
+"""Measure the cost of syncing a working tree: unchanged, one file changed, new, and large during submissions.
 
     python benchmarks/follow.py [--files 100000] [--rounds 5] [--json]
 
-The command is `poise submit --sync --hold`, with everything up, in a tree of small files in folders of 100; beside it
-the same command without `--sync`. Each round sends a tree that the control plane does not know yet, sends it again, and
-again after a change of one file. The files are old enough to be believed. While the tree of the first time is sent,
-another client asks for the status every 10 ms: its P99 is compared with that of a quiet control plane, since that
-answer waits for the loop that decides.
+The command is `poise submit --sync --hold`, with everything up, in a tree of small files in folders of 100, compared
+with the same command without `--sync`. Each round sends a tree that is new to the control plane, sends it again, and
+again after a change of one file. The files are old enough that their timestamps are trusted. While the new tree is
+sent, another client requests the status every 10 ms: its P99 is compared with that of a quiet control plane, because
+that answer waits for the decision loop.
 """
 
 import argparse
@@ -67,7 +66,7 @@ def measure(files: int, rounds: int) -> list[Figure]:
 
 
 def make(tree: Path, files: int, seed: int) -> None:
-    """A tree whose files nobody has sent yet."""
+    """Make a tree of new files."""
     for number in range(files):
         folder = tree / f"d{number // IN_A_FOLDER}"
         if number % IN_A_FOLDER == 0:
@@ -76,7 +75,7 @@ def make(tree: Path, files: int, seed: int) -> None:
 
 
 def submit(tree: Path, environ: dict[str, str], *flags: str) -> float:
-    """Seconds of the command."""
+    """Return the seconds of the command."""
     begun = perf_counter()
     command = [str(POISE), "submit", "--hold", "-q", *flags, "--", "true"]
     subprocess.run(command, check=True, env=environ, cwd=tree, stdin=subprocess.DEVNULL, capture_output=True)
@@ -84,13 +83,13 @@ def submit(tree: Path, environ: dict[str, str], *flags: str) -> float:
 
 
 def quietly() -> float:
-    """Nothing, for a while."""
+    """Do nothing for a while."""
     time.sleep(2)
     return 2.0
 
 
 def p99_while(home: Home, act: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of the slowest answer in a hundred, while something is done, and what that returns."""
+    """Return the P99 of the answers, in seconds, while `act` runs, and the result of `act`."""
     over, answers = threading.Event(), list[float]()
 
     def ask() -> None:

@@ -1,9 +1,9 @@
-"""What Poise takes when it does nothing, and what its command costs.
+"""Measure the resources of an idle Poise, and the cost of its command.
 
     python benchmarks/footprint.py [--jobs 1000] [--seconds 20] [--runs 30] [--json]
 
-CPU and resident memory of each process of Poise, over a time without work after jobs were run (CPU in pieces of five
-seconds, so that there is a range). `poise --help` beside `python -c pass` in turns.
+CPU and resident memory of each process of Poise, over an idle period after jobs were run (CPU in intervals of five
+seconds, to give a range). `poise --help` compared with `python -c pass`, in turns.
 """
 
 import argparse
@@ -25,14 +25,16 @@ POISE = Path(sys.executable).with_name("poise")
 
 
 def idle(jobs: int, seconds: float) -> list[Figure]:
-    """The control plane alone has targets; the other processes are shown by name, and the sum of all."""
+    """Measure idle processes. Only the control plane has targets; the other processes are shown by name, and
+    as a sum.
+    """
     with harness.own_fleet() as fleet:
         fleet.submit(jobs)
         fleet.until_idle(jobs, perf_counter())
         fleet.check(jobs)
         groups = fleet.processes()
         fleet.client.close()
-        time.sleep(2)  # what follows the last job (an idle keeper's leave, say) is not idling
+        time.sleep(2)  # let the aftermath of the last job pass (such as an idle keeper's exit)
         cpu: dict[str, list[float]] = {name: [] for name in groups}
         memory: dict[str, list[float]] = {name: [] for name in groups}
         for _ in range(max(1, round(seconds / PIECE_SECONDS))):

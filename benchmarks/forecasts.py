@@ -1,21 +1,21 @@
-"""Calibration of `poise eta`: how often work starts and ends within its 80 % interval, and how wide that is.
+"""Measure the calibration of `poise eta`: how often jobs start and end within its 80 % interval, and its width.
 
     python benchmarks/forecasts.py [--data ../shared/data] [--traces philly,gavel,…] [--loads 0.7,2]
         [--know estimated,none] [--policies fifo,poise] [--first 0] [--seeds 1] [--jobs 120] [--asked 15]
         [--futures 15] [--json] [LOG...]
 
-Each row is a workload that runs in the twin, and the forecasts that `poise eta --check` would have made when jobs were
-submitted, from what was known then. `drawn` is a synthetic trace (Poisson arrivals, heavy-tailed run times in 20
-classes) on 4 nodes of 8 devices. With `--data` there are slices of real traces too, from a place that the seed decides.
-Each has 2 x `--jobs` jobs, and forecasts are of the first half: nothing overtakes what comes last. Arrivals are
-stretched until the load is as asked: below 1 most jobs start soon, above it a queue builds up.
-`estimated` run times are wrong by a factor of two for one job of five; with `none` users say nothing.
+Each row is a workload that runs in the twin, with the forecasts that `poise eta --check` would have made at submission,
+from what was known then. `drawn` is a synthetic trace (Poisson arrivals, heavy-tailed run times in 20 classes) on 4
+nodes of 8 devices. With `--data`, slices of real traces are added, from a random position by seed. Each has 2 x
+`--jobs` jobs; forecasts are made for the first half, because only those can be overtaken. Arrivals are
+stretched to the requested load: below 1 most jobs start soon, above it a queue builds up. `estimated` run times are
+wrong by a factor of two for one job of five; with `none`, users declare none.
 
-`below`, `within`, `above`: the share of jobs before P10, between P10 and P90, and after P90. The target is 75 to 85 %
-within. Forecasts that were mere guesses, and starts that were to be at once, and were, are not counted. `width` is the
-median of P90 - P10 over the median of P50. `score` is the mean interval score (Gneiting and Raftery, 2007: the width,
-and ten times the distance by which the interval is missed) over the mean of what came; `log score` is the same of
-logarithms, in which brief jobs count as much as long ones. Lower is better for both.
+`below`, `within`, `above`: the fraction of jobs before P10, between P10 and P90, and after P90. The target is 75 to 85
+% within. Guesses, and starts that were predicted to be immediate and were, are not counted. `width` is the median of
+P90 - P10 over the median of P50. `score` is the mean interval score (Gneiting and Raftery, 2007: the width plus ten
+times the distance outside the interval) over the mean of the outcomes; `log score` is the same for logarithms, in which
+short jobs count as much as long ones. Lower is better for both.
 """
 
 import argparse
@@ -52,16 +52,16 @@ from poise_lab.traces.synthetic import Synthetic, generate
 LEAST, MOST = 0.75, 0.85
 MEDIAN, SPREAD = 600.0, 1.3
 TIME = 3600.0
-"""Seconds that one world may take: so many that no arriving jobs or units are left out, and a seed decides all."""
+"""Time limit of one world in seconds: high enough that no job or unit is left out, so that only the seed decides."""
 
 OUTSIDE = 10
-"""What a second outside an interval costs over one of its width: 2 / 0.2, of which the score is least at 80 %."""
+"""Cost of a second outside an interval over one of its width: 2 / 0.2, for which the score is least at 80 %."""
 
 GAVEL_TABLE, SHOCKWAVE_TABLE = "gavel/simulation_throughputs.json", "shockwave/tacc_throughputs.json"
 
 
 class Trace(NamedTuple):
-    """Files of one kind, of which the seed takes one; the fleet that they run on, and the table that goes with them."""
+    """Files of one kind, of which the seed selects one, their fleet, and their table of throughputs."""
 
     files: str
     nodes: Callable[[], list[Node]]
@@ -97,7 +97,7 @@ def drawn(information: Information, jobs: int, seed: int) -> World:
 
 
 def sliced(name: str, data: Path, information: Information, jobs: int, seed: int) -> World:
-    """So many jobs in a row of a trace, from a place that the seed decides."""
+    """Return a number of consecutive jobs of a trace, from a position chosen by seed."""
     trace, draw = TRACES[name], Random(f"{name} {seed}")
     path, nodes = draw.choice(sorted(data.glob(trace.files))), trace.nodes()
     options = msgspec.structs.replace(trace.options, information=information, seed=seed)
@@ -111,7 +111,7 @@ def sliced(name: str, data: Path, information: Information, jobs: int, seed: int
 
 
 def happened(world: World, policy: str, load: float, seed: int) -> list[Event]:
-    """All that happens where arrivals are stretched until the load is as asked."""
+    """Return all events of a run whose arrivals are stretched to the requested load."""
     arrivals, nodes = world.workload.arrivals, world.nodes
     models = {device.model for node in nodes for device in node.devices}
     work = sum(
@@ -156,7 +156,7 @@ def _together(parts: Sequence[Coverage]) -> dict[str, float]:
 
 
 def _how_wide(pairs: Sequence[tuple[Range, int]]) -> dict[str, float]:
-    """Of the intervals that have an end; `never` is the part of the others."""
+    """Score the intervals that have an end; `never` is the fraction of the others."""
     known = [(of.p10, of.p50, of.p90, came) for of, came in pairs if None not in (of.p10, of.p50, of.p90)]
     told = [tuple((value or 0) / SECOND for value in one) for one in known]
     if not told:

@@ -1,12 +1,12 @@
-"""Functions on warm workers: Poise beside Ray tasks and the standard library's pools, in turns.
+"""Measure functions on warm workers: Poise compared with Ray tasks and the standard library's pools, in turns.
 
     python benchmarks/functions.py [--calls 10000] [--items 1000000] [--rounds 5] [--json]
 
-A turn is a process of its own with two workers that are up and have been called. *singly*: `calls` calls of a function
-that returns its argument, submitted one by one by one caller, all results awaited. Of each, Poise has a record that it
-was accepted and one that it has returned on its log, synced; the others keep nothing. *map*: `items` items of the same,
-in order, each system with its own cutting: `Task.map`, and `imap` of `multiprocessing` with its default (one item a
-message) and with 1,000. A figure is calls, or items, a second.
+A turn is a separate process with two workers that are up and have been called. *singly*: `calls` calls of a function
+that returns its argument, submitted one by one by one caller, with all results awaited. For each call, Poise writes an
+acceptance record and a return record to its log, synced; the others store nothing. *map*: `items` items of the same, in
+order, each system with its own chunking: `Task.map`, and `imap` of `multiprocessing` with its default (one item per
+message) and with 1,000. Figures are calls or items per second.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from harness import Figure
 
 WORKERS = 2
 FEW = 100_000
-"""Items where each is a message of its own: enough for a rate."""
+"""Number of items if each is a separate message: enough for a rate."""
 
 TARGET_TIMES_RAY = 5.0
 TURN_SECONDS = 600.0
@@ -76,7 +76,7 @@ def pool_turn(calls: int, items: int) -> Turn:
 
 
 def turn_of(name: str, calls: int, items: int) -> Turn:
-    """One turn in a fresh process. Raises `peers.Absent` where the peer is not installed or does not run."""
+    """Run one turn in a fresh process. Raises `peers.Absent` if the peer is not installed or does not run."""
     counts = [str(calls), str(items)]
     with harness.own_home() as home, tempfile.TemporaryDirectory(prefix="pb-") as work:
         command = [sys.executable, __file__, "--turn", name, "--calls", counts[0], "--items", counts[1]]

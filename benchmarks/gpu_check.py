@@ -1,16 +1,17 @@
-"""What only a GPU can show (`make gpu-check`): the cap on its memory, 16 bits, energy, NCCL, and steps made again.
+"""Check the features that need a GPU (`make gpu-check`): the memory cap, 16 bits, energy, NCCL, and retried steps.
 
     python benchmarks/gpu_check.py [--seconds 20] [--json]
 
-One table, with the device's name. Without a GPU it says so and is done. It needs PyTorch and Poise, and no network.
+Prints one table, with the device's name. Without a GPU, it says so and exits. It needs PyTorch and Poise, and no
+network.
 
-* *memory cap*: a process that is told it has an eighth of the device holds no more than that, finds the micro-batches
-  that fit, and another one beside it has the rest.
-* *16 bits*: a transformer of eight blocks, trained in fp32, tf32 is off, and in what `auto` chooses, in turn: samples a
-  second, and joules a sample by the device's own counter.
-* *NCCL*: a gang of as many workers as there are GPUs comes to the weights of the first alone.
-* *out of memory*: steps that ran out of memory give, to the last bit, the weights of steps that had smaller
-  micro-batches from the start.
+* *memory cap*: a process with a cap of an eighth of the device uses no more than that, finds micro-batches that fit,
+  and leaves the rest to another process.
+* *16 bits*: a transformer of eight blocks, trained in fp32 without tf32, and in the precision that `auto` chooses, in
+  turn: samples a second, and joules a sample by the device's own counter.
+* *NCCL*: a gang with one worker per GPU reaches the same weights as a single worker.
+* *out of memory*: steps that ran out of memory give bit-identical weights to steps with smaller micro-batches from the
+  start.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from poise_train.memory import Budget
 
 MIB = 1 << 20
 CAP = 8
-"""Of the device's memory, one part of so many."""
+"""The cap is 1/8 of the device's memory."""
 
 WIDTH, BLOCKS, TOKENS, BATCH = 1024, 8, 256, 64
 
@@ -87,7 +88,7 @@ class Transformer(nn.Module):
 
 
 class Wide(nn.Module):
-    """Much memory for each sample, little work; dropout, so that random numbers count."""
+    """A model with much memory and little work per sample; its dropout makes random numbers matter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class Wide(nn.Module):
 
 
 def precision(name: str, seconds: float) -> dict[str, Any]:
-    """Next tokens of sequences that count up: samples, joules, and what the loss came to."""
+    """Train on next tokens of counting sequences; return samples, joules and the final loss."""
     torch.manual_seed(0)
     starts = torch.randint(0, 512, (1 << 14, 1))
     tokens = (starts + torch.arange(TOKENS + 1)) % 512
@@ -138,7 +139,7 @@ def digits(count: int) -> TensorDataset:
 
 
 def wide(batch: int, micro: int, steps: int, before: int = 0) -> tuple[nn.Module, dict[str, Any]]:
-    """So many steps; the device has `before` bytes less from the third on."""
+    """Run `steps` steps; from the third on, the device has `before` bytes less."""
     torch.manual_seed(0)
     torch.cuda.manual_seed(0)
     model = Wide().cuda()
@@ -165,10 +166,10 @@ def wide(batch: int, micro: int, steps: int, before: int = 0) -> tuple[nn.Module
 
 
 def short(seconds: float) -> dict[str, Any]:
-    """Steps that run out of memory, and the same steps with what they came to."""
+    """Run steps that run out of memory, and the same steps with the resulting micro-batch size."""
     limit = Budget(torch.device("cuda", 0)).limit
     each = 65536 * 4 * 10
-    batch = limit // each * 2  # twice of what fits
+    batch = limit // each * 2  # twice the size that fits
     found, how = wide(batch, batch, 1)
     last = how["sizes"][0][-1]
     again, other = wide(batch, max(size for size in how["sizes"][0][-(batch // last) :]), 1)
@@ -177,13 +178,13 @@ def short(seconds: float) -> dict[str, Any]:
 
 
 def capped(seconds: float) -> dict[str, Any]:
-    """As much as it may have, of steps that would take more."""
+    """Run steps that need more memory than the cap."""
     limit = Budget(torch.device("cuda", 0)).limit
     return wide(limit // (65536 * 4 * 10) * 2, 0, 4)[1] | {"limit": limit}
 
 
 def gang(seconds: float) -> dict[str, Any]:
-    """One worker of a gang; the first tells what it came to."""
+    """Run one worker of a gang; the first reports the result."""
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
@@ -192,7 +193,7 @@ def gang(seconds: float) -> dict[str, Any]:
         for images, labels in run:
             run.step(nn.functional.cross_entropy(model(images), labels))
         told = {"world": run.world, "rank": run.rank, "weights": next(model.parameters()).flatten()[:64].tolist()}
-        if dist.is_initialized():  # of one worker, too, gradients go through NCCL
+        if dist.is_initialized():  # a single worker's gradients also go through NCCL
             ones = torch.ones(1 << 22, device="cuda")
             Plain().begin(Bucket(0, ones, ()))()
             told |= {"added up": float(ones.mean()), "backend": dist.get_backend()}
@@ -214,7 +215,7 @@ PARTS = {
 
 
 def run(part: str, seconds: float = 0.0, launcher: tuple[str, ...] = (), **env: str) -> list[dict[str, Any]]:
-    """What each process of a part has told."""
+    """Return the reports of all processes of a part."""
     command = [sys.executable, *launcher, str(Path(__file__).resolve()), "--part", part, "--seconds", str(seconds)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("POISE_")}
     with tempfile.TemporaryDirectory() as folder:

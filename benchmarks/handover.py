@@ -1,13 +1,12 @@
-"""What handing a tensor to a replica and its result back takes: through shared memory, through the socket, over TCP.
+"""Measure the time to pass a tensor to a replica and its result back: by shared memory, socket and TCP.
 
     python benchmarks/handover.py [--rounds 9] [--shared-from BYTES] [--json FILE]
 
-One request at a time, of one size there and back, to a model that gives back what it got: nothing else is paid for.
-*shared*: `poise_serve/service.py` and a replica process as they are. *socket*: the same two with the limit from which
-bodies are shared raised out of reach (`--shared-from 1` shares bodies of all sizes: so that limit was found). *TCP*:
-the bare bytes to a process that sends them back over loopback, without anything around them: the least that a network
-path between the two would cost on this machine. The paths are taken in turn in every round; each figure is the median
-over the rounds of each round's median.
+One request at a time, of equal size in both directions, to a model that returns its input: nothing else is measured.
+*shared*: `poise_serve/service.py` and a replica process, unchanged. *socket*: the same two with an unreachable size
+limit for shared bodies (`--shared-from 1` shares bodies of all sizes, which is how the limit was found). *TCP*: the
+bare bytes to a process that echoes them over loopback: the least cost of a network path on this machine. Each round
+takes the paths in turn; each figure is the median over the rounds of each round's median.
 """
 
 import argparse
@@ -38,7 +37,7 @@ from poise_serve.wire import Answer
 SIZES = [1 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 48 << 20]
 OUT_OF_REACH = 1 << 62
 ONE_ROUND = 0.15
-"""Seconds that one size takes on one path in one round, about."""
+"""Approximate seconds per size and path."""
 
 MODEL = """
 import numpy as np
@@ -79,7 +78,7 @@ Ask = Callable[[bytes], Awaitable[None]]
 
 
 async def replica(folder: Path, name: str, shared_from: int) -> tuple[Service, subprocess.Popen[bytes]]:
-    """A service with one replica, which is ready."""
+    """Run a service with one ready replica."""
     metrics = ServiceMetrics(Registry(CollectorRegistry()), name)
     service = Service(name, Limits(timeout=60_000_000_000), folder / f"{name}.sock", metrics)
     await service.start()
@@ -127,7 +126,7 @@ def over_tcp(port: int) -> Ask:
 
 
 async def took(ask: Ask, body: bytes) -> float:
-    """The median of as many as fit into a part of a second, in milliseconds."""
+    """Return the median duration in milliseconds of the requests that fit into a fraction of a second."""
     await ask(body)
     times: list[float] = []
     over = time.perf_counter() + ONE_ROUND

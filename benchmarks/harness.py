@@ -1,7 +1,7 @@
-"""What the benchmarks share: a home of one's own, the floor, medians with their ranges, and ending what was started.
+"""Shared parts of the benchmarks: temporary state directories, the floor, medians with ranges, and process cleanup.
 
-Everything runs on two cores of the machine, whatever it has, so that "2 slots" means the same everywhere. Each measured
-system is started for its turn and ended after it: nothing idles beside what is being measured.
+Every benchmark is pinned to two cores, so that "2 slots" means the same on every machine. Each measured system is
+started for its turn and stopped after it, so that no idle system disturbs a measurement.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def met(self) -> bool | None:
-        """Whether the median meets the target; None when there is no target, or nothing was measured."""
+        """Return whether the median meets the target; None without a target or without values."""
         if self.limit is None or not self.values:
             return None
         return self.median >= self.limit if self.larger else self.median <= self.limit
@@ -63,7 +63,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def ratio(name: str, ours: Sequence[float], floor: Sequence[float], *, limit: float | None = None) -> Figure:
-    """Round by round, then the median: what slows a whole round slows both."""
+    """Return the ratio of each round: a disturbance of a whole round slows both sides."""
     values = [own / base for own, base in zip(ours, floor, strict=True)]
     return Figure(name=name, unit="x", values=values, limit=limit)
 
@@ -77,18 +77,18 @@ def absent(name: str, why: str) -> Figure:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of all do not exceed."""
+    """Return the nearest-rank percentile."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """One line per figure: median, range, target, and whether it is met."""
+    """Format one line per figure: median, range, target, and whether it is met."""
     return columns([("figure", "median", "range", "target", ""), *(_row(figure) for figure in figures)])
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells below one another, each column as wide as it has to be."""
+    """Align rows of cells in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(row).rstrip() for row in padded)
@@ -113,7 +113,7 @@ def number(value: float) -> str:
 def program(
     measure: Callable[[], list[Figure]], *, as_json: bool, show: Callable[[Sequence[Figure]], str] | None = None
 ) -> int:
-    """Measure, print (as `show` does, or else a table), and end what was started, also on Ctrl-C and SIGTERM."""
+    """Measure, print with `show` or as a table, and stop all started processes, also on Ctrl-C and SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     two_cores()
     try:
@@ -126,7 +126,7 @@ def program(
 
 
 def as_builtins(figures: Sequence[Figure]) -> list[dict[str, object]]:
-    """For JSON: each figure with its median and verdict."""
+    """Return each figure with its median and verdict, for JSON."""
     return [
         {**msgspec.to_builtins(figure), "median": figure.median if figure.values else None, "met": figure.met}
         for figure in figures
@@ -134,7 +134,7 @@ def as_builtins(figures: Sequence[Figure]) -> list[dict[str, object]]:
 
 
 def say(text: str) -> None:
-    """Progress goes to stderr."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -143,28 +143,28 @@ def two_cores() -> None:
 
 
 def other_work() -> float:
-    """What others use of the machine right now while nothing of ours runs, in percent of a core."""
+    """Return the CPU use of the machine while the benchmark idles, in percent of a core."""
     return psutil.cpu_percent(interval=OTHERS_SECONDS) * (psutil.cpu_count() or 1)
 
 
 def floor(count: int) -> float:
-    """Seconds of the bare spawn loop."""
+    """Return the seconds of the bare spawn loop."""
     command = [sys.executable, "-S", str(Path(__file__).with_name("floor.py")), str(count)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-# --- a fleet of one's own --------------------------------------------------------------------------------------------
+# --- a temporary fleet -----------------------------------------------------------------------------------------------
 
 
 class Fleet:
-    """A control plane and an agent in a temporary home."""
+    """A control plane and an agent in a temporary state directory."""
 
     def __init__(self, home: Home, client: Client) -> None:
         self.home = home
         self.client = client
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """The processes of Poise by what they are."""
+        """Return the processes of Poise by their role."""
         found = {
             "control plane": [holder(self.home.lock)],
             "agent": [holder(self.home.node / "lock")],
@@ -178,7 +178,7 @@ class Fleet:
         return {name: [psutil.Process(pid) for pid in pids] for name, pids in found.items()}
 
     def submit(self, count: int, work: dict[str, Any] = NO_OP) -> None:
-        """Jobs, of no-op commands, through one connection: a line and a durable receipt for each."""
+        """Submit no-op jobs through one connection, with a line and a durable receipt for each."""
         receipts = 0
         for receipt in self.client.submit_stream(work for _ in range(count)):
             if receipt.error is not None:
@@ -188,14 +188,16 @@ class Fleet:
             raise RuntimeError(f"{count} jobs were submitted, {receipts} acknowledged")
 
     def until_idle(self, count: int, begun: float) -> None:
-        """Until the end of `count` jobs is durable. Asks seldom while much is left, so that asking costs nothing."""
+        """Wait until the end of `count` jobs is durable. Poll rarely while many jobs are left, so that polling costs
+        nothing.
+        """
         while (left := self.client.status().unfinished) > 0:
             passed = time.perf_counter() - begun
             expected = passed * left / max(1, count - left)
             time.sleep(min(POLL_LONGEST, max(POLL_SHORTEST, min(expected / 4, passed / 10))))
 
     def check(self, count: int) -> None:
-        """Every job has ended well: else the figures mean nothing."""
+        """Raise unless every job succeeded: otherwise the figures are meaningless."""
         jobs = self.client.jobs(everything=True)
         good = sum(job.exit_code == 0 for job in jobs)
         if good != count or len(jobs) != count:
@@ -204,7 +206,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def own_home() -> Iterator[Home]:
-    """A home in a temporary folder; whatever works on it is ended with it."""
+    """Provide a state directory in a temporary folder; stop all of its processes at the end."""
     with tempfile.TemporaryDirectory(prefix="poise-bench-", ignore_cleanup_errors=True) as name:
         home = Home(Path(name).resolve() / "home")
         mark = new_mark()
@@ -221,14 +223,14 @@ def own_home() -> Iterator[Home]:
 
 
 def environ_of(home: Home) -> dict[str, str]:
-    """For the command line to work on this home."""
+    """Return an environment in which the command line uses this state directory."""
     return {**os.environ, "POISE_HOME": str(home.root)}
 
 
 @contextlib.contextmanager
 def own_fleet(*options: str, warm: int = 0) -> Iterator[Fleet]:
-    """A running fleet in a home of its own, its node ready; `warm` commands run first, as keepers start on demand.
-    `options` are those of `poise up`.
+    """Run a fleet in a temporary state directory until its node is ready. `warm` commands run first, because keepers
+    start on demand. `options` are those of `poise up`.
     """
     with own_home() as home:
         client = ensure_up(home, "--port", "0", *options)
@@ -246,7 +248,7 @@ def own_fleet(*options: str, warm: int = 0) -> Iterator[Fleet]:
 
 @contextlib.contextmanager
 def control_plane(home: Home) -> Iterator[float]:
-    """A control plane alone, killed at the end. Gives the seconds from its start until it answered."""
+    """Run a control plane alone, and kill it at the end. Yields the seconds from its start to its first answer."""
     begun = time.perf_counter()
     with (home.root / "poise.log").open("ab") as messages:
         process = subprocess.Popen(
@@ -267,7 +269,7 @@ def control_plane(home: Home) -> Iterator[float]:
 
 
 def ready(home: Home, pid: int) -> bool:
-    """Whether this process says that it is ready, and answers."""
+    """Return whether this process has published its endpoint and answers."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         if msgspec.json.decode(home.endpoint.read_bytes(), type=Endpoint).pid == pid:
             with contextlib.closing(Client(home, patience=5.0)) as client:
@@ -276,7 +278,7 @@ def ready(home: Home, pid: int) -> bool:
 
 
 def _end_home(home: Home) -> None:
-    """In order, supervisor first so that nothing is started again."""
+    """Stop the processes in order, the supervisor first so that it restarts nothing."""
     deadline = time.monotonic() + STOP_SECONDS
     for lock in (home.supervisor, home.lock, home.node / "lock"):
         asked = 0
@@ -288,16 +290,16 @@ def _end_home(home: Home) -> None:
             time.sleep(0.01)
 
 
-# --- ending what was started -----------------------------------------------------------------------------------------
+# --- process cleanup -------------------------------------------------------------------------------------------------
 
 
 def new_mark() -> dict[str, str]:
-    """A variable for the environment of what is started, by which it is found again."""
+    """Return an environment variable that marks started processes, so that they can be found again."""
     return {"POISE_BENCH_MARK": secrets.token_hex(8)}
 
 
 def end_marked(mark: Mapping[str, str], folder: str) -> None:
-    """Kill, by their ids, the processes that carry the mark or name the folder."""
+    """Kill, by their process IDs, the processes that carry the mark or name the folder."""
     deadline = time.monotonic() + STOP_SECONDS
     while time.monotonic() < deadline:
         found = [process for process in psutil.process_iter() if _is_ours(process, mark, folder)]
@@ -329,7 +331,7 @@ def _command_line(process: psutil.Process) -> str:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Cleaning up is finished, however often Ctrl-C is pressed."""
+    """Ignore Ctrl-C and SIGTERM within the context, so that cleanup finishes."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,8 +1,8 @@
-"""A control plane like any other, which notes what its nodes say and when it hears them, and what it makes of that.
+"""Run an ordinary control plane that records its nodes' messages, the times of their arrival, and its conclusions.
 
     python benchmarks/heard.py NOTES HOME [options of the control plane …]
 
-Notes are taken where the controller takes in a message, under the instant that it is given: by this it counts silence.
+Messages are recorded where the controller receives them, with the instant by which it measures silence.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ Kind = Literal["word", "suspected", "lost", "late"]
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """`at` is on the clock of the boot. Of a word: what was said; the next one comes within `every`. `late`: the loop
-    woke that much, in nanoseconds, after the instant for which it had set its alarm.
+    """One record. `at` is on the boot clock. For a message: its kind; the next one is due within `every`. `late`: the
+    nanoseconds by which the loop woke after its alarm.
     """
 
     at: int
@@ -46,7 +46,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 def main() -> int:
-    """Runs in place of `python -m poise.control`."""
+    """Run in place of `python -m poise.control`."""
     from poise.control import __main__ as control
     from poise.engine.host import Host
     from poise.kernel.controller import Controller
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def read(notes: Path) -> list[Note]:
-    """All notes of a control plane that has ended."""
+    """Return all records of a control plane that has ended."""
     data, found, place = notes.read_bytes(), [], 0
     decode = msgspec.msgpack.Decoder(Note).decode
     while place < len(data):
@@ -98,7 +98,7 @@ def read(notes: Path) -> list[Note]:
 
 
 class Heard:
-    """A declared fleet of small nodes on this machine, whose control plane takes notes."""
+    """A declared fleet of small nodes on this machine, whose control plane records messages."""
 
     def __init__(self, home: Home, client: Client, control: "subprocess.Popen[bytes]", names: Sequence[str]) -> None:
         self.home = home
@@ -107,7 +107,7 @@ class Heard:
         self.names = names
 
     def end(self) -> list[Note]:
-        """End all jobs, whose commands would outlive their fleet, and this control plane; all that it has noted."""
+        """Stop all jobs, whose commands would outlive their fleet, and this control plane; return its records."""
         self.end_jobs()
         self.control.terminate()
         self.control.wait(harness.STOP_SECONDS)
@@ -120,13 +120,13 @@ class Heard:
         until(lambda: not self.client.status().unfinished, "all jobs have ended")
 
     def agents(self) -> list[int]:
-        """The processes of the nodes' agents."""
+        """Return the processes of the nodes' agents."""
         return [holder(self.home.nodes / name / "lock") for name in self.names]
 
 
 @contextlib.contextmanager
 def fleet(nodes: int, *options: str) -> Iterator[Heard]:
-    """Such a fleet, up."""
+    """Run such a fleet."""
     with harness.own_home() as home:
         home.root.mkdir(parents=True)
         names = [f"n{number:03}" for number in range(nodes)]

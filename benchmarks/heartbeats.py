@@ -1,23 +1,23 @@
-"""Whether nodes that live are taken for dead while their machine has far more to do than it can.
+"""Measure false suspicions and losses of live nodes while their machine is heavily overloaded.
 
     python benchmarks/heartbeats.py [--nodes 20] [--seconds 12] [--json]
 
-A real control plane, and the agent of each node of a declared fleet, on two cores of one machine. Each node holds work,
-so that it says a word each second, and runs short commands. Then the machine is overloaded: as many processes that spin
-as there are cores, twice and four times as many; and sixteen times as many beside two that write and sync the disk
-of the log. And the control plane itself is stopped (SIGSTOP), again and again, while its nodes go on. It notes each
-word at the instant by which it counts silence (`heard.py`).
+A real control plane, and the agent of each node of a declared fleet, run on two cores of one machine. Each node holds a
+job, so that it sends a heartbeat each second, and runs short commands. Then the machine is overloaded: by as many
+spinning processes as there are cores, twice and four times as many; and by sixteen times as many plus two that write
+and sync the disk of the log. The control plane itself is also stopped (SIGSTOP), repeatedly, while its nodes continue.
+It records each heartbeat at the instant by which it measures silence (`heard.py`).
 
-*interval*: from one word of a node to its next. *late*: beyond what the node had promised, in which it is suspect after
-1 s, and lost after 2 s (on one machine). *false suspicions* and *false losses*: what the control plane said of nodes
-that were all alive.
+*interval*: from one heartbeat of a node to its next. *late*: the part beyond the promised interval; a node is suspect
+after 1 s, and lost after 2 s (on one machine). *false suspicions* and *false losses*: those that the control plane
+reported of nodes that were all alive.
 
-*phi accrual* (Hayashibara et al. 2004) over the same words, as it would have gone: at each word it has the mean and the
-deviation of up to 1,000 intervals before, and takes the node for dead when the next is longer than all but one
-in 10^threshold of such a normal distribution, of at least 100 ms of deviation, as Akka does; or of an exponential one,
-as Cassandra does. *false alarms*: intervals that were longer, while the control plane was not stopped. *waits*: the
-silence that it would bear after a word, as the median and the longest of all words. Beside it a bound that is learned
-in the simplest way: twice the largest lateness of the last 1,000 words, and so much at least.
+*phi accrual* (Hayashibara et al. 2004) is evaluated on the same heartbeats. At each heartbeat it has the mean and the
+deviation of up to 1,000 earlier intervals. It takes the node for dead if the next interval is longer than all but one
+in 10^threshold of such a normal distribution, with at least 100 ms of deviation, as in Akka; or of an exponential one,
+as in Cassandra. *false alarms*: longer intervals while the control plane was not stopped. *waits*: the silence that it
+would tolerate after a heartbeat, as the median and the maximum over all heartbeats. For comparison, a limit that is
+learned in the simplest way: twice the largest lateness of the last 1,000 heartbeats, with a minimum.
 """
 
 import argparse
@@ -57,7 +57,7 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 CHURN_SECONDS = 0.25
 WINDOW = 1000
 LEAST_WORDS = 10
-"""Until so many words of a node are known, no detector that learns says anything."""
+"""Minimum number of heartbeats of a node before a learning detector decides."""
 
 LEAST_DEVIATION = 0.1
 THRESHOLDS = (3, 5, 8, 12)
@@ -65,7 +65,9 @@ LEAST_LATENESS = (0.1, 0.3, 0.5)
 
 
 class Load(NamedTuple):
-    """Processes that spin and that sync; for how many seconds the control plane is stopped, in turn with as many."""
+    """Processes that spin and that sync, and the seconds for which the control plane is alternately stopped and
+    running.
+    """
 
     name: str
     spinning: int = 0
@@ -85,7 +87,9 @@ LOADS = (
 
 
 class Word(NamedTuple):
-    """Of one node: when it was heard, how long after the word before, and how much of that had not been promised."""
+    """A heartbeat of a node: its arrival, the interval since the previous one, and the part of it beyond the
+    promise.
+    """
 
     at: int
     interval: float
@@ -109,7 +113,7 @@ def busy(load: Load, folder: Path) -> Iterator[None]:
 
 
 def record(nodes: int, seconds: float) -> tuple[list[Note], dict[Load, tuple[int, int]]]:
-    """What was heard, and from when until when the machine was busy how."""
+    """Return the recorded messages, and the time span of each load."""
     spans: dict[Load, tuple[int, int]] = {}
     with heard.fleet(nodes) as fleet, tempfile.TemporaryDirectory(dir=fleet.home.root) as folder:
         for _ in fleet.names:
@@ -139,7 +143,7 @@ def _stop(pid: int, seconds: float) -> None:
 
 
 def words_of(notes: Sequence[Note]) -> dict[str, list[Word]]:
-    """Of each node, in order."""
+    """Return the heartbeats of each node, in order."""
     words: dict[str, list[Word]] = {}
     last: dict[str, Note] = {}
     for note in notes:
@@ -157,11 +161,11 @@ def words_of(notes: Sequence[Note]) -> dict[str, list[Word]]:
 
 
 Detector = Callable[[Sequence[Word]], float]
-"""How long a silence it would bear after these words, in seconds."""
+"""Returns the seconds of silence that the detector tolerates after these heartbeats."""
 
 
 def normal(threshold: float) -> Detector:
-    """Phi accrual as Akka has it: the quantile of the normal distribution that 1 in 10^threshold is beyond."""
+    """Phi accrual as in Akka: the quantile of the normal distribution that is exceeded once in 10^threshold."""
     quantile = statistics.NormalDist().inv_cdf(1 - 10**-threshold)
 
     def after(words: Sequence[Word]) -> float:
@@ -174,17 +178,17 @@ def normal(threshold: float) -> Detector:
 
 
 def exponential(threshold: float) -> Detector:
-    """And as Cassandra has it."""
+    """Phi accrual as in Cassandra."""
     return lambda words: threshold * math.log(10) * math.fsum(word.interval for word in words) / len(words)
 
 
 def bound(least: float) -> Detector:
-    """Twice the largest lateness, beyond the second that was promised."""
+    """Tolerate twice the largest lateness, beyond the promised second."""
     return lambda words: 1 + max(least, 2 * max(word.late for word in words))
 
 
 def would_have(detector: Detector, words: dict[str, list[Word]]) -> tuple[int, list[float]]:
-    """Its false alarms, and how long it would have waited after each word."""
+    """Return the detector's false alarms, and its wait after each heartbeat."""
     alarms, waits = 0, []
     for of in words.values():
         known: deque[Word] = deque(maxlen=WINDOW)
@@ -227,7 +231,7 @@ def measure(nodes: int, seconds: float) -> list[Figure]:
 
 
 def _is_judged(word: Word, spans: dict[Load, tuple[int, int]]) -> bool:
-    """While the control plane itself was stopped its nodes were not late."""
+    """Return whether a heartbeat counts: while the control plane itself was stopped, its nodes were not late."""
     return any(begun <= word.at <= ended for load, (begun, ended) in spans.items() if not load.stopped)
 
 

@@ -1,19 +1,19 @@
-"""A thousand nodes on one control plane: what their heartbeats cost it, and how long all take to come back at once.
+"""Measure a thousand nodes on one control plane: the cost of heartbeats, and the time until all reconnect.
 
     python benchmarks/herd.py [--nodes 1000] [--seconds 20] [--herds 3] [--submissions 10000] [--json]
 
-The control plane is a real one with its supervisor. The nodes are the real node machines, each with a TLS connection
-and a load of its own, all in one process beside it; only what they run is played: it takes the time that its command
-says.
+The control plane is real, with its supervisor. The nodes are the real node machines, each with its own TLS connection
+and load, all in one separate process; only their commands are simulated, with the durations that the commands state.
 
-* *idle*: nothing runs; each node beats more and more rarely, and says what it measures where that has changed.
-* *busy*: each node runs a command, and beats each second. CPU of the control plane, in pieces of five seconds.
+* *idle*: nothing runs; each node sends heartbeats at growing intervals, and reports changed measurements.
+* *busy*: each node runs a command, and sends a heartbeat each second. CPU of the control plane, in intervals of five
+  seconds.
 * *herd*: the control plane is killed while each node runs a command; at the same time many jobs are submitted, as fast
-  as they are taken. *back*: from the kill until every node has been heard and answered. *placed*: until all that was
-  submitted has started. No node may be lost, and nothing may be started twice. *CPU per node*: the same without
-  submissions, by the time of the processor that the control plane takes from its first answer until all are back. The
-  *floor* of that is what the same number of TLS connections cost a bare `ssl` server of one thread, one after the
-  other: each says a word and is answered.
+  as they are accepted. *back*: from the kill until every node has been heard and answered. *placed*: until all
+  submitted jobs have started. No node may be lost, and nothing may be started twice. *CPU per node*: the same without
+  submissions, by the CPU time of the control plane from its first answer until all nodes are back. Its *floor* is the
+  cost of the same number of TLS connections to a bare `ssl` server with one thread, in sequence: each sends a message
+  and gets an answer.
 """
 
 import argparse
@@ -65,24 +65,24 @@ TARGET_BACK_SECONDS = 15.0
 TARGET_CPU_PER_NODE = 0.2  # milliseconds
 PIECE_SECONDS = 5.0
 SETTLE_SECONDS = 40.0
-"""Idle nodes beat at their slowest after this."""
+"""Seconds after which idle nodes have reached their longest heartbeat interval."""
 
 PATIENCE = 120.0
 RECONNECT_SECONDS = (0.05, 1.0)
 CPU, MEMORY = 2000, 8 * 2**30
 WORD = bytes(200)
-"""As long as what a node says first."""
+"""A message as long as a node's first one."""
 
 _to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class PlayedNode:
-    """The node's side as its agent has it, but for what it runs."""
+    """The node side of an agent, with simulated commands."""
 
     def __init__(self, number: int, address: Address, token: str, clock: SystemClock) -> None:
         name, high, low = f"n{number}", *divmod(number, 250)
-        self._from = f"127.{1 + high // 250}.{high % 250}.{low + 1}"  # machines have addresses of their own
+        self._from = f"127.{1 + high // 250}.{high % 250}.{low + 1}"  # every machine has its own address
         self._address, self._token, self._clock = address, token, clock
         self._machine = NodeMachine(Node(name=name, incarnation="played", cpu=CPU, memory=MEMORY), [])
         self._unsent: list[FromAgent] = []
@@ -140,7 +140,7 @@ class PlayedNode:
                 await self._news.wait()
 
     def sample(self) -> None:
-        """Load as a machine has it: it wanders."""
+        """Report a load that drifts at random, as on a real machine."""
         self._feed(Load(cpu=round(self._load.gauss(400, 30)), load1=400, memory=round(self._load.gauss(300, 3))))
 
     def _feed(self, message: machine.Message) -> None:
@@ -182,7 +182,7 @@ class PlayedNode:
 
 
 class Swarm:
-    """All nodes, on a loop of their own."""
+    """All nodes, on their own event loop."""
 
     def __init__(self, home: Home, count: int) -> None:
         clock, token = SystemClock.of_the_boot(), read_token(home)
@@ -204,12 +204,12 @@ class Swarm:
         return sum(node.started for node in self.nodes)
 
     def leave(self) -> None:
-        """From now on it counts who comes back."""
+        """Reset the nodes, to count the reconnections from now on."""
         for node in self.nodes:
             node.back_at = 0.0
 
     def back(self) -> float:
-        """When the last one had come back; 0 while one has not."""
+        """Return when the last node had reconnected; 0 while one is missing."""
         times = [node.back_at for node in self.nodes]
         return max(times) if all(times) else 0.0
 
@@ -222,7 +222,7 @@ class Swarm:
         await asyncio.gather(samples, *tasks, return_exceptions=True)
 
     async def _sample(self) -> None:
-        """Each node each second, a few at a time."""
+        """Sample each node once a second, a few at a time."""
         for number in itertools.cycle(range(20)):
             for node in self.nodes[number::20]:
                 node.sample()
@@ -238,7 +238,7 @@ def until(holds: Callable[[], object], what: str, seconds: float = PATIENCE) -> 
 
 
 def cpu_share(home: Home, seconds: float) -> list[float]:
-    """CPU of the control plane, in percent of a core, piece by piece."""
+    """Return the CPU of the control plane, in percent of a core, by interval."""
     process, shares = psutil.Process(holder(home.lock)), []
     for _ in range(max(1, round(seconds / PIECE_SECONDS))):
         before, begun = sum(process.cpu_times()[:2]), time.perf_counter()
@@ -248,13 +248,13 @@ def cpu_share(home: Home, seconds: float) -> list[float]:
 
 
 def hold(client: Client, nodes: int, seconds: float) -> str:
-    """A command on each node, for so long."""
+    """Run a command on each node for `seconds`."""
     return client.submit({"run": ["sleep", str(seconds)], "parts": nodes, "resources": {"cpu": CPU / 1000 / 2}})
 
 
 class Back(NamedTuple):
-    """Seconds from a kill until all are back, until all is acknowledged, and until all has started; and seconds of CPU
-    of the control plane, from its first answer until all was done.
+    """Seconds from a kill until all nodes are back, until all submissions are acknowledged, and until all have started;
+    and CPU seconds of the control plane, from its first answer until the end.
     """
 
     back: float
@@ -264,7 +264,7 @@ class Back(NamedTuple):
 
 
 def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> Back:
-    """Kill the control plane, submit so much, and wait until all is as before."""
+    """Kill the control plane, submit jobs, and wait until everything has recovered."""
     count = len(swarm.nodes)
     swarm.leave()
     began = swarm.started()
@@ -295,7 +295,7 @@ def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> Back:
 
 
 def floor(home: Home, count: int) -> float:
-    """Seconds of CPU that so many connections cost a bare server."""
+    """Return the CPU seconds of a bare server for `count` connections."""
     command = [sys.executable, __file__, "--bare", str(home.root), "--nodes", str(count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, contextlib.ExitStack() as held:
         if server.stdout is None:
@@ -311,7 +311,7 @@ def floor(home: Home, count: int) -> float:
 
 
 def bare(root: Path, count: int) -> int:
-    """Be that server: print the port, and then the CPU that it took."""
+    """Run that server: print the port, and then its CPU time."""
     context = server_context(Home(root), ["127.0.0.1"], of="bare")
     with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as held, files_for_all():
         print(listening.getsockname()[1], flush=True)
@@ -370,7 +370,7 @@ def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submission
 
 @contextlib.contextmanager
 def files_for_all() -> Iterator[None]:
-    """As many open files as there may be."""
+    """Raise the limit on open files to its maximum within the context."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
@@ -379,7 +379,7 @@ def files_for_all() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(home: Home) -> Iterator[Client]:
-    """A control plane that has no agent of this machine."""
+    """Run a control plane without an agent on this machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
     with contextlib.closing(ensure_up(home, "--port", "0", "--no-agent", "--listen", place)) as client:

@@ -1,16 +1,16 @@
-"""Incidents: storms of faults with known causes on simulated fleets, and what is made of their symptoms.
+"""Measure incident detection: storms of faults with known causes on simulated fleets.
 
     python benchmarks/incidents.py [--first 10001] [--storms 1000] [--jobs 2] [--each] [--json]
-    python benchmarks/incidents.py --merge FILE…        what several runs with --json found, as one table
+    python benchmarks/incidents.py --merge FILE…        print the results of several runs with --json as one table
 
-Each seed is a fleet of 8 to 24 nodes in racks and zones, a steady stream of jobs of which a tenth of the attempts fail
-by chance, and one fault, or two that have nothing to do with each other (`poise.engine.storms`). The real control plane
-and node machines run it; the incidents are read from its log alone.
+Each seed is a fleet of 8 to 24 nodes in racks and zones, a steady stream of jobs in which a tenth of the attempts fail
+by chance, and one fault or two unrelated ones (`poise.engine.storms`). The real control plane and node machines run it;
+the incidents are derived from its log alone.
 
-A symptom belongs to a fault if it shows below it while it lasts. Told of all storms:
+A symptom belongs to a fault if it occurs below the fault while the fault lasts. The figures over all storms are:
 
 * folded: symptoms of faults that are in the incident of their cause;
-* right cause: faults for which the incident with most of its symptoms had the right cause first, when it was opened;
+* right cause: faults for which the incident with most of its symptoms ranked the right cause first when it was opened;
 * merged: storms with two causes in which one incident has most symptoms of both;
 * told: seconds from the first symptom of a fault to the opening of that incident;
 * false: incidents that no fault explains.
@@ -37,14 +37,14 @@ from poise.model.incidents import Element, Symptom
 from poise.units import SECOND
 
 TAIL = 20 * SECOND
-"""A symptom may show so long after the end of its fault: a silent node is lost some seconds later."""
+"""Maximum delay of a symptom after the end of its fault: a silent node is lost some seconds later."""
 
 AFTER = 300 * SECOND
-"""Time that passes after the storm, so that incidents close."""
+"""Time to run after the storm, so that incidents close."""
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: its symptoms, those in the incident of its cause, the cause that was told, and after how long."""
+    """One fault: its symptoms, those in the incident of its cause, the reported cause, and the delay."""
 
     kind: str
     cause: str
@@ -56,7 +56,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One storm."""
+    """Result of one storm."""
 
     seed: int
     faults: tuple[Judged, ...]
@@ -67,13 +67,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(seed: int) -> Result:
-    """Judge one storm."""
+    """Run and judge one storm."""
     storm = storm_of(seed)
     return judge(storm, rage(storm))
 
 
 def judge(storm: Storm, events: Sequence[Event]) -> Result:
-    """What was made of the events of a storm."""
+    """Judge the incidents that the events of a storm lead to."""
     incidents, reader = Incidents(), Symptoms()
     symptoms: list[Symptom] = []
     opened: dict[str, tuple[int, Element, tuple[str, ...]]] = {}
@@ -124,7 +124,7 @@ def judge(storm: Storm, events: Sequence[Event]) -> Result:
 
 
 def _shows(symptom: Symptom, fault: Fault) -> bool:
-    """Whether a symptom belongs to a fault."""
+    """Return whether a symptom belongs to a fault."""
     if not fault.at <= symptom.at <= fault.at + LASTS + TAIL:
         return False
     by_chance = symptom.kind in ("attempt-failed", "attempt-killed", "out-of-memory", "hung")

@@ -1,9 +1,9 @@
-"""How many commands per second two keepers run, beside a loop that does nothing but spawn.
+"""Measure the commands per second of two keepers, compared with a bare spawn loop.
 
     python benchmarks/keeper_rate.py [commands per round]
 
-The floor is `posix_spawn` of `/bin/true`, two at a time, with no bookkeeping of any kind. Beside it the same commands
-through `Keepers`: orders, journal, logs, reports and the asyncio side included, from queues that were filled before.
+The floor is `posix_spawn` of `/bin/true`, two at a time, without bookkeeping. It is compared with the same commands
+through `Keepers`: including orders, journal, logs, reports and the asyncio side, from queues that were filled before.
 Three interleaved rounds; prints the medians as JSON.
 """
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def floor_rate(commands: int) -> float:
-    """Commands per second of a bare loop that keeps two running."""
+    """Return the commands per second of a bare loop that keeps two running."""
     environment = {"PATH": "/usr/bin:/bin"}
     start = time.perf_counter()
     for number in range(commands):
@@ -61,7 +61,7 @@ def floor_rate(commands: int) -> float:
 
 
 async def keeper_rate(folder: Path, commands: int) -> float:
-    """Commands per second of two keepers with filled queues, until the last ending has been reported."""
+    """Return the commands per second of two keepers with filled queues, until the last end has been reported."""
     executor = Keepers(folder / "keepers", folder / "logs")
     all_ended = asyncio.Event()
     left = SLOTS
@@ -75,7 +75,7 @@ async def keeper_rate(folder: Path, commands: int) -> float:
     executor.on_change = on_change
     await executor.open()
     try:
-        for slot in range(SLOTS):  # keepers start on demand: that is not what is measured
+        for slot in range(SLOTS):  # keepers start on demand; exclude their startup
             executor.start(slot, launch(f"warm[{slot}]"), ())
         await all_ended.wait()
         all_ended.clear()

@@ -1,11 +1,11 @@
-"""How soon a submission is acknowledged, and how many are accepted per second.
+"""Measure the latency of acknowledged submissions, and the number accepted per second.
 
     python benchmarks/latency.py [--count 200] [--per-second 20] [--held 20000] [--rounds 3] [--json]
 
-Acknowledged means durable. Single submissions are paced on an idle fleet, each of a command that waits for nothing,
-from the call until its answer; between two of them a bare SQLite commit of about a submission's size (WAL, FULL) on the
-same disk shows what the disk alone takes. For the rate, jobs are streamed to a fleet whose node is drained, so that
-nothing but accepting them is measured: from the first line sent to the last durable receipt.
+Acknowledged means durable. Single submissions are paced on an idle fleet, each of a command that can start at once, and
+timed from the call to its answer. Between two of them, a bare SQLite commit of about a submission's size (WAL, FULL) on
+the same disk shows the cost of the disk alone. For the rate, jobs are streamed to a fleet whose node is drained, so
+that only their acceptance is measured: from the first line sent to the last durable receipt.
 """
 
 import argparse
@@ -27,7 +27,7 @@ INSERT = "INSERT INTO log(record) VALUES (?)"
 
 
 def single(count: int, per_second: float) -> tuple[list[float], list[float]]:
-    """Milliseconds of each submission, and of each bare commit beside it."""
+    """Return the milliseconds of each submission, and of each bare commit."""
     pause = 1 / per_second
     submissions, commits = [], []
     with harness.own_fleet(warm=harness.SLOTS) as fleet, contextlib.closing(_bare_log(fleet.home.root)) as bare:
@@ -44,7 +44,7 @@ def single(count: int, per_second: float) -> tuple[list[float], list[float]]:
 
 
 def held(count: int) -> float:
-    """Seconds until `count` streamed jobs, which nothing may run, are all durable."""
+    """Return the seconds until `count` streamed jobs, which cannot run, are all durable."""
     with harness.own_fleet() as fleet:
         for node in fleet.client.nodes():
             fleet.client.drain(node.name)

@@ -1,8 +1,8 @@
-"""Nodes with links of a given rate on one machine: network namespaces, a bridge, and the kernel's token bucket (tbf).
+"""Create nodes with limited links on one machine: network namespaces, a bridge, the kernel's token bucket (tbf).
 
-Each node is a namespace with one interface, whose way out is limited; the way in is not, as what comes in has
-been limited where it went out. Processes of one node talk to each other without limit. Needs root, `ip` and `tc`;
-`why_not` says what is missing. Nothing outside of these namespaces is changed.
+Each node is a namespace with one interface. Outgoing traffic is limited; incoming traffic is not, because its sender
+was limited already. Processes of one node communicate without a limit. Requires root, `ip` and `tc`; `why_not` reports
+missing requirements. Nothing outside of these namespaces is changed.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 INTERFACE = "way0"
 BURST_KB, QUEUE_KB = 6, 4096
-"""A bucket that is small next to what is sent, and a queue in which nothing is dropped."""
+"""A bucket that is small compared with the messages, and a queue that drops nothing."""
 
 
 def why_not() -> str:
-    """Why there can be no such nodes here; empty: there can."""
+    """Return why such nodes cannot be created here; empty if they can."""
     if os.geteuid():
         return "limited links need root"
     return next((f"limited links need `{name}`" for name in ("ip", "tc") if shutil.which(name) is None), "")
@@ -25,7 +25,7 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def nodes(count: int) -> Iterator[list[str]]:
-    """The names of so many namespaces, connected; they are gone afterwards."""
+    """Create connected namespaces and yield their names; remove them afterwards."""
     prefix = f"poise-{os.getpid()}"
     bridge, names = f"{prefix}-bridge", [f"{prefix}-{node}" for node in range(count)]
     made = []
@@ -49,14 +49,14 @@ def nodes(count: int) -> Iterator[list[str]]:
 
 
 def start(node: str, command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process on a node. gloo is to use its link."""
+    """Start a process on a node, with gloo on its link."""
     given = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", **environ}
     return subprocess.Popen(["ip", "netns", "exec", node, *command], env=given)
 
 
 def run(placed: Sequence[tuple[str, Sequence[str]]], environ: Mapping[str, str], seconds: float) -> None:
-    """Ranks of one group: each on its node, with its own command. Raises AssertionError if one of them fails; none is
-    left.
+    """Run the ranks of one group, each on its node with its own command. Kill all of them at the end; raise
+    AssertionError if one fails.
     """
     ranks = [start(node, command, {**environ, "POISE_RANK": str(rank)}) for rank, (node, command) in enumerate(placed)]
     try:
@@ -69,7 +69,7 @@ def run(placed: Sequence[tuple[str, Sequence[str]]], environ: Mapping[str, str],
 
 
 def limit(megabits: float) -> None:
-    """Called on a node: what goes out over its link is limited to this from now on."""
+    """Limit the outgoing rate of the node's link. Call it on the node."""
     rate = f"{round(megabits * 1000)}kbit"
     limits = ("rate", rate, "burst", f"{BURST_KB}kb", "limit", f"{QUEUE_KB}kb")
     _run("tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *limits)

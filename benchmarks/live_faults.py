@@ -1,17 +1,17 @@
-"""Every fault of the matrix that real processes can have, done to a live Poise with real kills, timed and judged.
+"""Inject every fault of the matrix that real processes allow into a live Poise, with real kills, and measure recovery.
 
     python benchmarks/live_faults.py [--rows 1,2,4,…] [--repeats 3] [--outage 5] [--kills 100] [--no-peers] [--json]
 
-Each turn brings up a home of its own, brings it work, does the fault, and looks. *noticed*: from the fault until
-somebody says so. *recovered*: from then until what should run runs again, or what should be accepted is. Who says so is
-in the figure's note: an event, by when an observer that follows `poise events` has read it; or the wall clock of
-whoever looks from outside.
+Each turn starts Poise in its own state directory, submits jobs, injects the fault, and observes. *noticed*: from the
+fault until it is reported. *recovered*: from then until the expected jobs run again, or the expected requests are
+accepted. The figure's note names the observation: an event, timed by an observer that follows `poise events`; or the
+wall clock of an external observer.
 
-After each turn the promises are judged (`chaos/verdict.py`): by the log, S1, S2, S4, S6 and S7; where a control plane
-answers, L1 to L4; and those that the row is about by the turn itself. One that is broken is a broken promise, and so is
-a turn in which something did not happen that should have.
+After each turn the promises are judged (`chaos/verdict.py`): S1, S2, S4, S6 and S7 by the log; L1 to L4 if a control
+plane answers; and those of the row by the turn itself. A violation is a broken promise, and so is a turn in which an
+expected event did not happen.
 
-The rows, what must hold and the targets are those of docs/explanation/fault-matrix.md.
+The rows, the invariants and the targets are those of docs/explanation/fault-matrix.md.
 """
 
 import argparse
@@ -78,9 +78,8 @@ STAND_STILL = {"control": "the control plane", "agent": "an agent", "keeper": "a
 
 @dataclass(frozen=True)
 class Sizes:
-    """How long the long rows take: seconds without a control plane, how often one is killed, how many inputs are
-    thrown at readers, minutes of churn, and for how many seconds a process stands still, and how
-    many nodes come back.
+    """Sizes of the long rows: seconds without a control plane, number of its kills, number of inputs for the readers,
+    minutes of churn, seconds for which a process is stopped, and number of nodes that reconnect.
     """
 
     outage: float = 5.0
@@ -95,7 +94,7 @@ QUICK = Sizes(kills=10, inputs=1000, soak=1.0, pause=4.0, nodes=100)
 
 
 def cases(sizes: Sizes) -> list[Case]:
-    """The rows, in order. A row of which nothing is here is done elsewhere, or needs what one machine has not."""
+    """Return the cases in row order. Rows without a case are tested elsewhere, or need more than one machine."""
     long = f"{processes.EVENTS:,} events in its log"
     away = functools.partial(processes.outage, sizes.outage)
     at_random = functools.partial(processes.killed_at_random, sizes.kills)
@@ -250,7 +249,7 @@ def cases(sizes: Sizes) -> list[Case]:
 
 
 def measure(rows: Sequence[int], repeats: int, sizes: Sizes, *, with_peers: bool) -> list[Figure]:
-    """All turns of the cases of these rows; no rows: of all."""
+    """Run all turns of the cases of these rows; of all rows if none are given."""
     figures = []
     for case in cases(sizes):
         if not rows or case.row in rows:
@@ -260,7 +259,7 @@ def measure(rows: Sequence[int], repeats: int, sizes: Sizes, *, with_peers: bool
 
 
 def done(case: Case, repeats: int) -> list[Figure]:
-    """The figures of a case: noticed, recovered, and promises that were broken, of so many turns."""
+    """Return the figures of a case: noticed, recovered, and broken promises, over all turns."""
     name = f"fault {case.row}: {case.fault}"
     turns: list[Turn] = []
     broken: list[str] = []
@@ -276,7 +275,7 @@ def done(case: Case, repeats: int) -> list[Figure]:
                 kept |= set(found)
         except (NotHere, pytest.skip.Exception) as why:
             return [harness.absent(name, str(why))]
-        except Exception as failure:  # whatever it is, it has failed, and the other rows are done
+        except Exception as failure:  # any exception fails this row; the others still run
             if not isinstance(failure, AssertionError | PoiseError):
                 traceback.print_exc()
             broken.append(" ".join(str(failure).split()) or type(failure).__name__)
@@ -284,7 +283,7 @@ def done(case: Case, repeats: int) -> list[Figure]:
             stage.destroy()
     for story in broken:
         say(f"{name}: BROKEN: {story}")
-    noticed = [round(value, 4) for turn in turns for value in turn.noticed]  # nobody looks more often
+    noticed = [round(value, 4) for turn in turns for value in turn.noticed]  # observers are no more precise
     recovered = [round(value, 4) for turn in turns for value in turn.recovered]
     figures = []
     if noticed:
@@ -304,7 +303,7 @@ KINDS = ("noticed", "recovered", "promises broken")
 
 
 def matrix(figures: Sequence[Figure]) -> str:
-    """A line for each fault: times with their targets, and what was kept. What is no fault follows as it is."""
+    """Format a line for each fault: times with their targets, and the kept promises. Other figures follow unchanged."""
     rows: dict[str, dict[str, str]] = {}
     others = []
     for figure in figures:

@@ -1,14 +1,14 @@
-"""What a long queue costs the control plane: its ledger by itself, without a process or a disk.
+"""Measure the cost of a long queue for the control plane: its ledger alone, without a process or a disk.
 
     python benchmarks/long_queue.py [--jobs 100000] [--live | --churn [--tasks 100]] [--json]
 
-Jobs that may not run are submitted, all of one kind as in a stream; then what a restart does with them, and what takes
-the loop of the control plane while they wait: the longest turn decides how soon anything else is answered. All times
-are of this process's CPU. With `--live` a whole Poise is used instead, and times are those of a client: how long
-`whoami` takes beside the stream and beside the queue, how soon the control plane leads again after `kill -9`, and how
-long it takes to cancel them all. With `--churn` the jobs run and end: how large the control plane becomes with its
-history full, and how long `whoami` takes beside 35 submissions a second; with `--tasks` each job of the stream has so
-many. Both ask from a process of their own.
+Jobs that cannot run are submitted, all of one kind as in a stream. The benchmark then measures a restart with them, and
+the turns of the control plane's loop while they wait: the longest turn limits its response time. All times are CPU of
+this process. With `--live`, a whole Poise is used instead, and times are those of a client: the latency of `whoami`
+during the stream and with the queue, the time until the control plane leads again after `kill -9`, and the time to
+cancel all jobs. With `--churn`, the jobs run and end: the figures are the memory of the control plane with a full
+history, and the latency of `whoami` during 35 submissions a second; `--tasks` sets the number of tasks per job of the
+stream. Both use a separate client process.
 """
 
 import argparse
@@ -47,7 +47,7 @@ NODE = Node(name="n1", incarnation="1", cpu=2_000, memory=2**36)
 
 
 class Long:
-    """A controller with a long queue; `records` is its log, `turns` how long each of its turns has taken."""
+    """A controller with a long queue; `records` is its log, `turns` the duration of each of its turns."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.controller = Controller(ledger or Ledger(), Settings(policy="poise", checkpoint_every=20_000))
@@ -60,7 +60,7 @@ class Long:
         self.perform(self.controller.begin(self.now, boot="b", boottime=1, wall=1.0))
 
     def turn(self, *messages: object) -> None:
-        """As the host does it: all messages, then time; an inline policy answers in the same turn."""
+        """Run a turn like the host: all messages, then time; an inline policy answers in the same turn."""
         self.now += MILLISECOND
         begun, self.saving = thread_time(), 0.0
         effects: list[Effect] = []
@@ -81,7 +81,7 @@ class Long:
             elif isinstance(effect, Decide):
                 plan = self.policy.decide(effect.view)
                 self.perform(self.controller.handle(Decided(plan, effect.view), self.now))
-        if is_due:  # encoded beside the loop, so that it is no part of a turn
+        if is_due:  # encoded off the loop, so it is not part of a turn
             begun = thread_time()
             self.state = self.controller.ledger.revision, self.controller.ledger.encode()
             self.saving += thread_time() - begun
@@ -91,7 +91,7 @@ class Long:
 
 
 def submit(jobs: int, at_once: int = 64) -> Long:
-    """Two run, the others wait."""
+    """Submit the jobs: two run, the others wait."""
     long = Long()
     long.turn(FromNode("n1", Hello(node=NODE)))
     compiled = compile_spec(NO_OP, wall=1.0)
@@ -192,7 +192,7 @@ def measure_live(jobs: int) -> list[Figure]:
 
 
 def measure_churn(jobs: int, tasks: int) -> list[Figure]:
-    """They come as streams of `CHURN_EACH` tasks until so many have run, then one by one at `CHURN_RATE`."""
+    """Run `jobs` tasks as streams of `CHURN_EACH` tasks, then submit one by one at `CHURN_RATE`."""
     at_once = max(1, CHURN_EACH // tasks)
     work = NO_OP if tasks == 1 else {**NO_OP, "parts": tasks}
     with harness.own_fleet() as fleet:
@@ -220,12 +220,12 @@ def measure_churn(jobs: int, tasks: int) -> list[Figure]:
 
 
 def resident(fleet: harness.Fleet) -> float:
-    """Megabytes of the control plane."""
+    """Return the resident megabytes of the control plane."""
     return float(fleet.processes()["control plane"][0].memory_info().rss / 1e6)
 
 
 def whoami(name: str, beside: str, took: Sequence[float], limit: float | None = None) -> list[Figure]:
-    """`took` in milliseconds, and so the `limit` of P99."""
+    """Return the figures of `whoami`; `took` and the `limit` of P99 are in milliseconds."""
     return [
         Figure(
             name=f"{name}whoami {beside}, {text}",
@@ -239,7 +239,7 @@ def whoami(name: str, beside: str, took: Sequence[float], limit: float | None = 
 
 @contextlib.contextmanager
 def asking(home: Home) -> Iterator[list[float]]:
-    """How many milliseconds `whoami` took, each time that a process of its own asked meanwhile."""
+    """Call `whoami` from a separate process within the context; yields the list of its latencies in milliseconds."""
     took: list[float] = []
     command = [sys.executable, __file__, "--ask", str(home.root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asker:
@@ -253,7 +253,7 @@ def asking(home: Home) -> Iterator[list[float]]:
 
 
 def ask(root: Path) -> int:
-    """Ask until the input ends; then tell how long each answer took."""
+    """Call `whoami` until the input ends; then print the latency of each call."""
     took: list[float] = []
     with Client(Home(root)) as client:
         client.whoami()

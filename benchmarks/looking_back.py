@@ -1,10 +1,11 @@
-"""How long it takes to look back at a full log of a large fleet, and what that needs.
+"""Measure the time and the memory to replay a full log of a large fleet.
 
     python benchmarks/looking_back.py [--nodes 10000] [--records 1000000] [--json]
 
-A log is made of so many records of a fleet with eight devices a node: jobs of one device that are submitted, placed,
-started and done, one in fifty failed. Then the dashboard's follower reads it. It is asked as a page asks: for the first
-picture (40 rows, 1,200 pixels), for windows of all sizes and places, and for past moments all over the log.
+A log of `--records` records is generated for a fleet with eight devices per node: jobs of one device that are
+submitted, placed, started and done, one in fifty failed. Then the dashboard's follower reads it and gets the requests
+of a page: for the first picture (40 rows, 1,200 pixels), for windows of all sizes and positions, and for past instants
+all over the log.
 """
 
 import argparse
@@ -52,14 +53,14 @@ CHECKPOINT_EVERY = 20_000
 
 
 def template() -> Job:
-    """A job of one device, as it is submitted."""
+    """Return a job of one device, as submitted."""
     world = World().nodes(1, gpus=1).job("train", gpu=1)
     (event,) = (event for event in world.log if isinstance(event, JobSubmitted))
     return event.job
 
 
 def events(nodes: int, records: int, seed: int) -> Iterator[Event]:
-    """Jobs on devices of the fleet, each placed as soon as its device is free."""
+    """Yield the events of jobs on the fleet's devices, each placed as soon as its device is free."""
     draw = random.Random(seed)
     now = SECOND
     yield Began(at=now, term=1, policy="fifo", history=10_000, version="", boot="boot", boottime=now, wall=WALL)
@@ -99,7 +100,7 @@ def events(nodes: int, records: int, seed: int) -> Iterator[Event]:
 
 
 def write(home: Home, nodes: int, records: int) -> int:
-    """Write the log, with a checkpoint now and then, as a control plane does; returns its last revision."""
+    """Write the log, with occasional checkpoints like a control plane; return its last revision."""
     home.root.mkdir()
     store = SqliteStore(home.log, encode_event, decode_event)
     ledger = Ledger()

@@ -1,14 +1,14 @@
-"""What a scrape of `/metrics` costs the control plane, and how many series it has, on a large fleet.
+"""Measure the cost of a `/metrics` scrape for the control plane, and the number of series, on a large fleet.
 
     python benchmarks/metrics.py [--nodes 10000] [--tenants 1000] [--scrapes 20] [--json]
 
 A fleet in memory: nodes of 8 devices in 40 models, a tenth of the nodes drained, all with a load and a minute of
-measurements, so that every label has more values than are shown. Each tenant has two jobs that wait, in queues of their
-own. A row of `seconds` is the median and the longest of the scrapes:
+measurements, so that every label has more values than are shown. Each tenant has two waiting jobs in separate queues. A
+row of `seconds` is the median and the maximum of the scrapes:
 
-* *loop*: CPU time on the thread of the event loop, which decides meanwhile for nobody. The limit is 20 ms.
-* *longest turn*: of that, the longest without a turn for others.
-* *thread*: CPU time beside it, to write the text.
+* *loop*: CPU time on the thread of the event loop, which makes no decisions meanwhile. The limit is 20 ms.
+* *longest turn*: the longest part of it without yielding to other tasks.
+* *thread*: CPU time on another thread, to write the text.
 """
 
 import argparse
@@ -40,7 +40,7 @@ GIB = 2**30
 
 
 class Cost(NamedTuple):
-    """Of one scrape: CPU seconds on the loop, of that the longest turn, and beside it; and what it gave."""
+    """Cost of one scrape: CPU seconds on the loop, its longest turn, CPU seconds on the thread, and the result."""
 
     loop: float
     longest: float
@@ -53,7 +53,7 @@ class Cost(NamedTuple):
 
 
 class InMemory:
-    """What the metrics are read from, of a world in memory; it has as much as they ask for of a control plane."""
+    """The part of a control plane that the metrics read, for a world in memory."""
 
     accepting, behind, away = True, None, ""
 
@@ -100,7 +100,7 @@ def scrape(plane: InMemory, gauges: Gauges) -> Cost:
 
 
 def turned(seen: Coroutine[Any, Any, Families], turns: list[float]) -> Families:
-    """What it returns; `turns` get the CPU seconds of each of its turns of the loop."""
+    """Return the result of the coroutine; append the CPU seconds of each of its loop turns to `turns`."""
     while True:
         began = time.thread_time()
         try:
@@ -122,7 +122,7 @@ def main() -> int:
     plane = InMemory(world)
     plane.tally.observe(Happened(first=1, events=tuple(world.log)))
     gauges = Gauges(cast(Plane, plane), minutes)
-    scrape(plane, gauges)  # the first makes the columns of the fleet, as any round does
+    scrape(plane, gauges)  # the first scrape builds the fleet's columns, like any round
     costs = [scrape(plane, gauges) for _ in range(options.scrapes)]
     found = {
         "nodes": options.nodes,

@@ -1,20 +1,19 @@
-"""Training that goes on at the neighbour with its checkpoint, since its node is hot, is emptied, or has gone.
+"""Measure training that migrates to a neighbour with its checkpoint, because its node is hot, drained, or lost.
 
     python benchmarks/migration.py [--only hot,drained,killed] [--rounds 3] [--json]
 
-Two declared nodes on this machine, under a control plane of their own. On one of them a small network learns digits, as
-`poise submit` runs it, with a checkpoint in the job's folder every 20 steps. Then there is one of these:
+Two declared nodes on this machine have their own control plane. On one of them a small network learns digits, as a job
+of `poise submit`, with a checkpoint in the job's folder every 20 steps. Then one of these happens:
 
-* *hot*: another command on the node asks for a fifth of a CPU and burns a whole one, of the half that the node has. So
-  what the node's agent measures of its commands is above 80 %, and that counts as hot after 5 s instead of 30 s: a
-  policy file says so, and all else is as shipped. The other command may not be preempted, so that the training is what
-  is handed over.
-* *drained*: somebody says `poise drain NODE --move`.
-* *killed*: the node's agent, its keepers and its commands are killed with SIGKILL at once, and nobody starts them anew.
+* *hot*: another command on the node requests a fifth of a CPU and uses a whole one, of the half that the node has. The
+  measured use of the commands is then above 80 %, which counts as hot after 5 s instead of 30 s; a policy file sets
+  this, and everything else has its defaults. The other command is not preemptible, so that the training migrates.
+* *drained*: an operator runs `poise drain NODE --move`.
+* *killed*: the node's agent, its keepers and its commands are killed with SIGKILL at once, and not restarted.
 
-The training writes each step down with the time. *Away* is from the last step on the one node to the first on the
-other. What takes the most of that is the start of a process, with the import of PyTorch: *restore* is from when the
-node says that it has started until its first step. What it came to is held against the same training undisturbed.
+The training records each step with its time. *Away* is from the last step on the one node to the first on the other.
+Most of it is process startup with the import of PyTorch: *restore* is from the node's start report until the first
+step. The result is compared with the same training without interruption.
 """
 
 import argparse
@@ -45,21 +44,21 @@ OPTIONS: dict[str, Any] = {"batch": 64, "epochs": 100, "every": EVERY, "pause": 
 FLEET = 'kind: fleet\nname: pair\nnodes: {a: {cpu: "0.5", memory: 8GiB}, b: {cpu: "0.5", memory: 8GiB}}\n'
 POLICY = "kind: policy\nname: ours\nextends: poise\ntriggers: {hot_for: 5s}\n"
 SETTLED = 30.0
-"""Seconds before which what runs is not moved off a hot node."""
+"""Minimum seconds of running before a task is moved off a hot node."""
 
 DETECTED = 3.0
-"""Seconds until a node of this machine is given up: the settings' own."""
+"""Seconds until a node of this machine is declared lost, by default."""
 
 PLACED = 2.0
-"""Seconds from when the cause is known until the training runs elsewhere, but for its own start: the target."""
+"""Target: seconds from the known cause until the training runs elsewhere, without its own startup."""
 
 HOG = [sys.executable, "-c", "while True: pass"]
 
 
 class Moved(NamedTuple):
-    """One migration, in seconds of the wall clock: when there was a cause, when that was known, when the training had
-    ended on its node and when it was started at the neighbour. What it wrote on either side, and how far its weights
-    are from an undisturbed run's.
+    """One migration, in seconds of the wall clock: the cause, its detection, the end of the training on its node and
+    its start at the neighbour. Also the steps recorded on either side, and the difference of its weights from an
+    undisturbed run's.
     """
 
     cause: float
@@ -76,17 +75,19 @@ class Moved(NamedTuple):
 
     @property
     def again(self) -> float:
-        """Steps that were made twice."""
+        """Return the number of steps that were run twice."""
         return float(max(0, self.before[-1].step + 1 - self.after[0].step))
 
     @property
     def left_out(self) -> float:
-        """Steps that nobody wrote, but for one with which it may have ended: that is made and not written."""
+        """Return the number of steps that were not recorded, except for one that the first attempt may have run without
+        recording it.
+        """
         return float(max(0, self.after[0].step - self.before[-1].step - 2))
 
 
 class Pair:
-    """Two nodes, and the training on one of them."""
+    """Two nodes, with the training on one of them."""
 
     def __init__(self) -> None:
         self.living = living = Living()
@@ -106,7 +107,7 @@ class Pair:
         return written(self.living.work)
 
     def moved(self, cause: float, known: Callable[[], float], *, asked: bool = True) -> Moved:
-        """Waits until it has gone on elsewhere, and for what it comes to. Not `asked`, it ended with its node."""
+        """Wait until the training continues elsewhere, and for its result. If not `asked`, it ended with its node."""
         task, told = f"{self.id}.main", known()
         started = self.event("started", task=task, epoch=2)
         ended = self.event("finished", task=task, epoch=1) if asked else told
@@ -120,7 +121,7 @@ class Pair:
         return Moved(cause, told, ended, started, before, lines[len(before) :], apart(answer["weights"]))
 
     def event(self, kind: str, **fields: Any) -> float:
-        """When this was first told, or first `since` an instant."""
+        """Return when this event was first reported, or first `since` an instant."""
         return wall(self.observer.until(kind, **fields)[0])
 
 
@@ -139,10 +140,10 @@ def wall(monotonic: float) -> float:
 
 
 def hot() -> Moved:
-    """The training shares its node with what takes more than it asked for."""
+    """Migrate because another command exceeds its request on the training's node."""
     with pair() as of:
         first = of.steps()[0].time
-        time.sleep(max(0.0, first + SETTLED - time.time()))  # so that the wait for that is not measured
+        time.sleep(max(0.0, first + SETTLED - time.time()))  # exclude this wait from the measurement
         until(lambda: not any("hot" in node.level for node in of.client.nodes()), "the heat of its own start is over")
         of.client.drain(of.neighbour)
         running(of.living, {"name": "hog", "run": HOG, "preemptible": False, "resources": {"cpu": 0.2}})
@@ -152,7 +153,7 @@ def hot() -> Moved:
 
 
 def drained() -> Moved:
-    """Somebody empties its node."""
+    """Migrate because the node is drained."""
     with pair() as of:
         asked = time.time()
         done = of.living.poise("drain", of.node, "--move")
@@ -161,7 +162,7 @@ def drained() -> Moved:
 
 
 def killed() -> Moved:
-    """All of its node is killed."""
+    """Migrate because all processes of the node are killed."""
     with pair() as of:
         folder = of.living.home.nodes / of.node
         with stopped(of.living.pid("supervisor")):
@@ -178,7 +179,7 @@ _undisturbed: list[float] = []
 
 
 def apart(weights: list[float]) -> float:
-    """The largest difference of a weight from that of the same training undisturbed."""
+    """Return the largest difference of a weight from the same training without interruption."""
     if not _undisturbed:
         from train.gangs import Workers
 
@@ -197,7 +198,7 @@ CASES: dict[str, Callable[[], Moved]] = {"hot": hot, "drained": drained, "killed
 
 
 def figures_of(name: str, turns: list[Moved]) -> list[Figure]:
-    """See the module; where it is killed, what was made since the newest checkpoint is made again."""
+    """Return the figures described in the module. After a kill, the steps since the latest checkpoint are repeated."""
     asked = name != "killed"
     knows = {"hot": "from the other command's start to a hot node", "drained": "from the command to the order"}
     told = knows.get(name, "from the kill to the loss of the node")
@@ -220,7 +221,7 @@ def figures_of(name: str, turns: list[Moved]) -> list[Figure]:
 
 
 def measure(cases: list[str], rounds: int) -> list[Figure]:
-    """Each case so many times, in turn."""
+    """Run each case `rounds` times, in turn."""
     turns: dict[str, list[Moved]] = {name: [] for name in cases}
     for number in range(rounds):
         for name in cases:

@@ -1,15 +1,15 @@
-"""The quality of decisions on one machine, live: 200 jobs of all kinds on a declared fleet, under every policy in turn.
+"""Measure the quality of decisions on one machine, live: 200 jobs of all kinds on a declared fleet, under each policy.
 
     python benchmarks/mixed.py [--policies poise,fifo,...] [--seed 1] [--jobs 200] [--json]
 
-The fleet is `examples/fleet.yaml`: six nodes, eleven GPUs of three models and two NPUs, all of it declared. The jobs
-come within a minute, by chance but the same for every policy: long training of low class that saves its state, gangs,
-elastic gangs, work for the CPU alone, and bursts of short urgent work with deadlines. A command takes its time and does
-nothing with it, so that a laptop can hold the fleet; each says how long it takes, to within a third.
+The fleet is `examples/fleet.yaml`: six nodes, eleven GPUs of three models and two NPUs, all declared. The jobs arrive
+within a minute, at random but equally for every policy: long low-priority training with checkpoints, gangs, elastic
+gangs, CPU-only jobs, and bursts of short urgent jobs with deadlines. A command only sleeps, so that a laptop can run
+the fleet; each declares its run time, to within a third.
 
-*JCT* is the time from submission to the end; *slowdown* is JCT over the time it takes alone, at least 10 s (bounded, as
-Feitelson, 2001). *Goodput* is the share of all GPUs over the makespan that went into work which was not done again.
-About two minutes for each policy.
+*JCT* is the time from submission to the end; *slowdown* is JCT over the run time alone, at least 10 s (bounded, as
+Feitelson, 2001). *Goodput* is the fraction of all GPU time over the makespan whose work was not repeated. The benchmark
+takes about two minutes for each policy.
 """
 
 import argparse
@@ -49,11 +49,11 @@ while [ "$done" -lt "$steps" ]; do
 done
 exit 0
 """
-"""So many half seconds for all members of a gang together; every two seconds it is written down how far it got."""
+"""Runs a number of half seconds for all members of a gang together; saves its progress every two seconds."""
 
 
 class Ask(NamedTuple):
-    """A job, when it comes (seconds), how long it takes alone (seconds), and the GPU seconds of it."""
+    """A job, its arrival (seconds), its run time alone (seconds), and its GPU seconds."""
 
     at: float
     spec: dict[str, Any]
@@ -62,7 +62,7 @@ class Ask(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a policy did."""
+    """Results of a policy."""
 
     makespan: float
     jct: list[float]
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
 
 
 def workload(jobs: int, seed: int, folder: Path) -> list[Ask]:
-    """The same for every policy."""
+    """Return the workload, which is the same for every policy."""
     pick = random.Random(seed)
     script = folder / "work.sh"
     script.write_text(WORK)
@@ -107,7 +107,7 @@ def workload(jobs: int, seed: int, folder: Path) -> list[Ask]:
 
 
 def run(policy: str, jobs: int, seed: int) -> Outcome:
-    """Submit everything when it is due, and wait for all to end."""
+    """Submit all jobs when due, and wait for them to end."""
     with harness.own_home() as home:
         folder = home.root.parent / "work"
         folder.mkdir()
@@ -165,7 +165,7 @@ def _outcome(ended: Sequence[tuple[JobReport, Ask]]) -> Outcome:
 
 
 def measure(policies: Sequence[str], jobs: int, seeds: Sequence[int]) -> list[Figure]:
-    """Every policy on every seed, in turns."""
+    """Run every policy on every seed, in turns."""
     found: dict[str, list[Outcome]] = {policy: [] for policy in policies}
     for seed in seeds:
         for policy in policies:

@@ -1,10 +1,10 @@
-"""The schedulers that Poise is measured beside: installing them, and one turn of each.
+"""Install the schedulers that Poise is compared with, and run one turn of each.
 
     python benchmarks/peers.py install [--folder .peers] [NAME ...]
     python benchmarks/peers.py list
 
-Each peer has a folder of its own: a virtual environment for those in Python, unpacked Debian packages for Slurm.
-Nothing is installed into the system. A peer that cannot be installed, or does not run, is reported as absent by name.
+Each peer has its own folder: a virtual environment for those in Python, unpacked Debian packages for Slurm. Nothing is
+installed into the system. A peer that cannot be installed, or does not run, is reported as absent by name.
 """
 
 import argparse
@@ -27,9 +27,9 @@ TURN_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Peer:
-    """`script` takes a folder, a mode and a count; it prints how many are done, and the seconds that it took. `killed`
-    takes a folder, and `control` with a delay or `worker`; it prints what was done in the end, or when it ran again.
-    One without either is no scheduler, and is asked something else.
+    """A peer. `script` takes a folder, a mode and a count; it prints the number of completed commands and the seconds.
+    `killed` takes a folder, and `control` with a delay or `worker`; it prints the commands completed in the end, or the
+    time of recovery. A peer without either is not a scheduler, and has its own script.
     """
 
     name: str
@@ -52,7 +52,7 @@ PEERS = {
 
 
 class Absent(Exception):
-    """This peer is not here; the text says why."""
+    """The peer is unavailable; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Turn:
 
 
 def python_of(folder: Path, peer: Peer) -> str:
-    """The interpreter that runs the peer's script. Raises Absent when the peer is not installed."""
+    """Return the interpreter for the peer's script. Raises Absent if the peer is not installed."""
     if not (folder / peer.name / "installed").is_file():
         raise Absent("not installed: `python benchmarks/peers.py install`")
     return str(folder / peer.name / "bin" / "python") if peer.requirements else sys.executable
 
 
 def turn(folder: Path, name: str, mode: str, count: int) -> Turn:
-    """Start the peer, let it run `count` no-op commands on two slots, stop it. Raises Absent when it does not work."""
+    """Start the peer, run `count` no-op commands on two slots, and stop it. Raises Absent if it does not work."""
     answer = ask(folder, name, PEERS[name].script, mode, str(count))
     if answer["done"] != count:
         raise Absent(f"only {answer['done']} of {count} commands ended well")
@@ -77,7 +77,9 @@ def turn(folder: Path, name: str, mode: str, count: int) -> Turn:
 
 
 def ask(folder: Path, name: str, script: str, *arguments: str) -> dict[str, Any]:
-    """What a script of the peer prints; all that it started is ended. Raises Absent when it does not work."""
+    """Run a script of the peer, return its output, and end all processes that it started. Raises Absent if it does not
+    work.
+    """
     python = python_of(folder, PEERS[name])
     mark = harness.new_mark()
     with tempfile.TemporaryDirectory(prefix="pb-", ignore_cleanup_errors=True) as work:
@@ -105,7 +107,7 @@ def ask(folder: Path, name: str, script: str, *arguments: str) -> dict[str, Any]
 
 
 def install(folder: Path, peer: Peer) -> None:
-    """Raises Absent when it cannot be done here."""
+    """Install a peer. Raises Absent if this is impossible here."""
     own = folder / peer.name
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
@@ -118,7 +120,7 @@ def install(folder: Path, peer: Peer) -> None:
 
 
 def _unpack(own: Path, packages: tuple[str, ...]) -> None:
-    """Debian packages and what they need beyond this system, unpacked here and nowhere else."""
+    """Unpack Debian packages, and the dependencies that this system lacks, into the peer's folder only."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise Absent(f"it is taken from Debian's packages {', '.join(packages)}, and there is no apt-get here")
     with tempfile.TemporaryDirectory() as name:

@@ -1,16 +1,15 @@
-"""How near the change points of the detector of phases are to those that a person sees, on ten recorded real runs.
+"""Compare the change points of the phase detector with those labelled by a person, on ten recorded real runs.
 
     python benchmarks/phases.py [--runs benchmarks/phases/runs] [--json]
 
-`phases/README.md` says what the runs are and how they were labelled, before there was a detector. A run is right if it
-has the changes that its label has, in order, each within a tenth of the run's length; one change more or less is wrong.
-Five ways to look: as a Session does, at every fourth step with the losses since the last one and the gradient of that
-one, and at every eighth in fine-tuning; at every step; at every step, but with the end of the run not known; without
-the gradients; and with the variance of the norms of the last ten gradients alone, above 0.1 initial, below 0.01
-fine-tuning, for comparison.
+`phases/README.md` describes the runs and their labels, which were made before the detector existed. A run is right if
+it has the changes of its label, in order, each within a tenth of the run's length; one change more or less is wrong.
+Five ways to sample are compared: as a Session does, at every fourth step with the losses since the last sample and the
+gradient of that step, and at every eighth in fine-tuning; at every step; at every step with an unknown end of the run;
+without the gradients; and, as a baseline, with only the variance of the norms of the last ten gradients, above 0.1
+initial, below 0.01 fine-tuning.
 
-`--runs` takes others that `phases/record.py --seed 1 --out FOLDER` has made; the labels are those of the recorded
-ones.
+`--runs` uses other runs, made by `phases/record.py --seed 1 --out FOLDER`; the labels are those of the recorded ones.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""A pipeline over two workers: its bubble foreseen and measured, and what it is worth to cut by cost and speed.
+"""Measure a pipeline over two workers: its predicted and real bubble, and the gain of cutting by cost and speed.
 
     python benchmarks/pipeline.py [--short] [--json]
 
-A perceptron that reads handwritten digits (2.1 million weights, 7 layers that differ) trains in two processes on a core
+A perceptron that reads handwritten digits (2.1 million weights, 7 different layers) trains in two processes on a core
 each, over gloo on loopback, in both schedules and with several numbers of micro-batches. In half of the runs the second
-worker has half the speed: each of its layers does its work twice and takes the mean, so what is learned is the same.
-Each run is cut by measured cost and speed, and, to compare, into stages with as many layers each.
+worker has half the speed: each of its layers does its work twice and takes the mean, so the learned weights are the
+same. Each run is cut by measured cost and speed and, for comparison, into stages with equal numbers of layers.
 
-*Step*: as measured over as foreseen. *Bubble*: what is measured less what is foreseen, in points, and for comparison
-less the closed form (P - 1) / (M + P - 1). *By cost*: a step with as many layers each over one cut by cost.
+*Step*: measured over predicted time. *Bubble*: measured minus predicted, in percentage points, and for comparison minus
+the closed form (P - 1) / (M + P - 1). *By cost*: a step with equal numbers of layers over one cut by cost.
 
-With two cores there are two honest stages. What is said of 4 and 8 is the same reckoning over the layers measured here,
-as if there were so many such devices: *model only*.
+Two cores allow only two real stages. Figures for 4 and 8 use the same model over the layers measured here, as if there
+were so many such devices: *model only*.
 """
 
 import argparse
@@ -29,18 +29,20 @@ import msgspec
 from harness import Figure
 
 SIZE = 64
-"""Samples of a micro-batch."""
+"""Samples in a micro-batch."""
 
 WIDTHS = (64, 1024, 1024, 512, 512, 256, 256, 10)
 MANY, SHORT_MANY = (2, 4, 8, 16), (4,)
 STEPS, SHORT_STEPS = 32, 6
 SECONDS = 900.0
 LARGER = ((4, 8), (4, 32), (8, 8), (8, 32))
-"""Devices and micro-batches that are only foreseen."""
+"""Devices and micro-batches that are only predicted."""
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """`slow`: the second worker has half the speed. `count`: as many layers in each stage, whatever they cost."""
+    """`slow`: the second worker has half the speed. `count`: stages with equal numbers of layers, regardless
+    of cost.
+    """
 
     schedule: str
     many: int
@@ -49,8 +51,8 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A setting, a step as it was foreseen and as it was (nanoseconds), and the bubbles. `larger`: bubbles that are
-    foreseen for more devices.
+    """A setting, its predicted and measured step (nanoseconds), and its bubbles. `larger`: predicted bubbles for more
+    devices.
     """
 
     setting: Setting
@@ -114,7 +116,7 @@ def work(folder: Path, steps: int) -> None:
         )
         optimizer = torch.optim.SGD(pipe.parameters(), 0.01)
         picks = torch.Generator().manual_seed(at)
-        for _ in range(steps + 2):  # the first ones are not counted
+        for _ in range(steps + 2):  # the first steps are warm-up
             some = torch.randint(len(labels), (SIZE * setting.many,), generator=picks)
             pipe.step(images[some], labels[some])
             optimizer.step()

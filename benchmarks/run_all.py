@@ -1,11 +1,11 @@
-"""All figures in one run, beside the peers that are installed: a table with the targets, and `.bench/results.json`.
+"""Run all benchmarks, with the installed peers: prints a table with the targets, and writes `.bench/results.json`.
 
     python benchmarks/run_all.py [--quick] [--only PART] [--out .bench/results.json]
 
-About ten minutes with the peers, less without. Not among them are `--only quality`, over half an hour more, `--only
-faults`, real kills for an hour, `--only migration`, real moves for eight minutes, and `--only "serving
-claims, live"`, ten minutes. `--quick` is for trying it out, its figures mean little. Parts that are not measured stay
-as they were.
+The run takes about ten minutes with the peers, less without. These parts run only on request: `--only quality` (more
+than half an hour), `--only faults` (real kills, an hour), `--only migration` (real moves, eight minutes) and `--only
+"serving claims, live"` (ten minutes). `--quick` is for a trial; its figures mean little. Results of parts that are not
+measured stay unchanged.
 """
 
 import argparse
@@ -42,11 +42,11 @@ OUT = Path(__file__).parent.parent / ".bench" / "results.json"
 
 
 LONG = ("quality", "faults", "migration", "serving claims, live")
-"""Measured only when they are asked for."""
+"""Parts that run only on request."""
 
 
 def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
-    """The benchmarks by what they are about, in order."""
+    """Return the benchmarks by title, in order."""
     if quick:
         return {
             "commands": lambda: commands.measure(commands.SYSTEMS, peers.FOLDER, 100, 2, big=0),
@@ -87,7 +87,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
 
 
 def measure(quick: bool, only: str, out: Path) -> list[Figure]:
-    """All parts but the long one, or the one that is named; written down as soon as a part is done."""
+    """Run all parts except the long ones, or the named one; write the results after each part."""
     results: dict[str, object] = json.loads(out.read_text()) if out.exists() else {}
     results |= {"python": platform.python_version(), "system": platform.platform()}
     everything: list[Figure] = []

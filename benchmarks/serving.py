@@ -1,13 +1,13 @@
-"""Poise beside other model servers: one model, one open-loop load, all in one run.
+"""Compare Poise with other model servers: one model, one open-loop load, all in one run.
 
     python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --only poise,mosec,litserve,bentoml,ray-serve
     python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --model noop --rates 200,800,1600,3200
 
-`bench-inference` holds the model, the load generator, the peers' servers and the runner. It is copied to a folder of
-its own in DIR, beside the virtual environments of the peers (`venv-torch`, `venv-mosec`, ...), which are made if they
-are not there. Poise is added as one more peer: with a limit of 32 items as the others have, and nothing else set. With
-`--model noop` every server answers without computing anything: what is left is what serving itself costs. CPU is that
-of the whole process tree, control plane and agent included. Run it on a quiet machine: the runner waits for that.
+`bench-inference` contains the model, the load generator, the peers' servers and the runner. It is copied to a folder in
+DIR, beside the virtual environments of the peers (`venv-torch`, `venv-mosec`, ...), which are created if missing. Poise
+is added as one more peer: with a limit of 32 items like the others, and otherwise with defaults. With `--model noop`,
+every server answers without computing anything: the rest is the cost of serving itself. CPU is that of the whole
+process tree, including control plane and agent. Run it on a quiet machine: the runner waits until the machine is quiet.
 """
 
 import argparse
@@ -60,21 +60,23 @@ PACKAGES = {
     "ray": ("ray[serve]==2.60.0",),
     "bento": ("bentoml==1.4.39",),
 }
-"""What each environment has besides the model's own."""
+"""Packages of each environment besides those of the model."""
 
 COMPUTES = ("torch==2.13.0", "scikit-learn")
-"""What the perceptron needs."""
+"""Packages of the perceptron."""
 
 HEADS = ("peer", "offered", "answered/s", "P50 ms", "P99 ms", "errors", "CPU ms/request", "RSS MB")
 
 
 def environment_of(peer: str) -> str:
-    """Which environment a peer runs in."""
+    """Return the environment of a peer."""
     return next((name for name in PACKAGES if peer.startswith(name)), "torch")
 
 
 def install(venvs: Path, name: str, model: str) -> str:
-    """Make an environment, unless it is there; one that was made by hand is taken as it is. What failed, or nothing."""
+    """Create an environment unless it exists; use a manually created one unchanged. Return the error, or an empty
+    string.
+    """
     own = venvs / f"venv-{name}"
     stamp, wanted = own / "installed", [*PACKAGES[name], *(COMPUTES if model == "perceptron" else ())]
     if own.exists() and (not stamp.exists() or set(wanted) <= set(stamp.read_text().split())):
@@ -93,7 +95,7 @@ def install(venvs: Path, name: str, model: str) -> str:
 
 
 def prepare(source: Path, venvs: Path, home: Path, objective: str, model: str) -> Path:
-    """The copied folder, with Poise among the peers."""
+    """Return the copied folder, with Poise among the peers."""
     folder = venvs / ("bench" if model == "perceptron" else f"bench-{model}")
     shutil.copytree(source, folder, dirs_exist_ok=True)
     if model == "noop":
@@ -125,7 +127,7 @@ def prepare(source: Path, venvs: Path, home: Path, objective: str, model: str) -
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians over rounds, as Markdown."""
+    """Return the medians over rounds, as Markdown."""
     cells: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         cells[row["peer"], row["rate"]].append(row)
@@ -144,7 +146,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run what is asked, and print the table."""
+    """Run the requested benchmarks, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("--venvs", type=Path, required=True)

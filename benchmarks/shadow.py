@@ -1,15 +1,15 @@
-"""Policies in shadow: what their simulated fleets cost, and whether what they predict happens.
+"""Measure policies in shadow: the cost of their simulated fleets, and the accuracy of their predictions.
 
     python benchmarks/shadow.py cost [--nodes 100] [--jobs 3000] [--rate 100] [--json]
     python benchmarks/shadow.py predict [--days 20] [--jobs 150] [--json]
 
-`cost`: a simulated fleet in the role of the live one takes `--rate` jobs a second, each of one device. The CPU time is
-that of following its log with a fleet of the current policy and one of the policy in shadow, and without the second.
+`cost`: a simulated fleet in the role of the live one accepts `--rate` jobs a second, each of one device. The CPU time
+is that of following its log with a fleet of the current policy and one of the policy in shadow, and without the second.
 
-`predict`: on each day a fleet of two models of device, in the role of the live one, decides by `fifo`, and `srtf` is in
-shadow. Then the same day really happens under `srtf`. The share of days is told on which the real difference of mean
-completion times lies in the interval that was predicted. Run times on the other model are converted by a table that
-errs by `--error` for each class of work.
+`predict`: on each day, a fleet of two device models in the role of the live one uses `fifo`, with `srtf` in shadow.
+Then the same day runs under `srtf`. The figure is the fraction of days on which the real difference of mean completion
+times lies in the predicted interval. Run times on the other model are converted by a table with an error of `--error`
+for each class of work.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def live(
 
 
 def worlds_of(events: Sequence[Event], shadows: Sequence[str], settings: Settings, nodes: int) -> tuple[Worlds, int]:
-    """As of the instant at which all nodes have joined; and how many events that took."""
+    """Return the worlds at the instant at which all nodes have joined, and the number of events until then."""
     ledger, joined, taken = Ledger(), 0, 0
     for event in events:
         ledger.apply(event)

@@ -1,17 +1,17 @@
-"""Fair shares on the twin: does each tenant get what it is entitled to, and what does that cost?
+"""Measure fair shares in the twin: whether each tenant gets its entitlement, and at what cost.
 
     python benchmarks/shares.py [--what drawn,philly,cycles] [--days 30] [--seeds 300] [--jobs 6000]
         [--data ../shared/data]
 
 `drawn`: 20 tenants with bursts on 64 devices for 30 days, every second one idle for days at a time. `philly`: jobs of
-Microsoft's trace, each virtual cluster a tenant, on as many devices as keep it loaded. Each tenant is guaranteed its
-part of the fleet, and lends it. The same jobs run without shares (*unfair*).
+Microsoft's trace, with each virtual cluster as a tenant, on enough devices to keep them loaded. Each tenant is
+guaranteed its part of the fleet, and lends it. The same jobs also run without shares (*unfair*).
 
-A tenant is *entitled*, at each instant, to its guarantee or to what it asks for, if that is less. `short`: how much of
-its entitlement over 7 days it did not get, of all windows of 7 days (one every 6 hours) in which it asked for anything.
+A tenant's *entitlement*, at each instant, is its guarantee or its demand, whichever is less. `short`: the fraction of
+its entitlement over 7 days that it did not get, over all windows of 7 days (one every 6 hours) with a demand.
 
-`cycles`: seeds of small worlds of two to five tenants, and the two cases of Kueue. Counted are pairs of units that were
-stopped for each other's node in turn within a minute of both.
+`cycles`: seeds of small worlds of two to five tenants, and the two cases of Kueue. The figure counts pairs of units
+that were stopped for each other's node in turn within a minute.
 """
 
 import argparse
@@ -74,7 +74,9 @@ def main() -> None:
 
 
 def drawn(seed: int, days: int, tenants: int = 20, nodes: int = 8) -> Case:
-    """Tenants with weights from 1 to 4, that are busy and idle for days in turn, and ask for twice their part then."""
+    """Return tenants with weights from 1 to 4 that alternate between busy and idle days, with a demand of twice their
+    part when busy.
+    """
     draw = random.Random(f"shares {seed}")
     weights = {f"t{number:02}": draw.choice([1, 1, 2, 2, 3, 4]) for number in range(tenants)}
     devices, total = 8 * nodes, sum(weights.values())
@@ -118,7 +120,7 @@ def _arrival(at: int, tenant: str, size: int, seconds: float, draw: random.Rando
 
 
 def philly(data: Path, jobs: int) -> Case:
-    """Each virtual cluster has a part like what it used in all."""
+    """Return the trace with a guarantee for each virtual cluster in proportion to its total use."""
     workload = read_trace(data / "philly" / "philly.csv.gz", Options(jobs=jobs))
     used: dict[str, float] = {}
     for arrival in workload.arrivals:
@@ -171,7 +173,7 @@ def compare(case: Case) -> None:
 
 
 class Steps:
-    """A function of time that changes at instants, and its integral."""
+    """A step function of time, and its integral."""
 
     def __init__(self, changes: dict[int, float]) -> None:
         self.at = sorted(changes)
@@ -189,7 +191,7 @@ class Steps:
 
 
 def figures(case: Case, result: Result) -> dict[str, Any]:
-    """Completion, use, and what tenants fell short of."""
+    """Return completion, use, and the shortfall of tenants."""
     tenant = {job.id: job.tenant for job in result.jobs}
     asks: dict[str, dict[int, float]] = {name: {} for name in case.guaranteed}
     held: dict[str, dict[int, float]] = {name: {} for name in case.guaranteed}
@@ -229,7 +231,7 @@ def figures(case: Case, result: Result) -> dict[str, Any]:
 
 
 def capped(changes: dict[int, float], most: float) -> dict[int, float]:
-    """The changes of the same function, where it is at most so much."""
+    """Return the changes of the same function, limited to `most`."""
     capped_at, value, before = {}, 0.0, 0.0
     for at in sorted(changes):
         value += changes[at]
@@ -244,8 +246,8 @@ def capped(changes: dict[int, float], most: float) -> dict[int, float]:
 
 
 class Turns:
-    """Who was stopped for whom. A cycle: a unit is stopped for one of another tenant, which is stopped for one of the
-    first tenant before it has run for a minute.
+    """Records which unit was stopped for which. A cycle: a unit is stopped for one of another tenant, which is stopped
+    for one of the first tenant before it has run for a minute.
     """
 
     def __init__(self) -> None:
@@ -263,7 +265,7 @@ class Turns:
                 self.stops.append((event.at - self.placed.get(event.unit, 0), event.unit, event.to))
 
     def cycles(self) -> int:
-        """Counted are stops of what was given room by a stop, and had it for less than a minute."""
+        """Return the number of cycles: stops of units that had gained room by a stop, less than a minute before."""
         gained: dict[str, str] = {}
         found = 0
         for ran, unit, to in self.stops:
@@ -304,7 +306,7 @@ def _small(seed: int) -> Case:
         arrivals.append(_arrival(number * draw.randint(1, 600) * SECOND, tenant, size, seconds, draw))
     arrivals.sort(key=lambda one: one.at)
     case = _case(Workload(name=f"small {seed}", arrivals=tuple(arrivals)), nodes, tenants)
-    if draw.random() < 0.5:  # some are guaranteed nothing, and borrow all they have
+    if draw.random() < 0.5:  # some have no guarantee, and borrow all devices
         free = [
             msgspec.structs.replace(node, guaranteed={}) if draw.random() < 0.5 else node for node in case.shares.nodes
         ]
@@ -313,8 +315,8 @@ def _small(seed: int) -> Case:
 
 
 def kueue() -> dict[str, Case]:
-    """Two queues of one cohort whose pending work can each evict the other's: kubernetes-sigs/kueue#3779 (both borrow,
-    preemption by share and by priority), and #14543 (a plan that frees victims of its own queue last).
+    """Return two queues of one cohort whose pending jobs can each evict the other's: kubernetes-sigs/kueue#3779 (both
+    borrow, preemption by share and by priority), and #14543 (a plan that frees victims of its own queue last).
     """
     draw = random.Random("kueue")
 

@@ -1,15 +1,14 @@
-"""A campaign of short tasks on a real Slurm: pilots of Poise, and an array of sbatch, in turns.
+"""Compare pilots of Poise with an array of sbatch, in turns: a campaign of short tasks on a real Slurm.
 
     python benchmarks/slurm_campaign.py [--tasks 150] [--rounds 3] [--json]
 
-One machine pretends to be three nodes of two CPUs each (Debian's Slurm 22.05). The tasks are mixed: of ten, seven sleep
-for 0.05 s, two for 0.5 s and one for 2 s; the order is always the same. *array*: all of them as one job array, which is
-how Slurm takes many tasks at once. *pilots*: each is a job of Poise, which has no allocation at the beginning and asks
-for all of them itself. Seconds count from the submission of the first until the last has ended. *one job*: a command
-that does nothing, submitted and waited for, by `sbatch --wait`, and by Poise where an allocation is there already, and
-where none is.
+One machine acts as three nodes of two CPUs each (Debian's Slurm 22.05). The tasks are mixed: of ten, seven sleep for
+0.05 s, two for 0.5 s and one for 2 s, always in the same order. *array*: all of them as one job array, Slurm's way to
+submit many tasks at once. *pilots*: each task is a job of Poise, which starts without an allocation and requests all of
+them itself. Seconds count from the first submission until the last task has ended. *one job*: a no-op command,
+submitted and waited for, by `sbatch --wait`, and by Poise with and without an existing allocation.
 
-HyperQueue's package on PyPI has no allocator for Slurm, so it is not beside them.
+HyperQueue is not compared, because its package on PyPI has no allocator for Slurm.
 """
 
 import argparse
@@ -27,7 +26,7 @@ SINGLES = 3
 
 
 def array(cluster: Any, tasks: int) -> float:
-    """Seconds of a job array."""
+    """Return the seconds of a job array."""
     from system.living import until
 
     script = cluster.run / "array.sh"
@@ -40,7 +39,7 @@ def array(cluster: Any, tasks: int) -> float:
 
 
 def pilots(on: Any, tasks: int) -> tuple[float, int, int]:
-    """Seconds of the same tasks as jobs, the allocations that were asked for, and the status calls."""
+    """Return the seconds of the same tasks as jobs, the requested allocations, and the status calls."""
     from system.living import until
 
     client, cluster = on.living.client(), on.cluster

@@ -1,13 +1,13 @@
-"""How long nobody leads: the leader of two control planes on one store is killed, again and again, under load.
+"""Measure the time without a leader: the leader of two control planes on one store is killed repeatedly under load.
 
     python benchmarks/standby.py [--store postgres|etcd] [--kills 50] [--json]
 
-One machine, two homes, a real PostgreSQL or three members of a real etcd. While one short job after another is
-submitted, the control plane that leads is killed together with its supervisor (SIGKILL), so that nothing starts it
-again where it was: as if its machine were gone, but for the node's agent. *leads*: until the other one accepts work.
-*acknowledged*: until a job that was not yet sent when the leader was killed is acknowledged. *scheduled*: until one
-that is submitted then has run. Afterwards what was killed is started again, stands by, and the other one is next. In
-the end everything that was acknowledged has to have run once, in all attempts together.
+One machine, two state directories, and a real PostgreSQL or three members of a real etcd. While short jobs are
+submitted in sequence, the leading control plane is killed together with its supervisor (SIGKILL), so that it is not
+restarted: as if its machine were lost, except for the node's agent. *leads*: until the other one accepts work.
+*acknowledged*: until a job that was not yet sent at the kill is acknowledged. *scheduled*: until a job that is
+submitted then has run. Then the killed control plane is restarted as standby, and the other one is killed next. In the
+end, every acknowledged job must have run exactly once, over all attempts.
 """
 
 import argparse
@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 LIMIT = 5.0
 BETWEEN = 10
-"""Jobs that are acknowledged between two kills, at the least."""
+"""Minimum number of acknowledged jobs between two kills."""
 
 
 def one_kill(pair: Any, load: Any, number: int) -> tuple[float, float, float]:
-    """Seconds until the other one leads, until it acknowledges, until it has had something run."""
+    """Return the seconds until the other one leads, until it acknowledges a job, and until a job has run."""
     from system.living import PATIENCE, kill, until
 
     leader = until(lambda: next(filter(pair.leads, (pair.first, pair.second)), None), "one leads")

@@ -1,10 +1,10 @@
-"""What the commands cost that people wait for, and the start of Poise.
+"""Measure the interactive commands, and the startup of Poise.
 
     python benchmarks/starting.py [--rounds 11] [--json]
 
-In each round, in a new home: `python -c pass` as the floor, `poise run -- true` with nothing running, three times the
-same with everything up, and `poise ls`; then, in another one, the CPU that `poise up` and the processes that it starts
-have used when it ends. Poise is compiled before, as pip leaves it.
+Each round uses a new state directory: `python -c pass` as the floor, `poise run -- true` with nothing running, three
+times the same with everything up, and `poise ls`; then, in another one, the CPU that `poise up` and the processes that
+it starts have used when it ends. Poise is compiled to bytecode first, as after pip.
 """
 
 import argparse
@@ -28,11 +28,11 @@ POISE = Path(sys.executable).with_name("poise")
 RUN = (str(POISE), "run", "--", "true")
 FIRST_SECONDS, NEXT_SECONDS, LIST_SECONDS, START_SECONDS = 0.6, 0.1, 0.08, 0.4
 NEXT = 3
-"""Runs with everything up in a round, of which the median counts: the first of them may start another keeper."""
+"""Number of runs per round with everything up; the median counts, because the first can start another keeper."""
 
 
 def measure(rounds: int) -> list[Figure]:
-    """All figures; those of commands also as multiples of the floor of their round."""
+    """Return all figures; those of commands also as multiples of the floor of their round."""
     compileall.compile_dir(Path(poise.__file__).parents[1], quiet=1)
     took: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
@@ -69,7 +69,7 @@ def seconds(*command: str, environ: dict[str, str] | None = None) -> float:
 
 
 def start(fleet: harness.Fleet) -> float:
-    """Seconds of CPU of `poise up`, and of what it has started."""
+    """Return the CPU seconds of `poise up`, and of the processes it started."""
     before = _of_children()
     seconds(str(POISE), "up", environ=harness.environ_of(fleet.home))
     used = _of_children() - before
@@ -77,7 +77,7 @@ def start(fleet: harness.Fleet) -> float:
 
 
 def used_by(pid: int) -> float:
-    """Seconds of CPU of a process so far, by its clock: what `/proc` tells are hundredths."""
+    """Return the CPU seconds of a process by its clock, because `/proc` gives only hundredths."""
     scheduler = 2
     return time.clock_gettime((~pid << 3) | scheduler)
 

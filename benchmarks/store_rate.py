@@ -1,12 +1,11 @@
-"""How fast the durable log is, beside the plain `sqlite3` loop with the same settings, and in the stores that several
-control planes share. Prints one JSON object.
+"""Measure the durable log against plain `sqlite3` with the same settings, and the shared stores. Prints JSON.
 
     python benchmarks/store_rate.py [folder]
 
-The folder should be on the disk that matters; the default is the current one. Rows of the store are encoded, summed
-and acknowledged through the writer thread; rows of the plain loop are ready-made bytes. PostgreSQL, and three members
-of etcd, are started where the system keeps temporary files (`make servers` fetches them); `bytes_per_row` is what
-etcd's database grows by, of which its quota counts every one.
+The folder should be on the relevant disk; the default is the current folder. Rows of the store are encoded, checksummed
+and acknowledged through the writer thread; rows of the plain loop are ready-made bytes. PostgreSQL and three members of
+etcd run in the system's folder for temporary files (`make servers` fetches them); `bytes_per_row` is the growth of
+etcd's database, all of which counts toward its quota.
 """
 
 import asyncio
@@ -31,12 +30,12 @@ from poise.units import MINUTE
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 BATCHES = (1, 10, 100)
-SECONDS = 1.0  # per figure: short, because it shares the machine
+SECONDS = 1.0  # per figure; short, because the machine is shared
 START_ROWS = 100_000
 
 
 class Sample(msgspec.Struct, frozen=True, tag="sample"):
-    """About the size and shape of a placement."""
+    """A record of about the size and shape of a placement."""
 
     task: str
     node: str
@@ -50,7 +49,7 @@ decode = msgspec.msgpack.Decoder(Sample).decode
 
 
 Opened = Callable[[Callable[[Callable[[], None]], object] | None], GroupedStore]
-"""Opens a store whose owner is called so."""
+"""Opens a store with this callback to its owner."""
 
 
 def in_file(folder: Path) -> Opened:
@@ -89,7 +88,7 @@ class Acknowledged:
 
 
 async def store_commits(opened: Opened, batch: int) -> list[float]:
-    """Seconds per commit of `batch` rows: each is acknowledged before the next is appended."""
+    """Return the seconds per commit of `batch` rows: each is acknowledged before the next is appended."""
     with contextlib.closing(opened(asyncio.get_running_loop().call_soon_threadsafe)) as store:
         acknowledged, rows, last, seconds = Acknowledged(store), [ROW] * batch, 0, []
         for started in ticks():
@@ -100,7 +99,9 @@ async def store_commits(opened: Opened, batch: int) -> list[float]:
 
 
 async def store_stream(opened: Opened) -> float:
-    """Rows per second in batches of 100 when appends do not wait for one another, as in the control plane."""
+    """Return the rows per second in batches of 100 when appends do not wait for one another, as in the control
+    plane.
+    """
     with contextlib.closing(opened(asyncio.get_running_loop().call_soon_threadsafe)) as store:
         acknowledged, rows, last, begun = Acknowledged(store), [ROW] * 100, 0, perf_counter()
         for _ in ticks():
@@ -112,7 +113,7 @@ async def store_stream(opened: Opened) -> float:
 
 
 def plain_commits(folder: Path, batch: int) -> list[float]:
-    """The same with nothing but `sqlite3`."""
+    """Return the same for plain `sqlite3`."""
     connection = sqlite3.connect(folder / "plain.db", isolation_level=None)
     with contextlib.closing(connection):
         connection.execute("PRAGMA journal_mode = WAL")
@@ -130,7 +131,7 @@ def plain_commits(folder: Path, batch: int) -> list[float]:
 
 
 def start(folder: Path) -> dict[str, float]:
-    """Seconds to open, verify and decode a long log."""
+    """Return the seconds to open, verify and decode a long log."""
     path = folder / "log.db"
     with contextlib.closing(SqliteStore(path, encode, decode)) as store:
         for last in range(0, START_ROWS, 1000):
@@ -185,7 +186,7 @@ def measure_shared(kind: str) -> dict[str, object]:
         def size() -> int:
             if not isinstance(server, etcd_server.EtcdServer):
                 return 0
-            time.sleep(1)  # it counts now and then
+            time.sleep(1)  # etcd updates the size at intervals
             return int(server.ask("maintenance/status", {})["dbSizeInUse"])
 
         figures: dict[str, object] = {}

@@ -1,17 +1,17 @@
-"""What nodes tell of themselves: bytes and CPU for each node and second, in several encodings of the same reports.
+"""Measure the nodes' reports: bytes and CPU for each node and second, in several encodings of the same reports.
 
     python benchmarks/telemetry.py [--nodes 12] [--seconds 40] [--json]
 
-A real control plane notes what the agents of a declared fleet tell it (`heard.py`): a third of the nodes train and tell
-of that each second, a third is busy and idle in turn, a third holds work that sleeps. Beside them a fleet that holds
-nothing. What they told (beats with signals and windows, reports of what began, ended and trains) is then encoded and
-decoded again, whole connections at once, in each of these ways:
+A real control plane records the messages of a declared fleet's agents (`heard.py`): a third of the nodes train and
+report it each second, a third is alternately busy and idle, a third holds sleeping jobs. A second fleet is idle. The
+messages (heartbeats with signals and windows, reports of starts, ends and training) are then encoded and decoded again,
+whole connections at once, in each of these ways:
 
-*JSON, all of it each second*: the floor, a reporter that says each second all signals, whatever has changed, and each
-training as it is by then. *JSON*, *msgpack* (what agents and control plane speak), *msgpack without names* and
-*Protobuf* have the same messages at the same instants. *deflated*: as permessage-deflate has them, one stream for each
-connection, as between machines. Frames and headers of the network come on top for all alike. *CPU of an agent*: all
-that it uses, of a core: sampling signals and devices, beats, reports.
+*JSON, all of it each second*: the floor, a reporter that sends all signals each second, whatever has changed, and the
+current state of each training. *JSON*, *msgpack* (the real protocol), *msgpack without names* and *Protobuf* have the
+same messages at the same instants. *deflated*: compressed as by permessage-deflate, one stream for each connection, as
+between machines. Network frames and headers add the same to all. *CPU of an agent*: its total use, of a core: sampling
+signals and devices, heartbeats, reports.
 
 Protobuf is a peer: `python benchmarks/peers.py install protobuf`.
 """
@@ -67,18 +67,18 @@ while True:
 """
 
 Connection = list[tuple[int, FromAgent]]
-"""What one node told, and when, in nanoseconds."""
+"""The messages of one node, and their instants in nanoseconds."""
 
 
 class Cost(NamedTuple):
-    """For each node and second: bytes, and microseconds of encoding and decoding."""
+    """Cost per node and second: bytes, and microseconds of encoding and decoding."""
 
     size: float
     cpu: float
 
 
 class Recorded(NamedTuple):
-    """`used`: seconds of CPU of all agents, with what watches and measures their commands."""
+    """`used`: CPU seconds of all agents, including the monitoring of their commands."""
 
     name: str
     connections: list[Connection]
@@ -94,12 +94,12 @@ class Recorded(NamedTuple):
 
 
 def record(name: str, nodes: int, seconds: float, commands: Sequence[list[str]]) -> Recorded:
-    """What nodes tell beats and reports of, from when all of the commands run."""
+    """Record the nodes' heartbeats and reports, from when all of the commands run."""
     decode = msgpack_decoder(tuple[int, FromAgent]).decode
     with heard.fleet(nodes) as fleet:
         for number in range(nodes if commands else 0):
             fleet.client.submit({"run": commands[number % len(commands)], "resources": {"cpu": 1.5}})
-        time.sleep(10)  # a fleet that holds nothing has said so by then; what begins has begun
+        time.sleep(10)  # by then the idle fleet has reported, and all commands run
         begun, used = boottime(), cpu_of(fleet.agents())
         time.sleep(seconds)
         used = cpu_of(fleet.agents()) - used
@@ -121,7 +121,7 @@ def cpu_of(pids: Sequence[int]) -> float:
 
 
 def measured(recorded: Recorded, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> tuple[Cost, Cost]:
-    """As it is, and deflated."""
+    """Measure an encoding as it is, and deflated."""
     best: tuple[Cost, Cost] | None = None
     for _ in range(REPEATS):
         framed, taken = [], 0.0
@@ -142,7 +142,7 @@ def measured(recorded: Recorded, encode: Callable[[Any], bytes], decode: Callabl
 
 
 def every_second(recorded: Recorded) -> Cost:
-    """All that a node knows of itself, each second, as JSON."""
+    """Encode the whole state of a node each second, as JSON."""
     encode, size, taken = msgspec.json.Encoder().encode, 0, 0.0
     decode = msgspec.json.Decoder(tuple[int, dict[str, Any]]).decode
     for connection in recorded.connections:
@@ -173,7 +173,7 @@ def _whole(load: Load) -> dict[str, int]:
 
 
 def positional(value: Any) -> Any:
-    """Without the names of fields: a record as its values in order, up to the last that is not what it mostly is."""
+    """Encode records without field names: the values in order, up to the last that is not the default."""
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
         items = [positional(getattr(value, name)) for name in value.__struct_fields__]
@@ -185,7 +185,7 @@ def positional(value: Any) -> Any:
 
 
 def by_names(message: FromAgent) -> dict[str, Any]:
-    """As the schema of Protobuf names it."""
+    """Encode with the names of the Protobuf schema."""
     found: dict[str, Any] = msgspec.to_builtins(message)
     kind = found.pop("type")
     for window in (windows := [dict(zip(("at", "mean", "most"), of, strict=True)) for of in found.pop("windows", ())]):
@@ -196,7 +196,7 @@ def by_names(message: FromAgent) -> dict[str, Any]:
 
 
 def by_protobuf(recorded: Recorded) -> tuple[Cost, Cost]:
-    """Raises `peers.Absent`."""
+    """Encode with Protobuf. Raises `peers.Absent`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "told"
         lines = [

@@ -1,14 +1,15 @@
-"""Templates of log lines beside those that people have written down, for 16 public logs.
+"""Compare templates of log lines with manually written ones, for 16 public logs.
 
     git clone https://github.com/logpai/loghub
     python benchmarks/templates.py loghub [--json]
 
-Loghub (Zhu et al., ISSRE 2023) has 2,000 lines of each of 16 systems, and for each line the event that wrote it. Told
-of each log is the grouping accuracy: the share of lines whose template has the lines of their event, all of them and no
-others. The share of words that have to agree was chosen on the first eight logs by name. Drain, with expressions for
-each of the logs, has 0.865 in mean of all (Zhu et al., ICSE-SEIP 2019, table 2).
+Loghub (Zhu et al., ISSRE 2023) has 2,000 lines of each of 16 systems, and for each line the event that wrote it. The
+figure for each log is the grouping accuracy: the fraction of lines whose template has exactly the lines of their event.
+The fraction of words that must agree was chosen on the first eight logs by name. Drain, with expressions for each of
+the logs, has a mean of 0.865 (Zhu et al., ICSE-SEIP 2019, table 2).
 
-The lines of BGL and Thunderbird are labelled, too: told is which unusual lines (`Novelty`) were alerts.
+The lines of BGL and Thunderbird are also labelled: the figure is how many of the lines reported as unusual (`Novelty`)
+were alerts.
 """
 
 import argparse
@@ -29,8 +30,8 @@ CHOSEN_ON = 8
 
 
 class Found(NamedTuple):
-    """Of one log: its grouping accuracy, templates and events, and of a labelled one the lines that were told as
-    unusual, those of them that are alerts, and all that are alerts.
+    """Results for one log: its grouping accuracy, templates and events; for a labelled log also the lines reported as
+    unusual, the alerts among them, and all alerts.
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""Ways to add gradients up over nodes whose links are slow: what each takes, and whether the one chosen is best.
+"""Compare ways to sum gradients over nodes with slow links: the time of each, and whether the chosen one is best.
 
     sudo python benchmarks/topology.py [--repeats 7] [--json]
 
-Workers of one thread each on nodes of their own, with links that the kernel's token bucket limits to 100 megabits a
+Workers of one thread each run on nodes of their own, with links that the kernel's token bucket limits to 100 megabits a
 second (`links.py`); inside a node there is no limit. Each gang chooses as a session does (`poise_train.topology`), and
-then every way is measured, in turns. *Over the ring*: a ring's time over that of the way that was chosen. *Over the
-best*: the chosen way's time over that of the quickest. A worker's node is told by a letter.
+then every way is measured, in turns. *Over the ring*: a ring's time over that of the chosen way. *Over the best*: the
+chosen way's time over that of the fastest. A letter identifies a worker's node.
 """
 
 import argparse
@@ -25,13 +25,13 @@ MEGABITS = 100.0
 SIZES = (1 << 14, 1 << 18, 1 << 21)
 NAMES = ("16 KiB", "256 KiB", "2 MiB")
 BEST = 1.1
-"""What a choice may take over the best: ways that differ by less are alike."""
+"""Maximum time of a choice over the best: ways that differ by less count as equal."""
 
 SECONDS = 600.0
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Of one size: the way that was chosen, and the seconds of each turn by way."""
+    """Results for one size: the chosen way, and the seconds of each turn by way."""
 
     size: int
     chosen: str
@@ -39,7 +39,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def work(folder: str, rank: int, world: int, repeats: int) -> None:
-    """One worker. A turn takes as long as its slowest worker; rank 0 writes that down."""
+    """Run one worker. A turn takes as long as its slowest worker; rank 0 records it."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore

@@ -1,11 +1,11 @@
-"""How long traces take to be read and drawn, and what is read of them.
+"""Measure the time to read and generate traces, and print statistics of their content.
 
     python benchmarks/traces.py --data ../shared/data
 
-Each is read on its own, with estimated run times. Devices are those of a job, seconds its run time on the device that
-suits it best. Last, run times that are worked out from phases are held against Shockwave's own simulations of the same
-jobs: none can be done sooner than it runs, so the shortest of its completions over our run time is 1 or more, but for
-its rounds of 120 s at which batches change.
+Each is read on its own, with estimated run times. Devices are those of a job, seconds its run time on its best device.
+Last, run times that are computed from phases are compared with Shockwave's own simulations of the same jobs: no job can
+complete sooner than its run time, so the shortest of its completions over our run time is at least 1, except for its
+rounds of 120 s at which batches change.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def show(name: str, trace: Path | str) -> None:
 
 
 def run_time(read: Workload, number: int) -> float:
-    """Seconds on the device that suits it best."""
+    """Return the seconds on the best device."""
     arrival = read.arrivals[number]
     pace, tasks = arrival.truths["main"].pace, len(arrival.units[0].tasks)
     return min(pace.left(0.0, Seats((model,) * tasks)) for model in MODELS)

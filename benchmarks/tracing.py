@@ -1,13 +1,13 @@
-"""The cost of exporting traces: one job of many tasks, with and without `poise up --traces`, in turns.
+"""Measure the cost of exporting traces: one job of many tasks, with and without `poise up --traces`, in turns.
 
     python benchmarks/tracing.py [--tasks 10000] [--runs 5] [--parts] [--json]
 
-Everything runs on two cores: control plane, agent, keepers, commands, the exporter, and a receiver of OTLP that keeps
-what it is sent. A run ends when the end of the job is durable. Then all spans are waited for and counted: three of each
-task, and two of the job. The exporter computes only where a core is idle; its CPU time is told apart from that of the
-control plane, and both change less with other work on the machine than the time of the job does. With `--parts` there
-are two more runs in each round: traced with an exporter that is stopped during the job, and not traced beside a process
-that gives way as the exporter does, and takes 10 % of a core.
+Everything runs on two cores: control plane, agent, keepers, commands, the exporter, and an OTLP receiver that stores
+what it gets. A run ends when the end of the job is durable. Then the benchmark waits for all spans and counts them:
+three per task, and two for the job. The exporter computes only on idle cores; its CPU time is reported separately from
+that of the control plane, and both depend less on other work on the machine than the time of the job. With `--parts`,
+there are two more runs in each round: traced with an exporter that is stopped during the job, and untraced beside a
+process with the exporter's low priority that uses 10 % of a core.
 """
 
 import argparse
@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from otlp.trace_service_pb2 import ExportTraceServiceRequest
 
 TARGET_RATIO = 1.03
-"""A traced job costs at most 3 % of throughput."""
+"""Maximum cost of tracing: 3 % of throughput."""
 
 SPANS_SECONDS = 120.0
 WARM = 20
@@ -53,7 +53,7 @@ while True:
 
 
 class Receiver:
-    """Keeps the bodies that it is sent, and decodes them when they are counted."""
+    """Stores the request bodies, and decodes them when they are counted."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -79,7 +79,7 @@ class Receiver:
         self._server.server_close()
 
     def spans(self) -> set[tuple[bytes, bytes]]:
-        """The ids of all spans that have come."""
+        """Return the ids of all received spans."""
         requests = [ExportTraceServiceRequest.FromString(gzip.decompress(body)) for body in list(self.bodies)]
         return {
             (span.trace_id, span.span_id)
@@ -91,8 +91,8 @@ class Receiver:
 
 
 class Run(NamedTuple):
-    """Seconds from the submission of the job to its durable end, and milliseconds of CPU for each task: of the control
-    plane, of the exporter until all spans have come, and of all of Poise with the processes that it started.
+    """Seconds from the submission of the job to its durable end, and milliseconds of CPU per task: of the control
+    plane, of the exporter until all spans have arrived, and of all of Poise including the processes that it started.
     """
 
     took: float
@@ -102,7 +102,7 @@ class Run(NamedTuple):
 
 
 def run(tasks: int, got: Receiver | None, *, stopped: bool = False, beside: bool = False) -> Run:
-    """The job once; traced if there is a receiver, with the exporter `stopped` until the end of the job or not, or
+    """Run the job once; traced if there is a receiver, with the exporter `stopped` until the end of the job or not, or
     `beside` another process.
     """
     with harness.own_fleet(*(["--traces", got.url] if got else []), warm=WARM) as fleet:
@@ -122,14 +122,14 @@ def run(tasks: int, got: Receiver | None, *, stopped: bool = False, beside: bool
             raise RuntimeError(f"the job ended as {report.status}")
         if got is not None:
             until_all_came(got, 3 * tasks + 2 + 5 * WARM)
-            after["exporter"] = computed(groups)["exporter"]  # the others have gone on meanwhile
+            after["exporter"] = computed(groups)["exporter"]  # the other processes continued meanwhile
         used = {name: 1e3 * (seconds - before[name]) / tasks for name, seconds in after.items()}
     return Run(took, used["control plane"], used.get("exporter", 0.0), sum(used.values()))
 
 
 @contextlib.contextmanager
 def other() -> Iterator[None]:
-    """A process that gives way, and takes 10 % of a core."""
+    """Run a low-priority process that uses 10 % of a core."""
     process = subprocess.Popen([sys.executable, "-c", OTHER])
     try:
         yield
@@ -139,12 +139,12 @@ def other() -> Iterator[None]:
 
 
 def computed(groups: dict[str, list[psutil.Process]]) -> dict[str, float]:
-    """Seconds of CPU so far, of the tasks that keepers have started too."""
+    """Return the CPU seconds so far, including the tasks that keepers have started."""
     return {name: sum(sum(process.cpu_times()[:4]) for process in group) for name, group in groups.items()}
 
 
 def until_all_came(got: Receiver, wanted: int) -> None:
-    """Until so many spans are there, no more and no fewer."""
+    """Wait until exactly the expected number of spans has arrived."""
     deadline = time.monotonic() + SPANS_SECONDS
     while (there := len(got.spans())) != wanted:
         if time.monotonic() > deadline:

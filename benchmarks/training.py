@@ -1,20 +1,20 @@
-"""What the training library costs, and what training under it survives: real small models, real processes.
+"""Measure the cost of the training library, and training through faults: real small models, real processes.
 
     python benchmarks/training.py [--only overhead,kill,resize,preempt] [--rounds 5] [--steps 150] [--json]
                                   [--plot docs/images/killed.svg]
 
 * `overhead`: the median step of a small transformer (on the text of the licence) and of a CNN (on digits), in a plain
   loop with a DataLoader and in a session, which take turns step by step, on one core. The data are rows of tensors,
-  which a session reads a batch at a time; and again data that give both of them one sample after another. Each round
-  is a process that gives no memory back, in which page faults come to neither loop by chance.
+  which a session reads a batch at a time; and again data that provide single samples to both. Each round is a process
+  that returns no memory to the system, so that page faults do not favor one loop at random.
 * `kill`: four workers of an elastic gang under a real control plane train a small network on digits; one is killed with
-  SIGKILL, worker 0 in turn with another. From that to the next step of the gang, and to the next with four workers;
-  steps that were made twice or left out; accuracy on digits that were not learned, and the loss step by step, beside
-  undisturbed runs, of which one has the same seed. `--plot` draws the losses.
-* `resize`: that accuracy of runs which have 1, then 4, then 2 workers, beside runs with two all the time, at the same
+  SIGKILL, alternately worker 0 and another. The figures are the times from the kill to the next step of the gang, and
+  to the next with four workers; repeated and skipped steps; accuracy on test digits, and the loss step by step,
+  compared with undisturbed runs, one of which has the same seed. `--plot` draws the losses.
+* `resize`: the accuracy of runs with 1, then 4, then 2 workers, compared with runs with two all the time, at the same
   samples per step, for several seeds.
-* `preempt`: a gang that trains is put aside by an urgent job and goes on. Steps that were lost, and how long it is from
-  the end of the urgent job to the next step.
+* `preempt`: an urgent job preempts a training gang, which then resumes. The figures are the lost steps, and the time
+  from the end of the urgent job to the next step.
 """
 
 import argparse
@@ -41,17 +41,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 LICENCE = ROOT / "LICENSE"
 KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
-"""What tells glibc to give nothing back."""
+"""Settings that keep glibc from returning memory to the system."""
 
 STEPS = 16
-"""Of a pass over the digits that are learned: 1,000 in batches of 64."""
+"""Steps in a pass over the training digits: 1,000 in batches of 64."""
 
 
 # --- overhead --------------------------------------------------------------------------------------------------------
 
 
 def transformer() -> tuple[Any, Any, Any]:
-    """Two layers, width 128, sequences of 64 bytes: model, data, and its loss."""
+    """Return a model (two layers, width 128, sequences of 64 bytes), its data, and its loss."""
     import torch
     from torch import nn
 
@@ -74,7 +74,7 @@ def transformer() -> tuple[Any, Any, Any]:
 
 
 def cnn() -> tuple[Any, Any, Any]:
-    """Two convolutions and two linear layers for digits of 8 by 8."""
+    """Return two convolutions and two linear layers for digits of 8 by 8."""
     import torch
     from sklearn.datasets import load_digits
     from torch import nn
@@ -87,7 +87,7 @@ def cnn() -> tuple[Any, Any, Any]:
 
 
 class OneByOne:
-    """Data that nobody can read but one sample after another."""
+    """Data that can be read only one sample at a time."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -102,7 +102,7 @@ class OneByOne:
 def overhead(
     make: Callable[[], tuple[Any, Any, Any]], steps: int, batch: int, *, one_by_one: bool = False
 ) -> tuple[float, float]:
-    """Median seconds of a step: plain, and in a session. One of each in turn: what slows the machine slows both."""
+    """Return the median seconds of a step: plain, and in a session. They alternate, so that disturbances slow both."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -147,8 +147,8 @@ def overhead(
 
 
 def apart(make: Callable[[], tuple[Any, Any, Any]], steps: int, batch: int, one_by_one: bool) -> tuple[float, float]:
-    """`overhead` in a process of its own that keeps what it frees. Else glibc gives memory back and asks for it again
-    in the midst of a step, of one loop or the other as chance has laid them out.
+    """Run `overhead` in a separate process that keeps freed memory. Otherwise glibc would return memory and request it
+    again during steps of one loop or the other, depending on the memory layout.
     """
     with mock.patch.dict(os.environ, KEEPS_MEMORY), ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(overhead, make, steps, batch, one_by_one=one_by_one).result()
@@ -171,7 +171,7 @@ def measure_overhead(rounds: int, steps: int) -> list[Figure]:
 
 
 class Line(NamedTuple):
-    """Of what a worker writes of each of its steps; `loss` is that of its share."""
+    """A worker's record of one step; `loss` is that of its share."""
 
     step: int
     rank: int
@@ -181,13 +181,15 @@ class Line(NamedTuple):
 
 
 def written(folder: Path) -> list[Line]:
-    """What all workers have written, in order of time."""
+    """Return the records of all workers, in order of time."""
     lines = (line for path in folder.glob("out.*.steps") for line in path.read_text().splitlines())
     return sorted((Line(*json.loads(line)) for line in lines), key=lambda line: line.time)
 
 
 def losses(folder: Path) -> list[float]:
-    """Of step after step: the mean over the workers, and over the steps of a pass, in which all samples come once."""
+    """Return the loss per step: the mean over the workers, and over the steps of a pass, in which every sample occurs
+    once.
+    """
     seen: dict[int, dict[int, float]] = {}
     for line in written(folder):
         seen.setdefault(line.step, {})[line.rank] = line.loss
@@ -196,7 +198,7 @@ def losses(folder: Path) -> list[float]:
 
 
 class Job:
-    """A gang that trains on digits under a control plane of its own."""
+    """A gang that trains on digits under its own control plane."""
 
     def __init__(self, workers: str, cpus: int, **options: Any) -> None:
         from system.living import Living
@@ -226,7 +228,7 @@ class Job:
         return pid or 0
 
     def answer(self) -> dict[str, Any]:
-        """What a worker came to, once all are done."""
+        """Return a worker's result, once all are done."""
         self.until(lambda: self.living.client().job(self.id).ended)
         answers: list[dict[str, Any]] = [json.loads(path.read_text()) for path in self.living.work.glob("out.*.json")]
         return answers[0]
@@ -237,7 +239,7 @@ class Job:
 
 
 def alone(epochs: int, seed: int, plan: tuple[int, ...]) -> tuple[float, list[float]]:
-    """Accuracy and losses of a gang of so many workers, one number after another, each for its part of the run."""
+    """Return accuracy and losses of a gang with these numbers of workers in sequence, each for its part of the run."""
     from train.gangs import Workers
 
     with tempfile.TemporaryDirectory() as folder:
@@ -255,7 +257,7 @@ def alone(epochs: int, seed: int, plan: tuple[int, ...]) -> tuple[float, list[fl
 
 
 def measure_kill(rounds: int, plot: Path | None) -> list[Figure]:
-    """See the module."""
+    """Measure `kill` as described in the module."""
     next_step, whole, twice, worse, apart = [], [], [], [], []
     epochs, seeds = 40, 3
     undisturbed = []
@@ -302,7 +304,7 @@ def measure_kill(rounds: int, plot: Path | None) -> list[Figure]:
 
 
 def measure_resize(rounds: int) -> list[Figure]:
-    """See the module."""
+    """Measure `resize` as described in the module."""
     elastic: list[float] = []
     fixed: list[float] = []
     for seed in range(rounds):
@@ -322,7 +324,7 @@ def measure_resize(rounds: int) -> list[Figure]:
 
 
 def measure_preempt(rounds: int) -> list[Figure]:
-    """See the module."""
+    """Measure `preempt` as described in the module."""
     lost, back = [], []
     for number in range(rounds):
         say(f"preempt: round {number + 1}")

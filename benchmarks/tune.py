@@ -1,11 +1,11 @@
-"""Tuning: how long a study takes, what it is worth, and how often a policy is applied that is no better.
+"""Measure tuning: the time of a study, its gain, and how often a policy is applied that is no better.
 
     python benchmarks/tune.py study TRACE --fleet FILE [--jobs 400] [--evaluations 200] [--processes 2] [--json]
     python benchmarks/tune.py null TRACE --fleet FILE [--jobs 400] [--draws 200] [--json]
 
-`study` is `poise tune` with its objectives `jct,p99wait`, and its time. `null` asks how often chance alone would have a
-policy applied: the jobs of the last part are compared with themselves, with the two sides of each block of jobs swapped
-at random, so that no side is better.
+`study` is `poise tune` with its objectives `jct,p99wait`, and its time. `null` measures how often a policy would be
+applied by chance alone: the jobs of the last part are compared with themselves, with the two sides of each block of
+jobs swapped at random, so that no side is better.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What one job of a trace costs the twin: CPU time, rounds, what the log would hold, and a digest of what became of it.
+"""Measure the cost of a trace's job in the twin: CPU time, rounds, log size, and a digest of the result.
 
     python benchmarks/twin_speed.py [--data ../shared/data] [--policies fifo,poise] [--trace philly] [--jobs 3000]
         [--first 0] [--nodes 60] [--load 1.5] [--know estimated] [--repeat 3] [--json]
 
-Run on two checkouts (`PYTHONPATH=…/src`), one after the other, the ratio of `ms/job` is what a change has brought, and
-the digest, of where and when each attempt began and how it ended, says whether it has decided anything else. The trace
-and its cluster are those of `quality.py`, from job number `--first` on and with `--nodes` of its nodes; CPU time is of
-this process alone, the least of some runs.
+Run on two checkouts (`PYTHONPATH=…/src`) in sequence, the ratio of `ms/job` is the effect of a change. The digest, of
+the place and time of each attempt's start and of its end, shows whether any decision differs. The trace and its cluster
+are those of `quality.py`, from job number `--first` on and with `--nodes` of its nodes; CPU time is of this process
+alone, the minimum over the runs.
 """
 
 import argparse

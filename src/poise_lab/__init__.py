@@ -1,1 +1,1 @@
-"""Runs, seen from outside: reports of what happened."""
+"""Simulation, comparison, rehearsal and reports of runs."""

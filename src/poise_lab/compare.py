@@ -1,6 +1,6 @@
-"""Trials side by side: the same workload, fleet and world, under one policy after another.
+"""Compare policies: run the same workload, fleet and world under each policy.
 
-Each trial reads its files itself, so that several run in processes of their own and share nothing.
+Each trial reads its files itself, so that trials can run in separate processes and share nothing.
 """
 
 import os
@@ -41,21 +41,22 @@ from poise_lab.trial import Result, simulate
 from poise_lab.what_if import recorded_in
 
 SPANS = 6000
-"""Attempts that a page shows, of all trials together."""
+"""Number of attempts shown on a page, for all trials together."""
 
 TELL_EVERY = 0.2
-"""Seconds between two looks at how far processes are."""
+"""Interval between two progress updates, in seconds."""
 
 
 _SIZE = re.compile(r" x([0-9]+)$")
-"""The devices of a job, in the name of its class."""
+"""Matches the number of devices at the end of a job class name."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be tried, in which world, with which nemeses (`faults`, by name or file). `fleet` is a file, or a home
-    or a log of Poise, whose nodes it is; None: those of the `trace`, which is such a log then. `format` is that of the
-    trace (empty: as found), `until` and `every` in nanoseconds (0: to the end; whenever something happens), `spans` how
-    many attempts are remembered. `field` is the flag that named the policies, for errors.
+    """The request for a comparison: what to try, in which world, with which nemeses (`faults`, by name or file).
+    `fleet` is a fleet file, or a state directory or log of Poise that contains the nodes; None means that the `trace`
+    is such a log. `format` is the trace format (empty: detect it). `until` and `every` are in nanoseconds (0: to the
+    end; at every event). `spans` is the number of attempts to keep. `field` is the flag that named the policies, for
+    errors.
     """
 
     trace: Path
@@ -72,7 +73,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial that came to no end, and why. `exit_code` is what the command line ends with."""
+    """A trial that failed, and its error. `exit_code` is the exit code of the command."""
 
     policy: str
     error: ErrorRecord
@@ -80,8 +81,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `devices` counts those of the fleet by model, `skipped` what of the trace was left out; `notes`
-    say what else a reader should know. `failed` are the trials of which nothing is known.
+    """Result of a comparison. `devices` counts the fleet's devices by model. `skipped` counts the trace entries that
+    were left out, by reason. `notes` are remarks for the reader. `failed` lists the trials without a result.
     """
 
     trace: str
@@ -100,7 +101,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Far(NamedTuple):
-    """How far a trial is: jobs that are over, of how many, and seconds since its beginning."""
+    """Progress of a trial: the number of ended jobs, the total number, and the seconds since its beginning."""
 
     over: int
     jobs: int
@@ -108,15 +109,15 @@ class Far(NamedTuple):
 
 
 Watch = Callable[[int, Far], None]
-"""Hears how far the trial of this number is."""
+"""Receives the number of a trial and its progress."""
 
 
 def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number, far: None) -> Comparison:
-    """Try each policy: one here, several in processes side by side. Raises `PoiseError` for what cannot be read, and
-    where all trials fail; if only some do, the others go on.
+    """Try each policy: a single one in this process, several in parallel processes. Raises `PoiseError` for unreadable
+    input and if all trials fail; if only some fail, the others continue.
     """
     for name in policies:
-        tried(choose(name, asked.field))  # before anything long begins
+        tried(choose(name, asked.field))  # fail before the long work begins
     asked = msgspec.structs.replace(asked, spans=asked.spans // len(policies))
     loaded = load(asked)
     workload, fleet = loaded.workload, loaded.fleet
@@ -148,7 +149,7 @@ def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number,
 
 
 class Loaded(NamedTuple):
-    """The files, read."""
+    """The content of the input files."""
 
     workload: Workload
     fleet: DeclaredFleet
@@ -157,7 +158,7 @@ class Loaded(NamedTuple):
 
 
 def _fleet(asked: Asked) -> DeclaredFleet:
-    """As a file declares it, or as a log has recorded it."""
+    """Return the fleet that a file declares or a log recorded."""
     path = asked.fleet or asked.trace
     if is_log(path):
         known = recorded_in(path)
@@ -172,7 +173,7 @@ def _fleet(asked: Asked) -> DeclaredFleet:
 
 
 def load(asked: Asked) -> Loaded:
-    """Read the files. Raises `PoiseError` for what cannot be read."""
+    """Read the files. Raises `PoiseError` for unreadable input."""
     fleet = _fleet(asked)
     world = PLAIN
     if asked.world is not None:
@@ -198,7 +199,9 @@ def _notes(loaded: Loaded) -> Iterator[str]:
 
 
 def _unknown_speeds(workload: Workload, fleet: DeclaredFleet) -> Iterator[str]:
-    """Of models of device on which nobody has said how fast work is, where it could differ: silence would claim it."""
+    """Report the device models for which no source gives the speed of a job that could run there. Without the note,
+    readers would assume that the speeds are known.
+    """
     here = {model_of(device).called for node in fleet.nodes for device in node.devices}
     known: dict[str, set[str]] = {}
     for key in workload.throughputs:
@@ -221,9 +224,9 @@ def _unknown_speeds(workload: Workload, fleet: DeclaredFleet) -> Iterator[str]:
 
 
 def with_speeds(workload: Workload, throughputs: Mapping[str, float]) -> Workload:
-    """The same work at the speeds of a fleet file, by `class@model`: what a trace gives is then the run time on the
-    fastest of the models that its class has a throughput on. A class that is known in several sizes (`resnet x4`) has
-    that of one device times so many; policies are told of both. Work that has speeds of its own keeps them.
+    """Apply the throughputs of a fleet file, by `class@model`. The run time in a trace then applies to the fastest
+    model on which its class has a throughput. A class with a size (`resnet x4`) and no row of its own has the
+    throughput of one device times the size; policies see both. Work with its own speeds keeps them.
     """
     table: dict[str, dict[str, float]] = {}
     for key, rate in throughputs.items():
@@ -280,7 +283,7 @@ def _told(jobs: int, hear: Callable[[Far], None]) -> Callable[[int, int], None]:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 _far: "list[SynchronizedArray[float]]" = []
-"""Of a process that runs trials: where it says how far they are, three numbers a trial."""
+"""Shared progress array of a trial process: three numbers per trial."""
 
 
 def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> tuple[list[Result], list[Failure]]:
@@ -310,7 +313,7 @@ def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> tuple[
         except BaseException:
             for process in active_children():
                 if process not in others:
-                    process.terminate()  # whatever its policy is at
+                    process.terminate()  # even in the middle of a policy call
             raise
     if not trials:
         raise errors[0]
@@ -323,8 +326,8 @@ def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> tuple[
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes that begin within hear no Ctrl-C, not even while they begin: whoever asked for them is told, and ends
-    them.
+    """Block Ctrl-C in processes that start within the context, even during startup: their parent receives it and
+    terminates them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -339,7 +342,7 @@ def _connect(far: "SynchronizedArray[float]") -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """End this process once nobody waits for it, whatever its policy is at."""
+    """End this process when its parent is gone, even in the middle of a policy call."""
     while os.getppid() == parent:
         time.sleep(TELL_EVERY)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The figures of trials in words: for terminals and pages. And as one value, without what is long."""
+"""Format the figures of trials for terminals, pages and JSON."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -15,7 +15,7 @@ Cell = Callable[[Measures], str]
 
 
 def summary(told: Comparison) -> dict[str, Any]:
-    """A comparison as JSON has it: every figure and curve, and no list of jobs and attempts."""
+    """Return a comparison for JSON: every figure and curve, without the lists of jobs and attempts."""
     value: dict[str, Any] = msgspec.to_builtins(told)
     value["trials"] = [
         {
@@ -32,7 +32,7 @@ def summary(told: Comparison) -> dict[str, Any]:
 
 
 def remarks(trial: Result) -> Iterator[str]:
-    """What a reader of the figures of a trial should know beside them."""
+    """Yield remarks that a reader of a trial's figures needs."""
     for reason, count in trial.refused.items():
         yield f"{count:,} jobs refused under {trial.policy}: {reason}"
     if trial.later:
@@ -43,7 +43,7 @@ def remarks(trial: Result) -> Iterator[str]:
 
 
 def figures(of: Measures) -> list[tuple[str, str]]:
-    """Every figure: name and value."""
+    """Return the name and value of every figure."""
     unfinished = f", {of.unfinished:,} not ended" if of.unfinished else ""
     refused = f", {of.refused:,} refused" if of.refused else ""
     preempted = ", ".join(f"{count:,} {cause}" for cause, count in of.preemptions.items()) or "none"
@@ -73,14 +73,14 @@ def figures(of: Measures) -> list[tuple[str, str]]:
 
 
 def use_text(of: Measures, name: str) -> str:
-    """How well devices of one model were used."""
+    """Describe the use of one device model."""
     use = of.use[name]
     what = "cores" if name == CPU else "devices"
     return f"{percent(use.held)} of {use.there:,.6g} {what} held, {percent(use.good)} goodput"
 
 
 def overhead_text(of: Measures) -> str:
-    """What was held and brought nothing."""
+    """Describe the resources that were held without progress."""
     over = of.overhead
     parts = (("restoring", over.restoring), ("saving", over.saving), ("standing still", over.stalled))
     said = [f"{hours:,.1f} device-hours {what}" for what, hours in (*parts, ("lost", over.lost)) if hours]
@@ -88,7 +88,7 @@ def overhead_text(of: Measures) -> str:
 
 
 def energy_text(of: Measures) -> str:
-    """Of the devices, as far as their power is known."""
+    """Describe the energy of the devices of known power."""
     if not _has_power(of):
         return "not known: the fleet tells no device's power"
     unknown = f"; without {of.powerless:,} devices of which no power is known" if of.powerless else ""
@@ -97,19 +97,19 @@ def energy_text(of: Measures) -> str:
 
 
 def _has_power(of: Measures) -> bool:
-    """Whether the power of any device is known."""
+    """Return whether the power of any device is known."""
     return of.energy > 0 or (not of.powerless and any(name != CPU for name in of.use))
 
 
 def devices_held(of: Measures) -> float:
-    """The part of all devices that was held; of the cores where there are none."""
+    """Return the fraction of all devices that was held; of the cores if there are no devices."""
     kinds = [use for name, use in of.use.items() if name != CPU] or list(of.use.values())
     there = sum(use.there for use in kinds)
     return sum(use.there * use.held for use in kinds) / there if there else 0.0
 
 
 def percent(share: float) -> str:
-    """For people: `12.5 %`."""
+    """Format a fraction as `12.5 %`."""
     return f"{share * 100:.1f} %"
 
 
@@ -127,7 +127,7 @@ def _ratios(of: Ratios) -> str:
 
 
 def _after(ended: Callable[[Measures], Spread | Ratios], cell: Cell) -> Cell:
-    """A cell that says nothing where no job has ended."""
+    """Return a cell that shows `-` if no job has ended."""
     return lambda of: cell(of) if ended(of).count else "-"
 
 
@@ -157,4 +157,4 @@ COLUMNS: tuple[tuple[str, Literal["", "wide"], Cell], ...] = (
     ("CO2E KG", "wide", lambda of: f"{of.co2:,.1f}" if _has_power(of) else "-"),
     ("PAID", "wide", lambda of: f"${of.paid:,.0f}" if of.price else "-"),
 )
-"""Of a table of trials: title, whether it is of the wide one only, and what stands there."""
+"""Columns of a table of trials: title, whether only the wide table has it, and its value."""

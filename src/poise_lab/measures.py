@@ -1,26 +1,28 @@
-"""Measures a trial: defines and computes every figure of `poise simulate` and `poise compare`.
+"""Compute the measures of a trial: every figure of `poise simulate` and `poise compare`.
 
-A `Recorder` receives the events of a log in order. It keeps the result of each job, integrals over time, and curves of
-a bounded number of points, so a million jobs cost only one record each.
+A `Recorder` receives the events of a log in order. It keeps the result of each job, integrals over time, and curves
+with a bounded number of points, so memory grows by only one record per job, even for a million jobs.
 
-Definitions, and where they come from:
+Definitions and their sources:
 
-* *completion*: from submission, or from when it may begin, to end. *waiting*: as much of it as nothing of the job ran
-  in, before its first start and after each interruption. *starting*: until its first start.
-* *slowdown*: completion over the time the job takes by itself on the fastest devices of the fleet, both at least 10 s:
+* *completion*: time from submission, or from the earliest allowed start, to the end. *waiting*: the part of it during
+  which no task of the job ran, before the first start and after each interruption. *starting*: time until the first
+  start.
+* *slowdown*: completion divided by the job's run time alone on the fastest devices of the fleet, both at least 10 s:
   the bounded slowdown of Feitelson and Rudolph (JSSPP 1998), with a denominator that no policy can change.
-* *fairness*: Jain's index over the slowdowns, (sum x)^2 / (n sum x^2): 1 when all are served alike (Jain, Chiu and
+* *fairness*: Jain's index over the slowdowns, (sum x)^2 / (n sum x^2): 1 when all slowdowns are equal (Jain, Chiu and
   Hawe, DEC-TR-301, 1984).
-* *rho*: completion over what it would be on an equal share: the time by itself on an even part of the fleet, at the
-  mean speed of the devices that could do it, times the contention, which is what all unfinished jobs ask for over what
-  there is, at least 1, as the mean over the job's life (Themis, NSDI'20, and for unequal devices Gavel, OSDI'20,
-  section 4.2; Shockwave, NSDI'23, has one contention for all jobs). Above 1.05 a job was treated unfairly, as Shockwave
-  counts it.
-* *stranded*: devices that are free, on nodes where no task of any waiting job fits that could start as a whole: their
-  part of all devices, and (*fragmentation*) of the free ones, while something waits for devices (after FGD, ATC'23,
-  which measures it against the jobs that are typical). What places all that it can strands all that it leaves free.
-* *overhead*: time for which devices were held without getting on: restoring, saving, standing still after a loss, and
-  doing again what was lost.
+* *rho*: completion divided by the completion on an equal share. The latter is the run time alone on an even part of the
+  fleet, at the mean speed of the suitable devices, times the contention: the total demand of all unfinished jobs over
+  the capacity, at least 1, as the mean over the job's life (Themis, NSDI'20; for unequal devices Gavel, OSDI'20,
+  section 4.2; Shockwave, NSDI'23, has one contention for all jobs). A job with a rho above 1.05 counts as treated
+  unfairly, as in Shockwave.
+* *stranded*: free devices on nodes where no task fits of any waiting job that could start as a whole, while a job waits
+  for devices. It is given as a fraction of all devices, and (*fragmentation*) of the free devices (after FGD, ATC'23,
+  which measures against typical jobs). A policy that places everything that fits strands every device that it leaves
+  free.
+* *overhead*: time for which devices were held without progress: restoring, saving, stalling after a loss, and repeating
+  lost work.
 """
 
 import heapq
@@ -58,31 +60,33 @@ from poise.policy.feasible import ability, capacity
 from poise.units import HOUR, SECOND
 
 LEAST = 10 * SECOND
-"""Shorter times count as this much in a slowdown: Feitelson's bound."""
+"""Lower bound on the times in a slowdown, as in Feitelson's bounded slowdown."""
 
 UNFAIR = 1.05
-"""A job with a larger rho was treated unfairly."""
+"""A job with a larger rho counts as treated unfairly."""
 
 FOREVER = 2**62
-"""Nanoseconds: nothing will ever happen."""
+"""An instant that is never reached, in nanoseconds."""
 
 POINTS = 512
-"""Stretches of time that a curve is made of, at most."""
+"""Maximum number of intervals in a curve."""
 
 CPU = "cpu"
-"""The kind of device that cores count as, in cores."""
+"""Name of the device kind that stands for CPU cores; its unit is cores."""
 
 WAITING, RUNNING = ".waiting", ".running"
-"""Names of curves that no model of device has."""
+"""Names of the curves of waiting and running jobs. No device model has such a name."""
 
 DEVICES = "devices"
-"""Devices of any model."""
+"""Stands for devices of any model."""
 
 OFTEN = 1000
-"""So many times fragmentation is measured whenever something has changed, after that once for each point of a curve."""
+"""Number of times that fragmentation is measured after every change; after that, it is measured once per point of a
+curve.
+"""
 
 SHAPES = 64
-"""Waiting units that are looked at when fragmentation is measured, the first of all queues."""
+"""Number of waiting units to examine when measuring fragmentation, from the head of all queues."""
 
 
 class Alone(NamedTuple):
@@ -131,12 +135,12 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def per_watt(self) -> float:
-        """Its operations per second and watt, as far as its user said how many it has to do; else 0."""
+        """Return the operations per second and watt of a completed job; 0 if unknown."""
         return self.flops / self.energy if self.energy and self.outcome == "done" else 0.0
 
     @property
     def completion(self) -> int:
-        """From when it may begin to its end, in nanoseconds; -1 for one that has not ended."""
+        """Return the time from the earliest allowed start to the end, in nanoseconds; -1 if the job has not ended."""
         return max(0, self.ended - self.submitted - self.begin) if self.ended >= 0 else -1
 
     @property
@@ -148,14 +152,14 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def rho(self) -> float:
-        """Its finish-time fairness, by the same conditions."""
+        """Return the finish-time fairness; 0 under the same conditions as for `slowdown`."""
         if self.ended < 0 or not self.alone:
             return 0.0
         return self.completion / (self.even * self.contention)
 
 
 class Ratios(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How ratios are spread; all 0 where there are none. Percentiles are of the nearest rank."""
+    """Distribution of ratios; all values are 0 if there are none. Percentiles use the nearest rank."""
 
     count: int = 0
     mean: float = 0.0
@@ -186,8 +190,8 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over stretches of `width` nanoseconds from the beginning on: jobs that wait, jobs that run, and devices
-    held by model.
+    """Mean numbers over intervals of `width` nanoseconds, from the beginning of the trial: waiting jobs, running jobs,
+    and held devices by model.
     """
 
     width: int
@@ -236,7 +240,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Unit:
-    """A unit of a job that has not ended. `open` are its attempts that hold something."""
+    """A unit of a job that has not ended. `open` contains its attempts that have not ended."""
 
     __slots__ = ("id", "job", "nodes", "open", "spec", "why")
 
@@ -266,8 +270,8 @@ class _Attempt:
 
 
 class _Job:
-    """A job that has not ended. `active` counts its tasks that run, the first of them since `since`; `crowd` is what
-    the integral of contention was when it came.
+    """A job that has not ended. `active` is the number of its running tasks, `since` is the start of the current run,
+    and `crowd` is the integral of contention at submission.
     """
 
     __slots__ = ("active", "asks", "crowd", "result", "since", "units")
@@ -280,7 +284,9 @@ class _Job:
 
 
 class _Totals(NamedTuple):
-    """Amounts times nanoseconds, up to the instant `at`; of kinds: there, held, wasted."""
+    """Integrals over time (amount times nanoseconds) up to the instant `at`. The tuples of `kinds` are present, held,
+    wasted.
+    """
 
     at: int
     kinds: dict[str, tuple[float, float, float]]
@@ -302,9 +308,9 @@ class _Kind:
 
 
 class Recorder:
-    """Processes the events of a log: counts submitted `jobs` and how many are `over`. `alone` returns how long a job
-    takes on an empty fleet; it is called once the job is over. `spans` is the number of attempts to keep; the longest
-    are kept.
+    """Processes the events of a log. `jobs` contains the submitted jobs; `over` counts those that have ended. `alone`
+    returns the run time of a job on an empty fleet; it is called once, when the job ends. `spans` is the maximum number
+    of attempts to keep; the longest are kept.
     """
 
     def __init__(
@@ -325,7 +331,7 @@ class Recorder:
         self._units: dict[str, _Unit] = {}
         self._attempts: dict[str, _Attempt] = {}
         self._nodes: dict[str, Node] = {}
-        self._devices = 0  # that are there
+        self._devices = 0  # present now
         self._kinds: dict[str, _Kind] = {CPU: _Kind()}
         self._asked = {CPU: 0.0, DEVICES: 0.0}
         self._crowd = {CPU: 0.0, DEVICES: 0.0}
@@ -359,7 +365,9 @@ class Recorder:
         }
 
     def begin(self, ledger: Ledger, began: int) -> None:
-        """From here on; `ledger` is that of the control plane, and ahead of the events by no more than an instant."""
+        """Start recording at `began`. `ledger` belongs to the control plane, and is at most one instant ahead of the
+        events.
+        """
         self._ledger = ledger
         self._began = self._now = self._moved_at = began
 
@@ -386,15 +394,17 @@ class Recorder:
                 self._waste[key] = self._waste.get(key, 0.0) + amount * waste.time
 
     def still_for(self, at: int) -> int:
-        """Nanoseconds since anything was submitted, began or ended, when it is `at` on the log's clock; 0 while
-        something runs, and for ever once all is over.
+        """Return the nanoseconds, at `at` on the log's clock, since the last submission, start or end. Return 0 while a
+        job runs, and `FOREVER` once all jobs have ended.
         """
         if not self._open_jobs:
             return FOREVER
         return 0 if self._running else at - self._moved_at
 
     def look(self) -> None:
-        """Sample between two steps how much of the free devices is usable; less often when that is expensive."""
+        """Sample the usable part of the free devices, between two steps. Sample less often once there were many
+        samples.
+        """
         if not self._changed:
             return
         self._changed = False
@@ -404,7 +414,8 @@ class Recorder:
         self._looks, self._looked_at = self._looks + 1, at
         self._stranded, self._free, self._wanted = stranded(self._ledger)
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events
+    # ---------------------------------------------------------------------------------------------------------
 
     def _submitted(self, event: JobSubmitted) -> None:
         job = event.job
@@ -445,7 +456,7 @@ class Recorder:
             self._seat(unit, task.name, spot, event.epoch, event.variant, -1 if event.queued else event.at)
 
     def _seat(self, unit: _Unit, task: str, spot: Spot, epoch: int, variant: int, at: int) -> None:
-        """A task gets its place, and holds it from the instant `at` (-1: it does not yet)."""
+        """Assign a place to a task. The task holds the place from the instant `at`, or not yet if `at` is -1."""
         name = f"{unit.job.result.id}.{task}"
         attempt = _Attempt(name, unit, epoch, self._nodes[spot.node], spot.devices, variant)
         unit.open[name] = self._attempts[name] = attempt
@@ -587,7 +598,7 @@ class Recorder:
 
     def _lost(self, event: NodeLost) -> None:
         for attempt in self._attempts.values():
-            if attempt.node == event.name:  # what had not begun there may begin yet, once it is back
+            if attempt.node == event.name:  # attempts that had not started there can still start when the node is back
                 self._release(attempt, event.at, "lost")
         self._leave(event.name)
 
@@ -658,10 +669,11 @@ class Recorder:
                 within[name] = within.get(name, 0.0) + level * (end - since)
             since = end
 
-    # --- what came of it ---------------------------------------------------------------------------------------------
+    # --- results
+    # --------------------------------------------------------------------------------------------------------
 
     def finish(self, at: int) -> None:
-        """Close all attempts and jobs at the end of the log, `at` on its clock."""
+        """Close all attempts and jobs at the end of the log; `at` is on the log's clock."""
         self._advance(at)
         for attempt in list(self._attempts.values()):
             self._close(attempt, at, "")
@@ -669,11 +681,11 @@ class Recorder:
             self._end_if_over(name, self._ledger.jobs[name].ended)
 
     def spans(self) -> tuple[Span, ...]:
-        """The longest attempts, in the order in which they began."""
+        """Return the longest attempts, ordered by start."""
         return tuple(sorted((span for _, _, span in self._longest), key=lambda span: (span.since, span.task)))
 
     def forgotten(self) -> int:
-        """How many shorter attempts there were beside those."""
+        """Return the number of shorter attempts that were not kept."""
         return self._remembered - len(self._longest)
 
     def curves(self) -> Curves:
@@ -739,7 +751,7 @@ class Recorder:
 
 
 def ratios(values: Sequence[float]) -> Ratios:
-    """How they are spread.
+    """Return the distribution of the values.
 
     >>> ratios([1.0, 2.0, 6.0]).mean, ratios([1.0, 2.0, 6.0]).p50
     (3.0, 2.0)
@@ -752,7 +764,7 @@ def ratios(values: Sequence[float]) -> Ratios:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 where all are alike, 1/n where one has everything; 1 of nothing.
+    """Return Jain's index of fairness: 1 if all values are equal, 1/n if one has everything, and 1 without values.
 
     >>> jain([1.0, 1.0, 4.0])
     0.6666666666666666
@@ -762,8 +774,8 @@ def jain(values: Sequence[float]) -> float:
 
 
 def stranded(ledger: Ledger) -> tuple[float, float, float]:
-    """Return the number of free devices that no waiting unit could use, of all free devices, and of all devices; zeros
-    while no unit waits for devices.
+    """Return the number of free devices that no waiting unit could use, the number of free devices, and the number of
+    all devices; zeros while no unit waits for devices.
     """
     fleet = ledger.columns.room()
     usable = np.zeros(len(fleet), bool)

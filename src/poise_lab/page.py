@@ -1,7 +1,7 @@
-"""Pages of HTML that need nothing else: no script, no network, no other file; and what is drawn on them.
+"""Build self-contained HTML pages with drawings: no script, no network, no other file.
 
-Every text of a user is escaped by `Page`, the only place that makes HTML of values. A page's own policy allows its one
-style sheet, by its hash, and nothing else, so that a text that slipped through could still do nothing.
+`Page` escapes every user text; it is the only place that makes HTML from values. The content security policy of a page
+allows only its one style sheet, by its hash, so that even an unescaped text could do no harm.
 """
 
 import base64
@@ -14,10 +14,10 @@ from poise.model.jobs import FAILED
 from poise.units import format_duration
 
 WIDTH = 1000
-"""Units of the timeline's width; the page stretches it."""
+"""Width of the timeline in its own units; the page scales it."""
 
 ROW, GAP, CURVE = 14, 22, 120
-"""Heights: of a lane, of a node's name above its lanes, of the curve."""
+"""Heights of a lane, of a node's name above its lanes, and of the curve."""
 
 TICKS = 8
 
@@ -56,7 +56,7 @@ svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }
 
 
 class Page:
-    """HTML as it grows. `text` arguments are escaped, tags are ours."""
+    """An HTML page under construction. `text` arguments are escaped; tags come from the code."""
 
     def __init__(self, title: str, style: str = STYLE) -> None:
         self._parts: list[str] = []
@@ -70,7 +70,7 @@ class Page:
         self.tag("h1", title)
 
     def raw(self, html: str) -> None:
-        """Markup that holds nothing of a user."""
+        """Append markup that contains no user text."""
         self._parts.append(html)
 
     def tag(self, name: str, text: str, **attributes: str | float) -> None:
@@ -78,7 +78,7 @@ class Page:
         self._parts.append(f"<{name}{given}>{escape(text)}</{name}>\n")
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """A table that scrolls by itself where it is too wide."""
+        """Append a table that scrolls horizontally if it is too wide."""
         self.raw('<div class="wide"><table>\n<tr>')
         for head in heads:
             self.tag("th", head)
@@ -88,7 +88,7 @@ class Page:
         self.raw("</table></div>\n")
 
     def figure(self, name: str, value: str, more: str) -> None:
-        """One figure of a list of them (`dl`)."""
+        """Append one figure to a list of figures (`dl`)."""
         self.raw("<div>")
         self.tag("dt", name)
         self.raw(f"<dd>{escape(value)}")
@@ -96,7 +96,7 @@ class Page:
         self.raw("</dd></div>\n")
 
     def key(self, entries: Iterable[tuple[str, str]]) -> None:
-        """What the colours mean: class and words."""
+        """Append the color key: class and label."""
         self.raw("<p>")
         for kind, words in entries:
             self.raw(f'<span class="key"><svg viewBox="0 0 1 1"><rect class="{kind}" width="1" height="1"/></svg> ')
@@ -104,12 +104,12 @@ class Page:
         self.raw("</p>\n")
 
     def text(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         return "".join([*self._parts, "</main>\n</body>\n</html>\n"])
 
 
 def timeline(page: Page, lanes: Sequence[Lane], length: int, link: Callable[[Span], str] = lambda span: "") -> None:
-    """What ran where and when, `length` nanoseconds of it. `link` names a place of the page to which a bar leads."""
+    """Draw attempts by place and time, for `length` nanoseconds. `link` returns the anchor on the page for a bar."""
     page.key([(kind, kind) for kind in ("done", "running", "failed", "stopped")])
     nodes = list(dict.fromkeys(lane.node for lane in lanes))
     height = len(nodes) * GAP + len(lanes) * ROW + 24
@@ -157,7 +157,7 @@ def _kind(span: Span) -> str:
 
 
 def ticks(page: Page, length: int, height: int) -> None:
-    """Instants below a drawing of `length` nanoseconds."""
+    """Draw time marks below a drawing of `length` nanoseconds."""
     for tick in range(1, TICKS):
         at = WIDTH * tick // TICKS
         page.raw(f'<line class="tick" x1="{at}" x2="{at}" y1="0" y2="{height - 16}"/>\n')
@@ -165,5 +165,5 @@ def ticks(page: Page, length: int, height: int) -> None:
 
 
 def along(at: float, length: float, least: float = 1.0) -> float:
-    """How far to the right it is drawn, of a length that counts as `least` at least."""
+    """Return the horizontal position of `at` in a drawing of `length`, which counts as at least `least`."""
     return round(WIDTH * min(max(at, 0), length) / max(least, length), 2)

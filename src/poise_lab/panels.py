@@ -1,7 +1,7 @@
-"""A comparison of policies as one page: figures side by side, curves, and for each policy a timeline of the fleet.
+"""Render a comparison of policies as one page: figures side by side, curves, and a timeline of the fleet per policy.
 
-A bar of a timeline is a link to the panel of its job, which says where its attempts ran and why. No script is needed
-for that: a panel shows while the address of the page names it.
+A bar of a timeline links to the panel of its job, which shows where and why its attempts ran. This needs no script: a
+panel is visible while the page address names it.
 """
 
 import math
@@ -16,23 +16,23 @@ from poise_lab.page import CURVE, STYLE, WIDTH, Page, along, ticks, timeline
 from poise_lab.trial import Result
 
 LANES = 600
-"""Rows of one timeline, at most."""
+"""Maximum number of rows of a timeline."""
 
 HUES = 8
-"""Policies that have a colour of their own; then they begin again."""
+"""Number of policies with different colors; then the colors repeat."""
 
 DOTS = 300
-"""Points of a distribution that are drawn."""
+"""Number of points to draw for a distribution."""
 
 MARKS = tuple(
     one * unit
     for unit, ones in ((SECOND, (1, 10)), (MINUTE, (1, 10)), (HOUR, (1, 6)), (DAY, (1, 7, 30, 365)))
     for one in ones
 )
-"""Of the axis of completion times."""
+"""Tick marks on the axis of completion times."""
 
 POINTS = 250
-"""Points of a curve that are drawn."""
+"""Number of points to draw for a curve."""
 
 COLOURS = ("#1f6fb2", "#c0392b", "#2f7d4f", "#b7791f", "#7d4fb0", "#16808a", "#b0447a", "#5c6370")
 _PALE = ("#5aa9e6", "#ef6a5b", "#4fae78", "#e0a94a", "#b392e0", "#4dc0ca", "#e58bb6", "#9aa3af")
@@ -56,18 +56,18 @@ a .bar { cursor: pointer; }
 @media print { .panel { display: none; } }
 """
 )
-"""The style of a page with what `draw` adds."""
+"""The page style including the classes that `draw` uses."""
 
 
 def render(told: Comparison) -> str:
-    """The page. Raises nothing: any comparison makes one."""
+    """Return the page. Never raises: every comparison can be rendered."""
     page = Page(f"{told.trace} on {told.fleet}", PANELS)
     draw(page, told)
     return page.text()
 
 
 def draw(page: Page, told: Comparison) -> None:
-    """Add it to a page, which has the style `PANELS`."""
+    """Add the comparison to a page that has the style `PANELS`."""
     _head(page, told)
     _figures(page, told)
     _distribution(page, told.trials)
@@ -118,7 +118,7 @@ def _figures(page: Page, told: Comparison) -> None:
 
 
 def _distribution(page: Page, trials: Sequence[Result]) -> None:
-    """How many jobs had ended after how long: logarithmic, since jobs differ by orders of magnitude."""
+    """Draw the distribution of completion times on a logarithmic axis, because they differ by orders of magnitude."""
     times = [sorted(max(1, job.completion) for job in trial.jobs if job.ended >= 0) for trial in trials]
     page.tag("h2", "Completion times")
     if not any(times):
@@ -151,7 +151,7 @@ def _distribution(page: Page, trials: Sequence[Result]) -> None:
 
 
 def _short(mark: int) -> str:
-    """`10m`, `1h`, `7d`."""
+    """Format a tick mark: `10m`, `1h`, `7d`."""
     unit, name = next(
         (unit, name) for unit, name in ((DAY, "d"), (HOUR, "h"), (MINUTE, "m"), (SECOND, "s")) if mark >= unit
     )
@@ -171,7 +171,7 @@ def _curves(page: Page, trials: Sequence[Result]) -> None:
 
 
 Curve = list[tuple[float, float]]
-"""Instants in nanoseconds, and values from then on."""
+"""Instants in nanoseconds, and the value from each instant on."""
 
 
 def _waiting(trial: Result) -> Curve:
@@ -179,14 +179,14 @@ def _waiting(trial: Result) -> Curve:
 
 
 def _held(trial: Result, kinds: Sequence[str]) -> Curve:
-    """The part of the devices of these kinds that was held."""
+    """Return the fraction of the devices of these kinds that was held."""
     there = sum(trial.measures.use[name].there for name in kinds if name in trial.measures.use) or 1.0
     held = zip(*(trial.curves.held[name] for name in kinds if name in trial.curves.held), strict=True)
     return [(at * trial.curves.width, sum(values) / there) for at, values in enumerate(held)]
 
 
 def _thin(curve: Curve) -> Curve:
-    """Means of neighbours where there are many."""
+    """Reduce a long curve to the means of neighbouring points."""
     step = math.ceil(len(curve) / POINTS) or 1
     groups = (curve[at : at + step] for at in range(0, len(curve), step))
     return [(group[0][0], sum(value for _, value in group) / len(group)) for group in groups]
@@ -224,7 +224,7 @@ def _hue(number: int) -> str:
     return f"c{number % HUES}"
 
 
-# --- where and why ---------------------------------------------------------------------------------------------------
+# --- timelines and job panels ----------------------------------------------------------------------------------------
 
 
 def _timeline(page: Page, number: int, trial: Result) -> None:
@@ -242,7 +242,9 @@ def _timeline(page: Page, number: int, trial: Result) -> None:
 
 
 def _lanes(spans: Iterable[Span]) -> tuple[list[Lane], int]:
-    """By node and device; what holds none, in as few rows as it needs. And how many spans have no row."""
+    """Return one lane per device, plus as few lanes as needed for attempts without devices, and the number of attempts
+    without a lane.
+    """
     rows: dict[tuple[str, int, int], list[Span]] = {}
     left = 0
     for span in spans:
@@ -260,7 +262,7 @@ def _lanes(spans: Iterable[Span]) -> tuple[list[Lane], int]:
 
 
 def _row(rows: Mapping[tuple[str, int, int], list[Span]], span: Span) -> int:
-    """The first row of its node in which nothing runs when it begins."""
+    """Return the first row of the node that is free when the attempt begins."""
     row = 0
     while (taken := rows.get((span.node, 1, row))) and taken[-1].until > span.since:
         row += 1
@@ -268,7 +270,7 @@ def _row(rows: Mapping[tuple[str, int, int], list[Span]], span: Span) -> int:
 
 
 def _panels(page: Page, number: int, trial: Result) -> None:
-    """One for each job of which an attempt is drawn."""
+    """Add a panel for each job with a drawn attempt."""
     of: dict[str, list[Span]] = {}
     for span in trial.spans:
         of.setdefault(span.job, []).append(span)

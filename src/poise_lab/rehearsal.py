@@ -1,8 +1,8 @@
-"""A service, or a front, rehearsed: the same requests under one router or scaler after the other, in virtual time.
+"""Rehearse a service or a front: run the same requests under each router or scaler, in virtual time.
 
-What is measured of a trial: latencies of what was answered (from when a request came; nearest rank), the part of what
-was asked that was answered in time (by the objective, else by the time-out), why the rest was not, how busy replicas
-were of the time that they were ready, how long they were paid for, and what that cost.
+Measures of a trial: latencies of answered requests (from arrival; nearest rank), the fraction of requests answered in
+time (within the objective, else within the timeout), the reasons of the others, the busy fraction of the replicas'
+ready time, their paid time, and its cost.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,13 +27,13 @@ from poise_lab.traces.rows import Tally, fault, table
 from poise_serve.policy.route import BY_KEY, DEFAULT_ROUTER, ROUTERS, router_named
 
 LEFT_OUT = ("restart", "scaling", "sharing", "stragglers", "telemetry", "power")
-"""Of a world: what is said there of jobs, and means nothing to requests."""
+"""World settings that apply only to jobs, not to requests."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What is rehearsed: a `file` of a service or of upstreams, the `requests` that come (a trace, or what is drawn),
-    in which `world`. `routers` of upstreams, `scalers` and `replicas` (`4`, or `1..8`) of a service; empty: as the file
-    says.
+    """The request for a rehearsal: the `file` of a service or of upstreams, the `requests` (a trace, or a generated
+    load), and the `world`. `routers` applies to upstreams, `scalers` and `replicas` (`4`, or `1..8`) to a service;
+    empty means as in the file.
     """
 
     file: Path
@@ -47,9 +47,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it; durations in nanoseconds. `not_answered`: how many by why; `in_time`: the part of what was asked
-    (and not hung up) that was. `use` by replica, `hours` and `cost` of all; `per_second` of those answered, and
-    `per_dollar`: that for each dollar an hour.
+    """Figures of a trial; durations in nanoseconds. `not_answered` counts requests by reason. `in_time` is the fraction
+    answered in time of all requests that the client did not cancel. `use` is per replica; `hours` and `cost` are
+    totals. `per_second` is the rate of answers, and `per_dollar` that rate per dollar an hour.
     """
 
     asked: int
@@ -70,7 +70,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial: who decided, on how many replicas, and when and why that changed (seconds)."""
+    """One trial: the router or scaler, the number of replicas, and the times (seconds) and reasons of its changes."""
 
     router: str = ""
     scaler: str = ""
@@ -80,7 +80,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """All trials. `objective`: what counts as in time, in nanoseconds; `notes`: what else a reader should know."""
+    """All trials. `objective` is the limit for answers in time, in nanoseconds; `notes` are remarks for the reader."""
 
     file: str
     kind: str
@@ -94,7 +94,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rehearse(asked: Asked) -> Rehearsal:
-    """Raises `PoiseError` for what cannot be read, and for names that nothing has."""
+    """Run the rehearsal. Raises `PoiseError` for unreadable input and for unknown names."""
     world, serving = _world(asked.world)
     with located(place_in_file(asked.file)):
         if is_kind(asked.file, "upstreams"):
@@ -141,7 +141,9 @@ def _without_keys(without: int, count: int) -> str:
 
 
 def figures(trial: Trial, stories: Sequence[Story], objective: int, warm: int = 0) -> Figures:
-    """Of a trial that has run. The first `warm` that ended do not count for latencies and throughput."""
+    """Return the figures of a finished trial. The first `warm` requests that ended do not count for latencies and
+    throughput.
+    """
     counted = stories[warm:]
     took = sorted(story.took for story in counted if story.why == ANSWERED)
     missed: dict[str, int] = {}
@@ -175,15 +177,15 @@ def figures(trial: Trial, stories: Sequence[Story], objective: int, warm: int = 
 
 
 def _rank(ordered: Sequence[int], percent: int) -> int:
-    """The smallest that so many percent do not exceed."""
+    """Return the nearest-rank percentile; 0 if there are no values."""
     return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else 0
 
 
-# --- what is tried ---------------------------------------------------------------------------------------------------
+# --- trials ----------------------------------------------------------------------------------------------------------
 
 
 class _Plan(NamedTuple):
-    """A trial that is to be run, for some load."""
+    """A trial to run with some load."""
 
     trial: Any
     router: str = ""
@@ -229,7 +231,7 @@ def _of_service(
 
 
 def _with(told: DeclaredService, replicas: str, file: Path) -> DeclaredService:
-    """The service of the file with other replicas."""
+    """Return the service of the file with a different number of replicas."""
     document = dict(load_kind(file, "service")) | {"replicas": replicas}
     if ".." not in replicas:
         document.pop("scaling", None)
@@ -308,8 +310,8 @@ def _measured(server: Server, world: Path) -> Server:
 
 
 def _read_measured(path: Path, told: Measured) -> Speed:
-    """Medians: what a prompt takes by its length, of one request, and a token by how many are written at once, after
-    the shortest prompt with which that was tried.
+    """Return the speed as medians of measurements: the reading time of a prompt by its length, for single requests, and
+    the time per token by batch size. All batch sizes use the same prompt length if they have it, else their shortest.
     """
     tally = Tally(path, strict=True)
     reads: dict[int, list[float]] = {}

@@ -1,6 +1,6 @@
-"""A run as one page of HTML that needs nothing else: no script, no network, no other file.
+"""Render a run as one self-contained HTML page: no script, no network, no other file.
 
-Reasons are titles of the bars (shown on hover, read aloud) and rows of tables that fold.
+Reasons appear as titles of the bars (shown on hover, read aloud) and as rows of collapsible tables.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PARTS = {
 
 
 def render(report: RunReport) -> str:
-    """The page. Raises nothing: any report makes one."""
+    """Return the page. Never raises: every report can be rendered."""
     what = (
         f"Run of {', '.join(report.asked[:5])}"
         if report.asked
@@ -78,7 +78,7 @@ def _use(page: Page, name: str, of: Use) -> None:
 
 
 def _period(page: Page, report: RunReport) -> None:
-    """Who used what, and what was wasted."""
+    """Show the use and the waste by tenant."""
     page.tag("h2", "Tenants")
     heads = (
         "tenant",
@@ -168,7 +168,7 @@ def _bill(page: Page, bill: Bill, nodes: Sequence[NodeBill], jobs: Sequence[JobL
 
 
 def _spent(energy: float, price: float) -> tuple[str, str]:
-    """kWh of joules, and dollars."""
+    """Format joules as kWh, and dollars."""
     return f"{energy / 3.6e6:.2f}", f"{price:,.2f}"
 
 

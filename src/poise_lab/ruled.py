@@ -1,7 +1,7 @@
-"""Rules on jobs of the past, in the twin: what they do there, and what comes of it.
+"""Test rules on past jobs in the twin: their firings and their effect.
 
-The control plane of the twin evaluates the rules and carries out their actions, as a live one does. What agents measure
-is in no trace, so rules that read it do not fire.
+The control plane of the twin evaluates the rules and runs their actions, as a live one does. Traces do not contain the
+agents' measurements, so rules that read these do not fire.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ from poise_lab.trial import Result, row_of, simulate
 
 
 class _Set:
-    """The policy that decides in a twin, whoever has set it: one that a rule sets, or the one that it began with."""
+    """The current policy of a twin: the one that a rule set, or the initial one."""
 
     def __init__(self, first: ClusterPolicy, others: dict[str, ClusterPolicy]) -> None:
         self.name = first.name
@@ -48,7 +48,7 @@ def backtest_on(
     settings: Settings,
     document: dict[str, Any],
 ) -> tuple[RulesTest, Result]:
-    """The rules on the events of a simulation in which they do not act, and that simulation."""
+    """Test the rules on the events of a simulation in which they do not act; return the test and that simulation."""
     events: list[Event] = []
     without = simulate(workload, nodes, policy, settings, observe=events.append)
     return backtest(events, compile_rules(document), Ledger()), without
@@ -62,7 +62,7 @@ def effect_of(
     document: dict[str, Any],
     without: Result,
 ) -> RulesEffect:
-    """What comes of the rules when all of them act, beside the same jobs `without` them."""
+    """Return the effect of the rules when all of them act, compared with the same jobs `without` them."""
     rules = [{**rule, "mode": "on"} for rule in document["rules"]]
     policies: dict[str, dict[str, Any]] = {}
     others: dict[str, ClusterPolicy] = {}

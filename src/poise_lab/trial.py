@@ -1,4 +1,4 @@
-"""One trial: a workload, on a fleet, under a policy; what became of every job, and every figure of it."""
+"""Run one trial: a workload on a fleet under a policy. Returns the result of every job and all measures."""
 
 import gc
 from collections import Counter
@@ -31,24 +31,25 @@ from poise_lab.engine.happenings import AWAY, Happenings, in_world, interference
 from poise_lab.measures import Alone, Curves, JobResult, Measures, Recorder
 
 Told = Callable[[int, int], None]
-"""How far it is: jobs that are over, and nanoseconds since the beginning."""
+"""Receives the progress: the number of ended jobs, and nanoseconds since the beginning."""
 
 LEAST = 1e-9
-"""Seconds: nothing is faster."""
+"""Minimum run time in seconds, to avoid division by zero."""
 
 COLLECTS_EVERY = 50_000
-"""New objects after which the garbage collector looks for cycles. Python's 700 suit a program of few objects, and a
-trial makes hundreds for each job, nearly all of which go without it."""
+"""Number of new objects that triggers a garbage collection. Python's default of 700 suits programs with few objects; a
+trial creates hundreds per job, and reference counting frees nearly all of them.
+"""
 
 TELL_EVERY = 1024
-"""Steps between two tellings."""
+"""Number of steps between two progress reports."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial that is over. `spans` are attempts, the longest of them, and `forgotten` counts the others; of nothing
-    where they were not asked for. `refused` counts submissions that were refused, by reason, of which the first is told
-    in full; `later` are jobs that had not arrived yet when it ended. `stuck` says of the first
-    job that waits what for, where the trial was ended since nothing began or ended any more.
+    """A finished trial. `spans` contains the longest attempts and `forgotten` counts the others; both are empty unless
+    requested. `refused` counts refused submissions by reason, with the details of the first; `later` counts jobs that
+    had not arrived when the trial ended. `stuck` says why the first waiting job waits, if the trial ended because
+    nothing started or ended any more.
     """
 
     policy: str
@@ -64,7 +65,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def completions(self) -> list[float]:
-        """Seconds from submission to end, of the jobs that ended."""
+        """Return the seconds from submission to end of the jobs that ended."""
         return [job.completion / SECOND for job in self.jobs if job.ended >= 0]
 
 
@@ -83,11 +84,11 @@ def simulate(
     observe: Observe = lambda event: None,
     begin: Callable[[Twin], None] = lambda twin: None,
 ) -> Result:
-    """Run it to its end, or `until` nanoseconds from the beginning, in a `world` where faults of some `nemeses` happen,
-    with the fleet shared by the tree `shares`. It ends as well where nothing has begun or ended for a week, nothing
-    runs, and nothing will arrive or be back: what waits then would wait for ever, and the figures are of the time
-    before. So many of the longest attempts are remembered as `spans`. `tell` hears now and then how far it is,
-    `observe` is handed every event, and `begin` the twin before anything happens.
+    """Run the workload to its end, or until `until` nanoseconds from the beginning, in a `world` with the faults of
+    `nemeses` and the fleet divided by `shares`. The trial also ends if nothing has started or ended for a week, nothing
+    runs, and nothing will arrive or return: waiting jobs would wait forever, and the figures exclude that week. The
+    `spans` longest attempts are kept. `tell` receives the progress at intervals, `observe` every event, and `begin` the
+    twin before the first event.
     """
     settings = settings or Settings()
     settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
@@ -147,7 +148,7 @@ def simulate(
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Meanwhile the garbage collector comes less often, and passes over the objects that there are already."""
+    """Collect garbage less often within the context, and exclude the existing objects."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(COLLECTS_EVERY, *before[1:])
@@ -159,7 +160,7 @@ def _few_collections() -> Iterator[None]:
 
 
 def row_of(job: JobResult, makespan: int) -> Row:
-    """A job of a trial that lasted so long, for a comparison."""
+    """Return a job as a row for a comparison; `makespan` is the end of a job that has not ended."""
     ready = job.submitted + job.begin
     end = job.ended if job.ended >= 0 else makespan
     return Row(
@@ -173,7 +174,7 @@ def row_of(job: JobResult, makespan: int) -> Row:
 
 
 def _refused(refused: Sequence[tuple[Arrival, PoiseError]]) -> dict[str, int]:
-    """How many, by why; with what the first of them needed and found."""
+    """Count refusals by reason, with the need and the finding of the first."""
     counts = Counter(error.record.message for _, error in refused)
     first = {error.record.message: error.record for _, error in reversed(refused)}
     return {
@@ -183,7 +184,7 @@ def _refused(refused: Sequence[tuple[Arrival, PoiseError]]) -> dict[str, int]:
 
 
 def _waits(ledger: Ledger) -> str:
-    """What the first unit waits for."""
+    """Return why the first waiting unit waits."""
     unit = ledger.queues.first(1)[0]
     why = "; ".join(reason.sentence() for reason in reasons(ledger, ledger.jobs[unit.job], unit, ledger.now))
     return f"{unit.id} waits: {why or 'the policy gives no reason'}"
@@ -195,7 +196,7 @@ def _power_in(world: World) -> PowerModel:
 
 
 class _ByItself:
-    """How long jobs take by themselves on devices of a fleet, all tasks of a unit next to each other."""
+    """Computes how long jobs take alone on the fleet, with all tasks of a unit next to each other."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._processors = {model.called: model for model in map(processor_of, nodes)}
@@ -205,7 +206,7 @@ class _ByItself:
         self._models: dict[tuple[Wants, int, bool], list[str]] = {}
 
     def times(self, job: JobState, truth: Callable[[str], Truth]) -> Alone:
-        """Along the longest chain of needs; 0 where some of it cannot run here at all."""
+        """Return the time along the longest dependency chain; 0 if a part cannot run on this fleet."""
         ends: dict[str, tuple[float, float]] = {}
         for unit in job.units:
             spec = unit.spec
@@ -217,7 +218,9 @@ class _ByItself:
         return Alone(*(round(seconds * SECOND) if seconds < FOREVER else 0 for seconds in longest))
 
     def _seconds(self, spec: Unit, truth: Truth) -> tuple[float, float]:
-        """On the fastest devices, and at the mean speed of all that could do it, of the shape that is best there."""
+        """Return the seconds on the fastest devices, and at the mean speed of all suitable devices, with the best shape
+        for each.
+        """
         fastest = even = float(FOREVER)
         for shape in (spec.shape, *(variant.shape for variant in spec.variants)):
             times: dict[str, float] = {}
@@ -232,7 +235,7 @@ class _ByItself:
         return fastest, even
 
     def _able(self, shape: Shape) -> list[str]:
-        """The models of device that work of this shape could run on."""
+        """Return the device models that can run work of this shape."""
         key = shape.wants, shape.gpu_memory, bool(shape.gpus)
         if key not in self._models:
             known = self._devices if shape.gpus else self._processors

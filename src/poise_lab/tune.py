@@ -1,9 +1,9 @@
-"""Tune the numbers of a policy on a trace.
+"""Tune the parameters of a policy on a trace.
 
-The trace is split by time into three parts of as many jobs. A sampler of Optuna proposes policies; all of them are
-tried on the first part, with the same submissions, run times and seeds (common random numbers). Those that no other
-beats in every objective are tried on the second part, where one of them is chosen. The third part tells what it is
-worth: it is compared with the policy as it was, job by job, with an interval of a bootstrap over days.
+The trace is split by time into three parts with equal numbers of jobs. An Optuna sampler proposes policies. Each is
+tried on the first part, with the same submissions, run times and seeds (common random numbers). The Pareto-optimal ones
+are tried on the second part, where one of them is chosen. The third part is the test: the chosen policy is compared
+with the original one, job by job, with a bootstrap interval over days.
 
 A policy that is worse in every objective after a third of the first part is not tried on the rest of it.
 """
@@ -33,20 +33,20 @@ from poise_lab.trial import Result, row_of, simulate
 
 EVALUATIONS = 200
 AT_ONCE = 8
-"""Policies that are proposed together: whoever finishes first, the next ones are the same."""
+"""Number of policies per batch of proposals. It does not depend on which trial finishes first."""
 
 WORSE = 1.05
-"""A policy that is worse than the one to be tuned by this factor in each objective is given up early."""
+"""Stop a trial early if it is worse than the original policy by this factor in every objective."""
 
 EARLY = 3
-"""It is tried on one part in so many first."""
+"""The early check uses the first 1/3 of the first part."""
 
 SHOWN = 12
-"""Policies of the front that are tried on the second part."""
+"""Maximum number of policies of the front to try on the second part."""
 
 
 class Objective(NamedTuple):
-    """What is to become small. `of` gives it, of a trial."""
+    """An objective to minimize. `of` computes it from a trial."""
 
     name: str
     text: str
@@ -73,7 +73,7 @@ OBJECTIVES = {
 
 
 class Knob(NamedTuple):
-    """One number, or one choice, of a policy file: its path, and its range or what there is to choose from."""
+    """One parameter of a policy file: its path, and its range or its choices."""
 
     path: str
     low: float = 0.0
@@ -84,7 +84,7 @@ class Knob(NamedTuple):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy that was tried on the second part: what differs from the policy that was tuned, and its objectives."""
+    """A policy that was tried on the second part: its differences from the original policy, and its objectives."""
 
     number: int
     changes: dict[str, Any]
@@ -92,9 +92,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `base` are the objectives of the policy as it was, on the second part; the `front` has those
-    that no other beats there, of which the point number `knee` is chosen. `told` compares that one on the third part,
-    and `no_better` says why that does not speak for it. `document` is the policy file.
+    """Result of the tuning. `base` contains the objectives of the original policy on the second part. `front` contains
+    the Pareto-optimal policies there, and `knee` is the number of the chosen one. `told` compares the chosen policy
+    with the original one on the third part; `no_better` says why the comparison does not favor it. `document` is the
+    policy file.
     """
 
     policy: str
@@ -114,7 +115,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Task(NamedTuple):
-    """A policy to try on a part of the trace."""
+    """A policy to try on one part of the trace."""
 
     document: dict[str, Any]
     part: int
@@ -122,7 +123,7 @@ class _Task(NamedTuple):
 
 
 def objectives_named(text: str) -> tuple[Objective, ...]:
-    """Raises `SpecError` for what is none."""
+    """Return the objectives named in `text`. Raises `SpecError` for an unknown, missing or repeated name."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = next((name for name in names if name not in OBJECTIVES), "")
     if unknown or not names or len(set(names)) < len(names):
@@ -134,7 +135,7 @@ def objectives_named(text: str) -> tuple[Objective, ...]:
 
 
 def recipe_of(name: str) -> Recipe:
-    """The recipe of a policy that can be tuned: of a file, or one that ships as a recipe. Raises `SpecError`."""
+    """Return the recipe of a policy file or of a built-in recipe. Raises `SpecError` if the policy is not a recipe."""
     choice = choose(name)
     recipe = choice.recipe or next((one for one in RECIPES if one.name == name), None)
     if recipe is None:
@@ -146,7 +147,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 def knobs_of(recipe: Recipe) -> list[Knob]:
-    """What is tuned: weights of order and score, fairness, the rules of preemption, and what can be on or off."""
+    """Return the tunable parameters: weights of order and score, fairness, preemption rules, and on/off options."""
     made = [Knob(f"score.{name}", 0.0, 1.0) for name in recipe.score if len(recipe.score) > 1]
     if not isinstance(recipe.order, str) and len(recipe.order) > 1:
         made += [Knob(f"order.{name}", 0.0, 1.0) for name in recipe.order]
@@ -163,7 +164,7 @@ def knobs_of(recipe: Recipe) -> list[Knob]:
 
 
 def document_of(recipe: Recipe, values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The policy file of a recipe with these values of its knobs."""
+    """Return the policy file of a recipe with these parameter values."""
     document: dict[str, Any] = {
         "kind": "policy",
         "name": name,
@@ -189,7 +190,7 @@ def document_of(recipe: Recipe, values: Mapping[str, Any], name: str) -> dict[st
 
 
 def values_of(recipe: Recipe, knobs: Iterable[Knob]) -> dict[str, Any]:
-    """The values that the knobs have in a recipe, each within its range."""
+    """Return the parameter values of a recipe, each clamped to its range."""
     found: dict[str, Any] = {}
     for knob in knobs:
         place, _, field = knob.path.rpartition(".")
@@ -207,7 +208,9 @@ def values_of(recipe: Recipe, knobs: Iterable[Knob]) -> dict[str, Any]:
 
 
 def parts_of(workload: Workload) -> tuple[Workload, Workload, Workload]:
-    """Three parts one after the other, of as many jobs, each of which begins at 0. Raises `InputError`."""
+    """Split the workload into three consecutive parts with equal numbers of jobs; each begins at 0. Raises
+    `InputError`.
+    """
     arrivals = workload.arrivals
     third = len(arrivals) // 3
     if third < FEWEST:
@@ -234,8 +237,8 @@ def tune(
     processes: int = 0,
     watch: Callable[[int], None] = lambda done: None,
 ) -> Tuned:
-    """Tune a policy on a trace, on that many processes at once (0: as many as there are processors). `watch` hears how
-    many policies have been tried. Raises `PoiseError`.
+    """Tune a policy on a trace with `processes` processes (0: one per CPU). `watch` receives the number of policies
+    tried so far. Raises `PoiseError`.
     """
     optuna = _optuna()
     recipe = recipe_of(policy)
@@ -318,8 +321,8 @@ def tune(
 
 
 def front_of(found: Sequence[tuple[float, ...]]) -> list[int]:
-    """The places of those that no other beats: none is as good in all objectives and better in one. Of equal ones the
-    first.
+    """Return the indices of the Pareto-optimal points: no other point is as good in all objectives and better in one.
+    Of equal points, the first is kept.
     """
     kept: list[int] = []
     for at, one in enumerate(found):
@@ -335,8 +338,8 @@ def front_of(found: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 def knee_of(front: Sequence[tuple[float, ...]], base: tuple[float, ...]) -> int:
-    """The place of the point whose objectives, over those of the policy as it was, have the least product: a gain in
-    one weighs as much as the same loss in another.
+    """Return the index of the point with the least product of the objectives relative to the original policy: a gain in
+    one objective weighs as much as the same relative loss in another.
     """
 
     def product(point: tuple[float, ...]) -> float:
@@ -346,14 +349,14 @@ def knee_of(front: Sequence[tuple[float, ...]], base: tuple[float, ...]) -> int:
 
 
 def _spread(front: Sequence[tuple[dict[str, Any], tuple[float, ...]]], most: int) -> list[tuple[dict[str, Any], Any]]:
-    """At most so many of a front that is in order, from end to end."""
+    """Return at most `most` points of an ordered front, evenly spaced from end to end."""
     if len(front) <= most:
         return list(front)
     return [front[round(place * (len(front) - 1) / (most - 1))] for place in range(most)]
 
 
 def _is_worse(found: tuple[float, ...], base: tuple[float, ...]) -> bool:
-    """Whether it is worse in each objective, by far."""
+    """Return whether it is worse than `base` by the factor `WORSE` in every objective."""
     return all(value > WORSE * was for value, was in zip(found, base, strict=True))
 
 
@@ -372,10 +375,10 @@ def _told(was: list[tuple[str, int, Row]], then: list[tuple[str, int, Row]], see
 
 
 def _digest(path: Path) -> str:
-    """Of a file; of a folder, of the names and sizes of what is in it."""
+    """Return the digest of a file's content, or of the names and sizes of the files in a folder."""
     if path.is_file():
         return sha256(path.read_bytes()).hexdigest()[:16]
-    if not path.is_dir():  # it is made, by what its name says
+    if not path.is_dir():  # a generated trace: its name describes it
         return sha256(str(path).encode()).hexdigest()[:16]
     told = sorted((str(of.relative_to(path)), of.stat().st_size) for of in path.rglob("*") if of.is_file())
     return sha256(repr(told).encode()).hexdigest()[:16]
@@ -396,7 +399,7 @@ def _optuna() -> Any:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 _known: dict[str, Any] = {}
-"""Of a process that tries policies: what it was begun with, read once."""
+"""Data of a worker process, loaded once when it starts."""
 
 
 def _begin(asked: Asked, names: Sequence[str]) -> None:
@@ -418,7 +421,7 @@ def _try(task: _Task) -> Result:
 
 
 def _objectives(task: _Task) -> tuple[float, ...]:
-    """Infinite where not all jobs came to their end."""
+    """Return the objectives of a trial; infinite if not all jobs ended."""
     result = _try(task)
     if result.measures.unfinished:
         return (inf,) * len(_known["objectives"])
@@ -426,6 +429,6 @@ def _objectives(task: _Task) -> tuple[float, ...]:
 
 
 def _rows(task: _Task) -> list[tuple[str, int, Row]]:
-    """Each job, and the day on which it was submitted."""
+    """Return each job and the day of its submission."""
     result = _try(task)
     return [(job.id, job.submitted // DAY, row_of(job, result.measures.makespan)) for job in result.jobs]

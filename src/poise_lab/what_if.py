@@ -1,7 +1,7 @@
-"""Two futures side by side: what is, and what would be with another policy, more nodes, fewer, or other priorities.
+"""Compare the forecast with a what-if scenario: another policy, more or fewer nodes, or other priorities.
 
-From what runs now, many pairs of futures are followed; both of a pair have the same run times, so that what differs is
-due to the change alone. From a log that was recorded, what came is run once as it was and once changed.
+From the current state, many pairs of futures are simulated. Both futures of a pair have the same run times, so every
+difference is due to the change. From a recorded log, the workload is run once as it was and once changed.
 """
 
 import re
@@ -33,10 +33,10 @@ from poise_lab.traces.poiselog import LOG, read
 from poise_lab.trial import simulate
 
 PAIRS = 50
-"""Pairs of futures, unless told otherwise."""
+"""Default number of pairs of futures."""
 
 MOST_ADDED = 1000
-"""Devices or nodes that are added at once."""
+"""Maximum number of devices or nodes to add at once."""
 
 Measure = Literal["time", "count"]
 
@@ -52,7 +52,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a change would bring: `changes` in words; from so many pairs of futures of so many units."""
+    """Effect of a change. `changes` describes it; `futures` is the number of pairs, `units` the number of simulated
+    units.
+    """
 
     revision: int
     at: float
@@ -67,8 +69,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change would have brought to a recorded log: figures of both, with the same submissions and run times.
-    `skipped` counts what of the log was left out, by reason.
+    """Effect of a change on a recorded log: figures of both runs, with the same submissions and run times. `skipped`
+    counts the log entries that were left out, by reason.
     """
 
     log: str
@@ -92,8 +94,8 @@ def what_if(
     bounds: Bounds = BOUNDS,
     seed: int = 0,
 ) -> WhatIf:
-    """Follow pairs of futures: as it is under the first policy, and changed under the second. Raises `InputError` where
-    not one pair can be followed in the time there is.
+    """Simulate pairs of futures: unchanged under the first policy, and changed under the second. Raises `InputError` if
+    not even one pair finishes within the time limit.
     """
     began = time.monotonic()
     keep = [target.job.id for target in targets]
@@ -154,7 +156,7 @@ def _figures(
 
 
 def _missed(due: Mapping[str, int], of: Happened) -> int:
-    """How many of these units are not done by the instant at which they are due."""
+    """Return the number of units that are not done by their deadline."""
     return sum(of.ended.get(unit, inf) > at or unit in of.failed for unit, at in due.items())
 
 
@@ -174,14 +176,14 @@ def _mean(instants: Mapping[str, int], units: Sequence[str]) -> float:
 
 
 class Recorded(msgspec.Struct, kw_only=True):
-    """What a log says of the world it was written in: its nodes as they were last, and what began it last."""
+    """State recorded in a log: the last version of each node, and the last `Began` event."""
 
     nodes: dict[str, Node] = {}
     began: Began | None = None
 
 
 def recorded(events: Iterable[Event], start: Ledger | None = None) -> Recorded:
-    """Go through a log."""
+    """Collect the recorded state from the events of a log."""
     found = Recorded()
     if start is not None:
         found.nodes = {name: state.node for name, state in start.nodes.items()}
@@ -199,7 +201,9 @@ def recorded(events: Iterable[Event], start: Ledger | None = None) -> Recorded:
 
 
 def recorded_in(path: Path) -> Recorded:
-    """The same for a home, or a log of one. Raises `PoiseError` for what is no such log, or one that cannot be read."""
+    """Collect it from a state directory or a log. Raises `PoiseError` for a file that is not such a log or is
+    unreadable.
+    """
     with open_log(path / LOG if path.is_dir() else path, decode_event) as recording:
         return recorded(recording.events, ledger_at(recording.start, lambda: recording.written_by))
 
@@ -211,7 +215,7 @@ def replay_changed(
     change: Change,
     changes: Sequence[str],
 ) -> Rerun:
-    """Run what a log recorded once as it was and once changed, to the end. Nodes are there from the beginning on."""
+    """Run the workload of a log to its end, once as it was and once changed. All nodes are present from the start."""
     workload = read(log, Options(information="estimated"))
     if not workload.arrivals:
         raise InputError("this log has no finished job to simulate", field=str(log), hint="`poise ls --all`")
@@ -236,12 +240,13 @@ def replay_changed(
     )
 
 
-# --- nodes that are not there ----------------------------------------------------------------------------------------
+# --- added nodes -----------------------------------------------------------------------------------------------------
 
 
 def more_nodes(text: str, nodes: Sequence[Node], number: int) -> list[Node]:
-    """`2xA100-80` is a node with two more devices of that model, in a node like those that have such; `2xNAME` two more
-    nodes like one that is there. `number` tells several such changes apart. Raises `SpecError`.
+    """Return the nodes to add. `2xA100-80` adds one node with two devices of that model, like the nodes that have such
+    devices; `2xNAME` adds two nodes like an existing node. `number` distinguishes several additions. Raises
+    `SpecError`.
     """
     match = re.fullmatch(r"\s*([0-9]{1,6})\s*[x*]\s*(\S+)\s*", text)
     if match is None or not 1 <= int(match[1]) <= MOST_ADDED:
@@ -285,7 +290,7 @@ def _device(like: Device, place: int, number: int) -> Device:
 
 
 def _sized(host: Node, name: str, devices: tuple[Device, ...]) -> Node:
-    """With as much CPU and memory for each of its devices as the host has; as much as the host where it has none."""
+    """Return a node with the host's CPU and memory per device; with all of them if the host has no devices."""
     share = len(devices) / len(host.devices) if host.devices else 1.0
     made = _like(host, name, devices)
     return msgspec.structs.replace(made, cpu=int(host.cpu * share), memory=int(host.memory * share), links=())

@@ -1,1 +1,1 @@
-"""The commands that simulate, compare, rehearse and report."""
+"""Commands that simulate, compare, rehearse and report."""

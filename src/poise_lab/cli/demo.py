@@ -1,4 +1,4 @@
-"""`poise demo`: real work on four declared devices, with kills; then a week of a real cluster in the twin."""
+"""`poise demo`: real jobs on four declared devices, with kills; then a week of a real cluster in the twin."""
 
 import contextlib
 import importlib.util
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from poise_lab.demo.live import Live
 
 FILE_WIDTH = 120
-"""Columns when the output is no terminal."""
+"""Width in columns if the output is not a terminal."""
 
 
 @click.command()
@@ -87,7 +87,7 @@ def demo(as_json: bool, keep: bool, report: Path, examples: Path | None) -> int:
 
 
 def _public(told: "Live") -> dict[str, Any]:
-    """What came of the live part, without who held what when."""
+    """Return the results of the live part, without the sampled placements."""
     value = {
         name: getattr(told, name) for name in told.__struct_fields__ if name not in ("scene", "report", "dashboard")
     }
@@ -96,7 +96,7 @@ def _public(told: "Live") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _place(keep: bool, console: "Console") -> Iterator[Path]:
-    """A folder for the live part; one that fails is kept."""
+    """Create a folder for the live part; keep it after a failure."""
     folder = Path(tempfile.mkdtemp(prefix="poise-demo-"))
     try:
         yield folder

@@ -17,7 +17,7 @@ from poise.model.power import POWER
 from poise.units import HOUR, format_duration, format_energy
 
 FEW = 8
-"""Nodes, and jobs, whose energy and price are listed; `--json` and the page have more."""
+"""Maximum number of nodes, and of jobs, to list with energy and price; `--json` and the page have more."""
 
 
 @click.command()
@@ -72,7 +72,7 @@ def report(
 
 
 def _shown(told: RunReport) -> Shown:
-    """The figures, for a terminal."""
+    """Return the figures for a terminal."""
     statuses = ", ".join(f"{count} {status}" for status, count in told.statuses.items()) or "none"
     rows = [
         ("jobs", statuses),
@@ -130,7 +130,7 @@ def _bill(of: Bill) -> Iterator[tuple[str, str]]:
 
 
 def _dearest(told: RunReport) -> list[JobLine]:
-    """The jobs whose devices used most energy, or cost most."""
+    """Return the jobs that used most energy or cost most."""
     spent = [one for one in told.jobs if one.energy or one.price]
     return sorted(spent, key=lambda one: (-one.energy, -one.price))[:FEW]
 

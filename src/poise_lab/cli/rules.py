@@ -1,4 +1,4 @@
-"""`poise rules`, with the test of rules on a log or a trace."""
+"""`poise rules test`: test rules on a log or a trace."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,12 @@ from poise.cli.rules import read_rules, rules
 from poise.client import current_home
 from poise.errors import NotFound
 
-if TYPE_CHECKING:  # the ledger brings numpy
+if TYPE_CHECKING:  # imported late: the ledger loads numpy
     from poise.model.reports import RulesEffect, RulesTest
     from poise.model.rules import Rules
 
 SHOWN = 20
-"""Firings that are listed."""
+"""Maximum number of firings to list."""
 
 
 @rules.command()
@@ -93,7 +93,7 @@ def _on_trace(path: Path, fleet: Path | None, policy: str, document: dict[str, A
 
 
 def _with_effect(told: "RulesTest", path: Path, policy: str | None, document: dict[str, Any]) -> "RulesTest":
-    """What the rules change for the jobs of a log, on its nodes."""
+    """Return the test with the effect of the rules on the jobs of a log, on its nodes."""
     from poise.drivers.plugins import choice_of, choose, tried
     from poise.kernel.controller import Settings
     from poise_lab.compare import Asked, load

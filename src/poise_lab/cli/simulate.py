@@ -15,7 +15,7 @@ from poise.cli.render import say, show_error
 from poise.errors import InputError, SpecError, from_record
 from poise.units import DAY, format_duration, parse_duration
 
-if TYPE_CHECKING:  # they bring the control plane, and numpy
+if TYPE_CHECKING:  # imported late: these load the control plane and numpy
     from poise_lab.compare import Asked, Comparison, Watch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -71,7 +71,7 @@ FLAGS = (
 
 
 def trial_flags(function: Function) -> Function:
-    """Adds what both commands take."""
+    """Add the options that both commands share."""
     for flag in reversed(FLAGS):
         function = flag(function)
     return function
@@ -133,7 +133,7 @@ def asked_of(
     strict: bool = False,
     report: Path | None = None,
 ) -> "Asked":
-    """What the flags ask for."""
+    """Return the request that the flags describe."""
     from poise_lab.compare import SPANS, Asked
     from poise_lab.traces.options import Options
     from poise_lab.traces.plain import parse_mapping
@@ -206,7 +206,7 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
 
 @contextmanager
 def _progress(policies: Sequence[str]) -> "Iterator[Watch]":
-    """A bar for each trial, where somebody looks."""
+    """Show a progress bar per trial if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda number, far: None
         return

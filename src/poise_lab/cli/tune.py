@@ -1,4 +1,4 @@
-"""`poise tune`: find the numbers of a policy that suit a trace."""
+"""`poise tune`: tune the parameters of a policy on a trace."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from poise.cli.render import say
 from poise.errors import Conflict, InputError
 from poise_lab.cli.simulate import TRACE_FLAGS, asked_of
 
-if TYPE_CHECKING:  # it brings the control plane, and numpy
+if TYPE_CHECKING:  # imported late: it loads the control plane and numpy
     from poise_lab.tune import Tuned
 
 
@@ -125,8 +125,8 @@ def _notes(told: "Tuned") -> list[str]:
 
 
 def apply(told: "Tuned", path: Path) -> None:
-    """Write the file, and put the policy in shadow where a control plane runs. Raises `Conflict` where its figures do
-    not speak for it.
+    """Write the file, and start the policy in shadow if a control plane is running. Raises `Conflict` if the figures do
+    not show an improvement.
     """
     from poise.client import current_home
     from poise.control.start import connected, running
@@ -154,7 +154,7 @@ def apply(told: "Tuned", path: Path) -> None:
 
 
 def _yaml(document: dict[str, Any], indent: str = "") -> list[str]:
-    """Two levels of plain values."""
+    """Format two levels of plain values as YAML."""
     lines: list[str] = []
     for name, value in document.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`poise what-if`: two futures side by side. Nothing is changed."""
+"""`poise what-if`: compare the forecast with a scenario. Nothing is changed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from poise.client import current_home
 from poise.errors import NotFound, SpecError
 from poise.model.jobs import Priority
 
-if TYPE_CHECKING:  # the twin brings numpy
+if TYPE_CHECKING:  # imported late: the twin loads numpy
     from collections.abc import Sequence
 
     from poise.engine.futures import Change
@@ -134,7 +134,7 @@ def _lost(without: tuple[str, ...], nodes: "Sequence[Node]") -> tuple[str, ...]:
 
 
 def _priorities(ledger: "Ledger", given: tuple[str, ...]) -> dict[str, Priority]:
-    """By job; raises `SpecError` and `NotFound`."""
+    """Return the priorities by job. Raises `SpecError` and `NotFound`."""
     found: dict[str, Priority] = {}
     for text in given:
         name, equals, priority = text.rpartition("=")

@@ -1,7 +1,7 @@
 """The twin's part of `poise demo`: a week of a real cluster on an unequal fleet, under `poise` and three baselines.
 
-The trace, the fleet and the rule by which jobs are urgent are in `trace/`. A table has what matters, with the best of
-each column marked, whichever policy it is.
+The trace, the fleet and the rule that selects urgent jobs are in `trace/`. The table shows the main figures, with the
+best of each column marked, whichever policy it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,9 +30,8 @@ COLUMNS = {
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What matters of one trial: deadlines that were met, of how many; for how long urgent and other jobs waited (P95)
-    and how long jobs took in the mean, in nanoseconds; the part of all devices that was held; how often work that ran
-    was interrupted.
+    """Main figures of one trial: deadlines met and their total number, the P95 waiting time of urgent and other jobs
+    and the mean completion in nanoseconds, the fraction of all devices that was held, and the number of preemptions.
     """
 
     policy: str
@@ -46,7 +45,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Column(NamedTuple):
-    """A column of the table: `value` is what it is ranked by, `text` what stands there."""
+    """A column of the table: `value` ranks it, `text` is shown."""
 
     title: str
     value: Callable[[Standing], float]
@@ -78,7 +77,7 @@ def run(watch: Watch = lambda number, far: None) -> Comparison:
 
 
 def standings(told: Comparison) -> list[Standing]:
-    """What matters of each trial. Jobs with a deadline are those that are urgent."""
+    """Return the main figures of each trial. Urgent jobs are those with a deadline."""
     return [_standing(trial) for trial in told.trials]
 
 
@@ -100,5 +99,5 @@ def _standing(trial: Result) -> Standing:
 
 
 def best(column: Column, of: Sequence[Standing]) -> float:
-    """The best value of a column."""
+    """Return the best value of a column."""
     return (max if column.most else min)(map(column.value, of))

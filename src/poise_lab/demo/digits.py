@@ -3,8 +3,8 @@
     curl -X POST 127.0.0.1:8080/predict -d '[0, 0, 5, 13, …]'          # 64 numbers from 0 to 16
     {"digit":0,"sure":0.97}
 
-It is trained when it starts, on three quarters of the digits that scikit-learn brings. A forest takes nearly as long
-for one digit as for many: a model for which batches pay.
+The model is trained at startup, on three quarters of scikit-learn's digits. A forest takes nearly as long for one digit
+as for many, so batching pays off.
 """
 
 from typing import Annotated, Any
@@ -17,14 +17,14 @@ Pixels = Annotated[list[Annotated[float, msgspec.Meta(ge=0, le=16)]], msgspec.Me
 
 
 class Answer(msgspec.Struct):
-    """The digit, and the share of the trees that say so."""
+    """The digit, and the fraction of the trees that vote for it."""
 
     digit: int
     sure: float
 
 
 class Digits:
-    """A forest of trees."""
+    """A random forest."""
 
     def load(self) -> None:
         from sklearn.datasets import load_digits
@@ -40,9 +40,9 @@ class Digits:
         return [Answer(int(one.argmax()), round(float(one.max()), 2)) for one in shares]
 
     def example(self) -> Pixels:
-        """One that it was not trained with."""
+        """Return a digit that was not used for training."""
         return [float(one) for one in self._others[0]]
 
     def questions(self) -> list[bytes]:
-        """Bodies of requests: all digits that it was not trained with."""
+        """Return request bodies: all digits that were not used for training."""
         return [msgspec.json.encode(one) for one in self._others.tolist()]

@@ -1,4 +1,4 @@
-"""How `poise demo` looks: who held the devices, what happened, each promise, and the table of the twin."""
+"""Terminal output of `poise demo`: device use, events, promises, and the table of the twin."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from poise_lab.demo.live import Live, Moment, Scene
 
 CELLS = 72
-"""Of the strip that shows who held a device."""
+"""Width of the strip that shows the use of a device, in cells."""
 
 ABOVE_STORY = 11
-"""Lines of the picture that are not of the story."""
+"""Lines of the display that do not belong to the events."""
 
 MARKS = {"service": ("░", "blue"), "training": ("▒", "cyan"), "urgent": ("█", "magenta"), "": ("·", "dim")}
 STYLES = {"service": "blue", "training": "cyan", "urgent": "magenta", "kill": "red", "": ""}
@@ -25,7 +25,7 @@ STYLES = {"service": "blue", "training": "cyan", "urgent": "magenta", "kill": "r
 
 @contextlib.contextmanager
 def shown(console: Console) -> "Iterator[Callable[[Scene], None]]":
-    """In a terminal a picture that is drawn again and again, elsewhere a line for each thing that happens."""
+    """Show scenes: a redrawn display on a terminal, else one line per event."""
     if not console.is_terminal:
         told, linked = 0, False
 
@@ -55,11 +55,11 @@ def _look(scene: "Scene") -> Text:
     return Text(f"dashboard: {scene.link}", style="bold", no_wrap=True, overflow="ignore")
 
 
-# --- what is printed -------------------------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------------------------
 
 
 def live_parts(told: "Live", *, story: bool) -> list[Any]:
-    """What came of the live part: who held the devices, the `story`, and each promise."""
+    """Return the results of the live part: the use of the devices, the events (`story`), and each promise."""
     from poise_lab.demo.promises import promises
 
     table = Table(box=None, pad_edge=False)
@@ -79,7 +79,7 @@ def live_parts(told: "Live", *, story: bool) -> list[Any]:
 
 
 def twin_parts(rows: "Sequence[Standing]") -> list[Any]:
-    """The table of the twin, with the best of each column marked."""
+    """Return the table of the twin, with the best value of each column marked."""
     from poise_lab.demo.compared import ABOUT, BASELINES, TABLE, best
 
     table = Table(box=None, pad_edge=False, collapse_padding=True)
@@ -102,7 +102,7 @@ def twin_parts(rows: "Sequence[Standing]") -> list[Any]:
 
 
 def strips(scene: "Scene") -> Table:
-    """Who held each device over time, and when something was killed."""
+    """Return the use of each device over time, and the times of the kills."""
     from poise_lab.demo.live import DEVICES
 
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -134,5 +134,5 @@ def strips(scene: "Scene") -> Table:
 
 
 def _line(moment: "Moment") -> Text:
-    """`  9.4 s  urgent: done, 4.1 s before its deadline`."""
+    """Format an event: `  9.4 s  urgent: done, 4.1 s before its deadline`."""
     return Text.assemble((f"{moment.at:5.1f} s  ", "dim"), (moment.text, STYLES[moment.kind]))

@@ -1,16 +1,16 @@
-"""Train a small network on the digits with however many workers there are at the moment: `python elastic.py`.
+"""Train a small network on the digits with a varying number of workers: `python elastic.py`.
 
-Every batch is cut into shards. In each step worker 0 hands the shards out, more of them to faster devices, adds the
-gradients up in the order of the shards, and sends the new weights with the next step. So every worker always has the
-whole state, and the result is the same to the last bit with any number of workers, and whichever of them are killed:
+Every batch is cut into shards. In each step, worker 0 distributes the shards (more of them to faster devices), adds up
+the gradients in shard order, and sends the new weights with the next step. Every worker thus has the whole state, and
+the result is bit-identical with any number of workers, and regardless of which of them are killed:
 
-* A worker that comes connects to worker 0 and takes part from the next step on.
-* A worker that is lost has its shards of this step worked out again by worker 0.
-* If worker 0 itself is lost, the worker that Poise makes the new worker 0 repeats the step and leads on.
-* If all are lost, the next attempt goes on from the last checkpoint.
+* A new worker connects to worker 0 and takes part from the next step on.
+* If a worker is lost, worker 0 recomputes its shards of this step.
+* If worker 0 is lost, the new worker 0 that Poise appoints repeats the step and continues.
+* If all are lost, the next attempt resumes from the last checkpoint.
 
-The environment says who is worker 0: `POISE_RANK` at first, and the file named by `POISE_ORDERS` after each change.
-`poise.Session` does all of this for PyTorch. Speeds are emulated: a shard takes as long as `SECONDS` says.
+Worker 0 is determined by `POISE_RANK` at first, and by the file in `POISE_ORDERS` after each change. `poise.Session`
+does all of this for PyTorch. Speeds are emulated: `SECONDS` is the time per shard.
 """
 
 import contextlib
@@ -32,24 +32,24 @@ from poise_lab.demo.network import Floats, Labels, accuracy, gradient, initial
 STEPS = int(os.environ.get("DEMO_STEPS", "600"))
 SHARDS = 12
 BATCH = 96  # images
-RATE = 0.2  # falls to nothing over the steps
+RATE = 0.2  # falls to zero over the steps
 MOMENTUM = 0.9
 
 SECONDS = {"fast": 0.008, "slow": 0.02, "": 0.0}
-"""For one shard, by the kind of device; by hand, without a device, nothing is emulated."""
+"""Time per shard, by the kind of device; run by hand, without a device, nothing is emulated."""
 
 CHECKPOINT_EVERY = 20  # steps
 LOOK_SECONDS = 0.02
 TELL_SECONDS = 0.5
-PATIENCE = 20.0  # seconds to wait for a worker 0
+PATIENCE = 20.0  # maximum wait in seconds for a worker 0
 
 DEVICE = "fast" if os.environ.get("CUDA_VISIBLE_DEVICES") else "slow" if os.environ.get("ROCR_VISIBLE_DEVICES") else ""
 
 Step = tuple[int, Floats, Floats]
-"""How many steps are done, the weights, and their speed: all there is to know."""
+"""The whole state: the number of completed steps, the weights, and their velocity."""
 
 Share = list[tuple[int, Floats]]
-"""Gradients by number of shard."""
+"""Gradients by shard number."""
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def rank() -> int:
-    """Return this worker's rank, as the latest orders have it."""
+    """Return this worker's rank, according to the latest orders."""
     with contextlib.suppress(KeyError, OSError, ValueError):  # no orders have arrived yet
         return int(json.loads(Path(os.environ["POISE_ORDERS"]).read_text())["rank"])
     return int(os.environ.get("POISE_RANK", "0"))
@@ -85,14 +85,14 @@ def rank() -> int:
 
 
 class Crew:
-    """The other workers, with the kinds of their devices, as they come."""
+    """The other workers, with the kinds of their devices, in order of arrival."""
 
     def __init__(self, gang: Path | None) -> None:
         self.kinds: dict[Connection, str] = {}
         self._new: list[tuple[Connection, str]] = []
         if gang is not None:
             name = f"door.{os.getpid()}"
-            with contextlib.chdir(gang):  # a socket's path has room for 108 bytes, a folder's may be longer
+            with contextlib.chdir(gang):  # a socket path is limited to 108 bytes; the folder's path may be longer
                 self._listener = Listener(name, "AF_UNIX")
             threading.Thread(target=self._let_in, daemon=True).start()
             put(gang / "leader", name.encode())
@@ -104,7 +104,7 @@ class Crew:
                 self._new.append((worker, worker.recv()))
 
     def ask(self, step: Step) -> dict[Connection, list[int]]:
-        """Send the step to all, with the shards of each; this process has those that are left."""
+        """Send the step and its shards to each worker. This process computes the remaining shards."""
         while self._new:
             worker, kind = self._new.pop(0)
             self.kinds[worker] = kind
@@ -117,20 +117,20 @@ class Crew:
         return asked
 
     def hear(self, worker: Connection) -> Share:
-        """Return what a worker has worked out; nothing if it is lost."""
+        """Return the gradients from a worker; nothing if it is lost."""
         with self._lost(worker):
             return cast(Share, worker.recv())
         return []
 
     def dismiss(self, step: Step) -> None:
-        """Send the last state to all: training is over."""
+        """Send the final state to all workers: training is over."""
         for worker in list(self.kinds):
             with self._lost(worker):
                 worker.send((step, []))
 
     @contextlib.contextmanager
     def _lost(self, worker: Connection) -> Iterator[None]:
-        """In it, a worker that is gone is taken off the list."""
+        """Remove the worker from the list if its connection fails within the context."""
         try:
             yield
         except (OSError, EOFError):
@@ -138,7 +138,7 @@ class Crew:
 
 
 def divided(kinds: list[str]) -> list[list[int]]:
-    """Cut the shards by speed, so that all workers take about as long.
+    """Divide the shards by speed, so that all workers take about the same time.
 
     >>> [len(share) for share in divided(["fast", "fast", "slow"])]
     [5, 5, 2]
@@ -149,7 +149,7 @@ def divided(kinds: list[str]) -> list[list[int]]:
 
 
 def lead(gang: Path | None, step: Step, images: Floats, labels: Labels) -> None:
-    """Make all steps that are left, save the weights, and report them."""
+    """Run all remaining steps, save the weights, and report them."""
     crew, began, told, restored = Crew(gang), time.monotonic(), 0.0, step[0]
     while step[0] < STEPS:
         done, weights, speed = step
@@ -175,7 +175,7 @@ def lead(gang: Path | None, step: Step, images: Floats, labels: Labels) -> None:
 
 
 def worked_out(step: Step, shards: list[int], images: Floats, labels: Labels) -> Share:
-    """Work out the gradients of these shards of the step's batch, as slowly as the device is."""
+    """Compute the gradients of these shards of the step's batch, at the emulated speed of the device."""
     began = time.monotonic()
     batch = np.random.default_rng(step[0]).choice(len(labels), BATCH, replace=False)
     parts = np.array_split(batch, SHARDS)
@@ -184,11 +184,11 @@ def worked_out(step: Step, shards: list[int], images: Floats, labels: Labels) ->
     return found
 
 
-# --- the others ---
+# --- other workers ---
 
 
 def _door(gang: Path) -> Connection | None:
-    """Connect to worker 0; None where there is none."""
+    """Connect to worker 0; return None if there is none."""
     with contextlib.suppress(OSError), contextlib.chdir(gang):
         door = Client(Path("leader").read_text(), "AF_UNIX")
         door.send(DEVICE)
@@ -197,7 +197,7 @@ def _door(gang: Path) -> Connection | None:
 
 
 def follow(door: Connection, step: Step, images: Floats, labels: Labels) -> Step:
-    """Work for worker 0 until it is gone, or training is over; return the state that it sent last."""
+    """Work for worker 0 until it is gone or training is over; return the last state it sent."""
     with contextlib.suppress(OSError, EOFError):
         while step[0] < STEPS:
             step, shards = door.recv()
@@ -216,7 +216,7 @@ def load(split: str) -> tuple[Floats, Labels]:
 
 
 def checkpoint() -> Path | None:
-    """Return the file of the checkpoint; None where there is no place for it."""
+    """Return the path of the checkpoint file; None without a checkpoint folder."""
     folder = os.environ.get("POISE_CHECKPOINTS")
     return Path(folder) / "state.npy" if folder else None
 
@@ -229,7 +229,7 @@ def save(step: Step) -> None:
 
 
 def restore() -> Step:
-    """Return the state to begin with: that of the checkpoint, else a new one."""
+    """Return the initial state: from the checkpoint if there is one, else new."""
     weights = initial(np.random.default_rng(0))
     if (path := checkpoint()) is not None and path.exists():
         content = np.frombuffer(path.read_bytes())
@@ -238,7 +238,7 @@ def restore() -> Step:
 
 
 def tell(step: Step, world: int, seconds: float) -> None:
-    """Report how training gets on; `resizes` says that this gang may be made smaller and larger while it runs."""
+    """Report the training progress; `resizes` declares that this gang can shrink and grow while it runs."""
     if path := os.environ.get("POISE_REPORT"):
         safe = step[0] - step[0] % CHECKPOINT_EVERY
         said = {
@@ -255,7 +255,7 @@ def tell(step: Step, world: int, seconds: float) -> None:
 
 
 def finish(step: Step) -> None:
-    """Save the weights and report their digest and how well they read images that they were not trained with."""
+    """Save the weights, and report their digest and the accuracy on the test images."""
     put(Path(os.environ.get("DEMO_WEIGHTS", "weights.bin")), step[1].tobytes())
     result = json.dumps(
         {
@@ -270,7 +270,7 @@ def finish(step: Step) -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     draft.write_bytes(content)
     draft.replace(path)

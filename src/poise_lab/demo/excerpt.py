@@ -2,7 +2,7 @@
 
 The rows are all jobs that one virtual cluster submitted in one week, in order of submission. That virtual cluster and
 week were chosen by their size (150 to 300 jobs, of which some need several devices), before any policy was tried. The
-trace knows no deadlines: every fourth job is declared urgent, and due after twice its run time and half an hour.
+trace has no deadlines: every fourth job is declared urgent, with a deadline of twice its run time plus half an hour.
 """
 
 import csv

@@ -1,7 +1,7 @@
-"""Read the test images with the best model, batch by batch.
+"""Classify the test images with the best model, batch by batch.
 
-The answers go to `predictions.txt`, a digit per line, and their SHA-256 into the result: two runs that agree on that
-agree on every image.
+The predictions go to `predictions.txt`, one digit per line, and their SHA-256 into the result: equal digests mean equal
+predictions for every image.
 """
 
 import json
@@ -17,7 +17,7 @@ BATCH = 200  # images
 
 
 def main() -> None:
-    """Predict, save and compare with the truth, which no model has seen."""
+    """Predict, save, and compare with the true labels, which no model has seen."""
     with np.load("digits.npz") as file:
         images, labels = file["test_images"] / 256, file["test_labels"]
     name = json.loads(Path("best.json").read_text())["best"]
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: whoever is killed here leaves the old file, or none, but never half of one."""
+    """Write a file atomically: a kill leaves the old file or none, but never a partial one."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     draft.write_bytes(content)
     draft.replace(path)

@@ -1,7 +1,7 @@
 """Label the test images by their nearest neighbours among the training images: the urgent job of the demo.
 
-Each of its workers labels every n-th chunk; worker 0 waits for the others and puts all labels together. Speeds are
-emulated: a chunk takes as long as `SECONDS` says.
+Each worker labels every n-th chunk; worker 0 waits for the others and combines all labels. Speeds are emulated:
+`SECONDS` is the time per chunk.
 """
 
 import json
@@ -16,7 +16,7 @@ import numpy as np
 CHUNK = 100  # images
 NEIGHBOURS = 5
 SECONDS = {"fast": 0.4, "slow": 1.0, "": 0.0}
-"""For one chunk, by the kind of device."""
+"""Time per chunk, by the kind of device."""
 
 DEVICE = "fast" if os.environ.get("CUDA_VISIBLE_DEVICES") else "slow" if os.environ.get("ROCR_VISIBLE_DEVICES") else ""
 
@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.02
 
 
 def main() -> None:
-    """Label this worker's chunks; as worker 0, put all of them together."""
+    """Label this worker's chunks; as worker 0, combine all labels."""
     rank, world = int(os.environ.get("POISE_RANK", "0")), int(os.environ.get("POISE_WORLD_SIZE", "1"))
     folder = Path(os.environ.get("POISE_GANG_DIR", "."))
     with np.load("digits.npz") as file:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def read(path: Path) -> list[int]:
-    """Return the labels of a chunk, once they are there."""
+    """Wait for the labels of a chunk, and return them."""
     until = time.monotonic() + PATIENCE
     while not path.exists():
         if time.monotonic() > until:
@@ -67,7 +67,7 @@ def read(path: Path) -> list[int]:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     draft.write_bytes(content)
     draft.replace(path)

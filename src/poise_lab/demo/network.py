@@ -1,6 +1,6 @@
 """The small network that `train.py mlp` and `elastic.py` train on the digits, in numpy: one hidden layer.
 
-Weights are one row of numbers, so that processes can exchange them, and add gradients up, as plain arrays.
+Weights are one row of numbers, so that processes can exchange them and add up gradients as plain arrays.
 """
 
 from itertools import pairwise
@@ -15,12 +15,12 @@ LAYERS = (64, 128, 10)  # pixels, hidden, digits
 
 
 def initial(rng: np.random.Generator) -> Floats:
-    """Draw the weights that training starts with."""
+    """Return the initial random weights."""
     return np.concatenate([rng.normal(0, (2 / a) ** 0.5, (a + 1) * b) for a, b in pairwise(LAYERS)])
 
 
 def gradient(weights: Floats, images: Floats, labels: Labels) -> Floats:
-    """Work out the gradient of the summed cross-entropy loss, in one row like the weights."""
+    """Return the gradient of the summed cross-entropy loss, in one row like the weights."""
     (into, bias), (out, tilt) = layers(weights)
     hidden = np.maximum(images @ into + bias, 0)
     scores = hidden @ out + tilt
@@ -39,7 +39,7 @@ def accuracy(weights: Floats, images: Floats, labels: Labels) -> float:
 
 
 def layers(weights: Floats) -> list[tuple[Floats, Floats]]:
-    """See the weights as a matrix and a bias for each layer; no copies."""
+    """Return a view of the weights as a matrix and a bias per layer, without copies."""
     found = []
     for a, b in pairwise(LAYERS):
         found.append((weights[: a * b].reshape(a, b), weights[a * b : (a + 1) * b]))

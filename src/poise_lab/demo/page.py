@@ -1,4 +1,4 @@
-"""The page of `poise demo`: what happened live, the table of the twin, and all that `poise compare --report` draws."""
+"""The page of `poise demo`: the live part, the table of the twin, and all drawings of `poise compare --report`."""
 
 from poise_lab import panels
 from poise_lab.compare import Comparison
@@ -9,7 +9,7 @@ from poise_lab.page import Page, timeline
 
 
 def render(live: Live, told: Comparison) -> str:
-    """The page, which needs no script, no network and no other file."""
+    """Return the page; it needs no script, no network and no other file."""
     page = Page("What poise demo has shown", panels.PANELS)
     _live(page, live)
     page.tag("h2", "A week of a real cluster, in the twin")

@@ -1,6 +1,6 @@
-"""Pick the best of the trained models: the one that reads the validation images best, the first by name if two tie.
+"""Pick the trained model with the highest validation accuracy; ties go to the first name.
 
-Every model is measured again, by one process and on the same images, instead of believing what its training reported.
+Every model is measured again, by one process and on the same images, instead of trusting the report of its training.
 """
 
 import json
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: whoever is killed here leaves the old file, or none, but never half of one."""
+    """Write a file atomically: a kill leaves the old file or none, but never a partial one."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     draft.write_bytes(content)
     draft.replace(path)

@@ -1,7 +1,7 @@
-"""Turn the 1,797 handwritten digits that ship with scikit-learn into a task worth training for.
+"""Turn the 1,797 handwritten digits that ship with scikit-learn into a harder training task.
 
-The originals are split first and distorted afterwards, so no image is trained on in one shape and tested in another.
-Pixels are stored as whole numbers: the file is then the same, byte for byte, on every machine and after every retry.
+The originals are split first and distorted afterwards, so that no original is in more than one split. Pixels are stored
+as integers, so the file is byte-identical on every machine and after every retry.
 """
 
 import io
@@ -46,9 +46,9 @@ def main() -> None:
 
 
 def distort(images: Images, rng: np.random.Generator) -> Images:
-    """Turn, stretch and shift every image by its own small amount.
+    """Rotate, stretch and shift every image by a small random amount.
 
-    Works backwards: for each pixel of the answer, find the point it came from and blend the four pixels around it.
+    Works backwards: for each pixel of the result, find its source point and blend the four pixels around it.
     """
     count = len(images)
     angle = rng.uniform(-0.35, 0.35, (count, 1))  # radians: 20 degrees either way
@@ -60,7 +60,7 @@ def distort(images: Images, rng: np.random.Generator) -> Images:
     from_y = (np.cos(angle) * y - np.sin(angle) * x) / stretch + shift[0] + middle
     from_x = (np.sin(angle) * y + np.cos(angle) * x) / stretch + shift[1] + middle
 
-    margin = SIDE  # empty paper around the image, so that every point comes from somewhere
+    margin = SIDE  # empty margin around the image, so that every pixel has a source point
     paper = np.pad(images.reshape(count, SIDE, SIDE), ((0, 0), (margin, margin), (margin, margin)))
     top, left = np.floor(from_y).astype(int), np.floor(from_x).astype(int)
     down, right = from_y - top, from_x - left
@@ -74,7 +74,7 @@ def distort(images: Images, rng: np.random.Generator) -> Images:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: whoever is killed here leaves the old file, or none, but never half of one."""
+    """Write a file atomically: a kill leaves the old file or none, but never a partial one."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     draft.write_bytes(content)
     draft.replace(path)

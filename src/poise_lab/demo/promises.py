@@ -1,11 +1,11 @@
-"""What `poise demo` promises of its live part, and what came of it, in words: for the terminal and for the page."""
+"""Describe the promises of the live part of `poise demo` and their results, for the terminal and the page."""
 
 from poise.units import SECOND, format_duration
 from poise_lab.demo.live import Live
 
 
 def promises(live: Live) -> list[tuple[str, str, str]]:
-    """Each promise, what came of it, and whether it was kept: `yes`, `NO`, or nothing for what is only told."""
+    """Return each promise, its result, and whether it was kept: `yes`, `NO`, or empty for mere information."""
     urgent, service, training = live.urgent, live.service, live.training
     left = urgent.deadline - urgent.took
     when = f"{left:.1f} s before its deadline" if urgent.met else "NOT before its deadline"

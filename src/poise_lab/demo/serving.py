@@ -1,8 +1,8 @@
-"""`python -m poise_lab.demo.serving`: a live service under a load that rises beyond what it can do and falls again.
+"""`python -m poise_lab.demo.serving`: a live service under a load that rises above its capacity and falls again.
 
-It starts `poise serve` with a model that reads digits, asks it what it was not trained with (an open loop: questions
-come when they are due, whether or not others were answered), and draws what came of it: a line a second here, and a
-page with curves. What the model can do is measured first, so that the load is the same story on any machine.
+It starts `poise serve` with a model that reads digits, sends it digits that were not used for training (an open loop:
+questions are sent when due, regardless of earlier answers), and shows the results: one line per second here, and a page
+with curves. The capacity of the model is measured first, so that the load has the same shape on any machine.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from poise_lab.demo.digits import Digits
 from poise_lab.page import CURVE, WIDTH, Page, along, ticks
 
 OBJECTIVE = 0.2
-"""Seconds that one answer in a hundred may take longer than."""
+"""Objective for the P99 latency, in seconds."""
 
 BATCH = 16
 
 SHAPE = (0.2, 0.2, 0.4, 0.6, 0.8, 0.9, 1.5, 1.5, 1.5, 2.0, 2.0, 0.9, 0.6, 0.4, 0.2, 0.2)
-"""The load, a value for each second, in parts of what the replica can do."""
+"""The load in each second, as a fraction of the replica's capacity."""
 
 CONNECTIONS = 128
 
@@ -37,7 +37,7 @@ TIMEOUT = 5.0
 
 
 class Second:
-    """What came of the questions of one second."""
+    """Results of the questions of one second."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -51,7 +51,7 @@ class Second:
 
 
 class Clients:
-    """Connections that are kept open, and one more where none is free."""
+    """A pool of keep-alive connections; opens another one if none is free."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -59,7 +59,7 @@ class Clients:
         self._bound = asyncio.Semaphore(CONNECTIONS)
 
     async def ask(self, body: bytes) -> int:
-        """The status of the answer."""
+        """Send a request; return the status code of the answer."""
         async with self._bound:
             reader, writer = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)
             start = f"POST /predict HTTP/1.1\r\nhost: {self._host}:{self._port}\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -76,7 +76,7 @@ class Clients:
 
 
 async def drive(host: str, port: int, bodies: Sequence[bytes], capacity: float) -> list[Second]:
-    """Ask as `SHAPE` says; what came of it, second by second."""
+    """Send the load in `SHAPE`; return the results, second by second."""
     clients, draw = Clients(host, port), random.Random(0)  # noqa: S311 — a load, no secret
     seconds = [Second() for _ in SHAPE]
     asking: set[asyncio.Task[None]] = set()
@@ -127,7 +127,7 @@ def tell(number: int, second: Second) -> None:
 
 
 def page_of(seconds: Sequence[Second], capacity: float, objective: float) -> str:
-    """The curves, as a page that needs nothing else."""
+    """Return the curves as a self-contained page."""
     page = Page("A service under a load that rises beyond what it can do")
     late = sum(took > objective for second in seconds for took in second.took)
     answered = sum(len(second.took) for second in seconds)
@@ -182,7 +182,9 @@ def curves(page: Page, title: str, lines: dict[str, list[float]]) -> None:
 
 
 def capacity_of(model: Digits) -> float:
-    """Digits a second that the model reads in its largest batches, on this machine, beside a busy gateway."""
+    """Return the digits per second that the model reads in its largest batches on this machine, less 20 % for a busy
+    gateway.
+    """
     example, best = model.example(), 0.0
     for _ in range(20):
         began = time.perf_counter()
@@ -192,7 +194,7 @@ def capacity_of(model: Digits) -> float:
 
 
 def main(out: Path) -> int:
-    """The whole demonstration; 0 if no more than one answer in a hundred was later than promised."""
+    """Run the whole demonstration; return 0 if the P99 latency is within the objective."""
     model = Digits()
     model.load()
     capacity = capacity_of(model)
@@ -219,7 +221,7 @@ def main(out: Path) -> int:
 
 
 def _address(process: subprocess.Popen[bytes]) -> tuple[str, int]:
-    """Where the service listens, as it says."""
+    """Return the address that the service reports."""
     said = b""
     while process.stdout is not None and not said.rstrip().endswith(b"}"):
         line = process.stdout.readline()
@@ -231,7 +233,7 @@ def _address(process: subprocess.Popen[bytes]) -> tuple[str, int]:
 
 
 async def ask(address: tuple[str, int], bodies: Sequence[bytes], capacity: float) -> list[Second]:
-    """Wait until the service answers, then ask as `SHAPE` says."""
+    """Wait until the service answers, then send the load in `SHAPE`."""
     clients = Clients(*address)
     await clients.ask(bodies[0])
     clients.close()

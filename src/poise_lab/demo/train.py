@@ -2,11 +2,11 @@
 
 Four of them are a single call. The other two show how one task becomes several processes:
 
-* `forest` is cut by data. Each part grows its own trees on its own share of the images; `--merge` puts them together.
-* `mlp` is a gang. Two processes each work out half of every gradient and add the halves over a socket.
+* `forest` is split by data. Each part grows its own trees on its own share of the images; `--merge` combines them.
+* `mlp` is a gang. Each of two processes computes half of every gradient, and they add the halves over a socket.
 
-Every seed is fixed, and a model is saved whole or not at all. So a run that was killed, repeated, or done by one
-process instead of several ends with the same model.
+Every seed is fixed, and a model is saved atomically. So a run that was killed, repeated, or done by one process instead
+of several ends with the same model.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
             finish(name, ESTIMATORS[name]().fit(images, labels), Path(f"model-{name}.pkl"))
 
 
-# --- a task cut by data ---
+# --- a task split by data ---
 
 PARTS = int(os.environ.get("POISE_PARTS", "4"))
 TREES = 40  # in each part
@@ -78,7 +78,7 @@ def train_forest() -> None:
 
 
 def merge_forest() -> None:
-    """Put the trees of all parts, in order, into one forest."""
+    """Combine the trees of all parts, in order, into one forest."""
     first, *others = [pickle.loads(forest_part(part).read_bytes()) for part in range(PARTS)]
     for other in others:
         first.estimators_ += other.estimators_
@@ -87,7 +87,7 @@ def merge_forest() -> None:
 
 
 def forest_part(part: int) -> Path:
-    """Name the file of a part; the number of parts is in it, so that two cuts never mix."""
+    """Return the file name of a part. It includes the number of parts, so that different splits never mix."""
     return Path(f"forest-{part}-of-{PARTS}.pkl")
 
 
@@ -95,7 +95,7 @@ def forest_part(part: int) -> Path:
 
 PASSES = 60  # over the training images
 BATCH = 64  # images, half of them for each rank
-RATE = 0.2  # falls to nothing over the passes
+RATE = 0.2  # falls to zero over the passes
 MOMENTUM = 0.9
 PATIENCE = 5.0  # seconds to wait for the other rank; its death is noticed at once
 
@@ -103,8 +103,8 @@ PATIENCE = 5.0  # seconds to wait for the other rank; its death is noticed at on
 def train_mlp() -> None:
     """Train a small network with two processes, or alone.
 
-    Each batch has two halves. A rank works out the gradient of its own and gets the other from its peer; alone, it
-    works out both. A sum of two is the same from either end, so all of them hold the same weights to the last bit.
+    Each batch has two halves. A rank computes the gradient of its own half and gets the other from its peer; alone, it
+    computes both. The sum of two numbers does not depend on their order, so all ranks hold bit-identical weights.
     """
     rank, world = int(os.environ.get("POISE_RANK", "0")), int(os.environ.get("POISE_WORLD_SIZE", "1"))
     if world > 2:
@@ -133,9 +133,9 @@ def train_mlp() -> None:
 
 
 def as_estimator(weights: Floats, images: Floats, labels: Labels) -> MLPClassifier:
-    """Dress our weights as scikit-learn's, so that whoever loads the models need not know which is which."""
+    """Return the weights as a scikit-learn model, so that all models can be loaded alike."""
     network = MLPClassifier(LAYERS[1:-1], random_state=0)
-    network.partial_fit(images[:BATCH], labels[:BATCH], classes=range(LAYERS[-1]))  # only to have it laid out
+    network.partial_fit(images[:BATCH], labels[:BATCH], classes=range(LAYERS[-1]))  # only to initialize its layout
     network.coefs_, network.intercepts_ = map(list, zip(*layers(weights), strict=True))
     return network
 
@@ -161,7 +161,7 @@ def meet(rank: int, folder: Path) -> socket:
 
 
 def swap(peer: socket, rank: int, mine: Floats) -> Floats:
-    """Give the other rank our numbers and take theirs, one after the other lest both wait with full hands."""
+    """Exchange numbers with the other rank. The ranks take turns: if both sent first, both could block."""
     if rank == 0:
         peer.sendall(mine.tobytes())
     theirs = bytearray(mine.nbytes)
@@ -196,7 +196,7 @@ def finish(name: str, model: Any, path: Path, **facts: int) -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: whoever is killed here leaves the old file, or none, but never half of one."""
+    """Write a file atomically: a kill leaves the old file or none, but never a partial one."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     draft.write_bytes(content)
     draft.replace(path)

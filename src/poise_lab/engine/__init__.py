@@ -1,1 +1,1 @@
-"""Simulated parts that only the lab needs: services, and happenings of a scenario."""
+"""Simulated parts that only the lab needs: services, and the external events of a scenario."""

@@ -1,8 +1,8 @@
-"""What befalls a simulated fleet beside its work: losses, slow nodes, changes, faults of a nemesis, telemetry.
+"""Inject external events into a simulated fleet: node losses, stragglers, changes, nemesis faults, telemetry.
 
-Everything is drawn from the seed, each kind and node from a stream of its own, so that one kind more changes nothing of
-the others and every policy meets the same world. What comes again and again is drawn as it comes, and ends once nothing
-is left that it could befall.
+All events are drawn from the seed. Each kind and node has its own random stream, so adding a kind does not change the
+others, and every policy is tested in the same world. Recurring events are drawn one at a time, and stop once no job is
+left that they could affect.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,24 +23,26 @@ from poise.units import DAY, HOUR, SECOND, parse_duration
 AT_DEPTH: frozenset[FaultKind] = frozenset(
     ("machine-off", "kill-task", "out-of-memory", "straggle", "fail-device", "unplug")
 )
-"""Kinds of faults that there are at the depth of attempts; the others befall messages, processes and logs, of which a
-twin has none (`poise faults` does)."""
+"""Fault kinds that exist at the level of attempts. The others affect messages, processes and logs, which a twin does
+not have (`poise faults` injects them).
+"""
 
 PATIENCE = 1 * HOUR
 AWAY = 7 * DAY
-"""Nothing was submitted, has begun or ended for so long, and nothing runs: nothing more will happen; nor if nodes are
-away that might be back, in the end."""
+"""Time without a submission, start or end, with nothing running, after which the trial ends. `AWAY` applies while nodes
+are away, because they might return.
+"""
 
 _ENDINGS: dict[FaultKind, Outcome] = {"kill-task": "killed", "out-of-memory": "oom"}
 
 
 def left_out(nemeses: Sequence[Nemesis]) -> list[str]:
-    """The kinds of faults that a twin cannot have, by name."""
+    """Return the names of the fault kinds that a twin cannot inject."""
     return sorted({spec.fault for nemesis in nemeses for spec in nemesis.faults} - AT_DEPTH)
 
 
 def in_world(workload: Workload, world: World) -> Workload:
-    """The same work, at the costs and with the scaling of a world."""
+    """Return the workload with the restart costs and the scaling of a world."""
     if world.restart == Restart() and world.scaling is LINEAR:
         return workload
     said = {name: value for name in Restart.__struct_fields__ if (value := getattr(world.restart, name)) is not None}
@@ -64,16 +66,16 @@ def in_world(workload: Workload, world: World) -> Workload:
 
 
 def interference(sharing: float) -> Callable[[int, int], float]:
-    """By what factor work takes longer, by its share of a device and what others hold of it, in thousandths: all of
-    `sharing` more where they hold all the rest.
+    """Return a function of a task's share of a device and of the share held by others, both in thousandths. It returns
+    the factor by which work slows down: 1 + `sharing` if others hold all the rest.
     """
     return lambda share, others: 1.0 + sharing * others / max(1, WHOLE - share)
 
 
 class Happenings:
-    """Lets things happen in a twin, until there is nothing left for them to befall: `over` tells
-    whether all jobs are over, or nothing has happened to them for so many nanoseconds. `returned` is when something
-    that was away was back last; nothing more will be where not `awaited`.
+    """Injects events into a twin until no job is left for them to affect. `over` takes a number of nanoseconds and
+    returns whether all jobs have ended or nothing has happened to them for that long. `returned` is the last instant at
+    which a node or a device came back; unless `awaited`, none will come back later.
     """
 
     def __init__(
@@ -98,12 +100,12 @@ class Happenings:
         self._begin(world, nemeses)
 
     def present(self) -> list[Node]:
-        """The nodes that are there from the beginning: all but those that a change lets join first."""
+        """Return the initial nodes: all nodes except those whose first change is to join."""
         return [node for node in self._nodes.values() if not self._out.get(node.name)]
 
     @property
     def awaited(self) -> bool:
-        """Whether a node or a device that is away will be back."""
+        """Return whether a node or a device that is away will return."""
         return self._awaited > 0
 
     def _begin(self, world: World, nemeses: Sequence[Nemesis]) -> None:
@@ -133,8 +135,8 @@ class Happenings:
     # --- again and again ---------------------------------------------------------------------------------------------
 
     def _again(self, name: str, every: int, happen: Callable[[Random], int]) -> None:
-        """Let it happen so often on the mean, at exponential distances. `happen` tells how long it lasts; only then
-        does the time to the next begin.
+        """Schedule a recurring event with exponential gaps of mean `every`. `happen` returns the duration of the event;
+        the next gap begins when the event ends.
         """
         draw = Random(f"{self._seed} {name}")
 
@@ -158,7 +160,7 @@ class Happenings:
         return lasts
 
     def _gone(self, name: str, detected: int = 0) -> None:
-        """A node may be away for several reasons at once."""
+        """Take a node away. A node can be away for several reasons at once."""
         self._out[name] = self._out.get(name, 0) + 1
         if self._out[name] == 1:
             self._away += 1
@@ -172,7 +174,7 @@ class Happenings:
             self._twin.add_nodes([self._offered[name]], self._twin.now)
 
     def _slow_down(self, name: str, factor: float, lasts: int) -> int:
-        """What makes it slow at once multiplies."""
+        """Slow a node down for `lasts` nanoseconds. Concurrent slowdowns multiply."""
         factors = self._slow.setdefault(name, [])
         factors.append(factor)
         self._tell_slow(name)
@@ -193,7 +195,7 @@ class Happenings:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def _befall(self, spec: FaultSpec, draw: Random) -> int:
-        """One fault, on a node that is drawn; when the next one comes does not depend on how long it lasts."""
+        """Inject one fault on a random node. The next fault does not wait for this one to end."""
         name = draw.choice(sorted(self._nodes))
         lasts = _some(draw, parse_duration(spec.lasts))
         chance = draw.randrange(2**32)
@@ -208,7 +210,7 @@ class Happenings:
             device = self._offered[name].devices[chance % len(self._offered[name].devices)].index
             if spec.fault == "fail-device":
                 self._twin.fail_device(name, device, lasts)
-                self._return_in(lasts, lambda: None)  # the twin opens it again itself
+                self._return_in(lasts, lambda: None)  # the twin reopens the device itself
             else:
                 self._unplug(name, device, lasts)
         return 0
@@ -220,7 +222,7 @@ class Happenings:
         self._return_in(lasts, lambda: self._offer(name, [*self._offered[name].devices, *gone]))
 
     def _return_in(self, lasts: int, come: Callable[[], None]) -> None:
-        """What is away, or is not there yet, will be there after so long."""
+        """Call `come` after `lasts` nanoseconds, for a node or a device that is away or has not joined yet."""
         self._awaited += 1
 
         def back() -> None:
@@ -231,7 +233,7 @@ class Happenings:
         self._twin.timeline.call_in(lasts, back)
 
     def _offer(self, name: str, devices: Sequence[Device]) -> None:
-        """The node has these devices from now on, and says so."""
+        """Change the devices of a node, and report the change to the twin."""
         ordered = tuple(sorted(devices, key=lambda device: device.index))
         self._offered[name] = msgspec.structs.replace(self._offered[name], devices=ordered)
         if not self._out.get(name):
@@ -240,7 +242,7 @@ class Happenings:
     # --- telemetry ---------------------------------------------------------------------------------------------------
 
     def _tell_load(self, name: str, draw: Random, telemetry: Telemetry) -> None:
-        """What it says of itself: how much of its cores is held, with noise, and a while later."""
+        """Report the load of a node at intervals: the fraction of its cores that is held, with noise and a delay."""
 
         def tell() -> None:
             if self._is_over():
@@ -256,5 +258,5 @@ class Happenings:
 
 
 def _some(draw: Random, mean: int) -> int:
-    """Exponential, of this mean, in nanoseconds; a millisecond at least."""
+    """Return an exponentially distributed duration with this mean, in nanoseconds; at least one millisecond."""
     return max(SECOND // 1000, round(draw.expovariate(1.0) * mean))

@@ -41,14 +41,15 @@ from poise_serve.policy.batching import Batching
 from poise_serve.policy.route import RouterPolicy, lane_of
 
 ANSWERED = ""
-"""Why a request is over, if it was answered."""
+"""Reason of a request that was answered."""
 
 CANCELLED = "cancelled"
 
 
 class Request(NamedTuple):
-    """`size`: times of the usual that it takes, `prompt` and `tokens`: those read and those written. `guess`: its size
-    as far as a router knows it when it comes. Requests of one `key` had better meet the same server.
+    """One request. `size` is its duration relative to the usual one, `prompt` and `tokens` are the numbers of tokens
+    read and written, and `guess` is the size that a router expects at arrival. Requests with the same `key` should go
+    to the same server.
     """
 
     at: int
@@ -100,7 +101,7 @@ class Clients:
     """A closed loop: the clients send `many` requests in total, with a `think` time between an answer and the next."""
 
     def __init__(self, clients: int, many: int, think: Callable[[], int], draw: Callable[[int], Request]) -> None:
-        """`draw` makes the request that comes at an instant."""
+        """Create a source; `draw` makes the request that arrives at an instant."""
         self._clients = clients
         self._left = many
         self._think = think
@@ -119,8 +120,8 @@ class Clients:
 
 
 class Place:
-    """A place for a replica. `there`: it is not lost. Durations in nanoseconds: `paid` counts from the request for the
-    replica, `ready` is the time in which it could serve, and `worked` the time in which it was busy.
+    """A place for a replica. `there` is false while it is lost. Durations are in nanoseconds: `paid` counts from the
+    request for the replica, `ready` is the time in which it could serve, and `worked` the time in which it was busy.
     """
 
     def __init__(self, server: Server) -> None:
@@ -158,10 +159,10 @@ class Trial(ABC):
         self._open: dict[int, Request] = {}
 
     def run(self) -> list[Story]:
-        """Until all that was asked is over; stories in the order in which they ended."""
+        """Run until every request is over; return the stories in the order in which they ended."""
         by_name = {place.server.name: place for place in self.places}
         for change in reversed(self._changes):
-            by_name[change.node].there = not change.there  # one whose first change is to join is not there before
+            by_name[change.node].there = not change.there  # a place whose first change is to join is absent before it
         for change in self._changes:
             self._at(change.at, partial(self._comes if change.there else self._goes, by_name[change.node]))
         if self._losses is not None:
@@ -175,7 +176,8 @@ class Trial(ABC):
         self._end()
         return self.stories
 
-    # --- what each of them does in its way ---------------------------------------------------------------------------
+    # --- specific to each twin
+    # -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _start(self) -> None: ...
@@ -196,7 +198,8 @@ class Trial(ABC):
     @abstractmethod
     def _comes(self, place: Place) -> None: ...
 
-    # --- what they share ---------------------------------------------------------------------------------------------
+    # --- shared by both twins
+    # --------------------------------------------------------------------------------------------
 
     def _at(self, instant: int, happens: Callable[[], None]) -> None:
         """Schedule an event. Events at the same instant happen in the order in which they were scheduled."""
@@ -258,7 +261,9 @@ class Trial(ABC):
 
 
 class _Job:
-    """A replica of a service. `ready` since and `sent` a batch at, 0 if it is not; `over`: it answers nothing more."""
+    """A replica of a service. `ready` and `sent` are the instants at which it became ready and got its batch; -1 if it
+    has not. `over` means that it answers no more requests.
+    """
 
     def __init__(self, name: str, place: Place, now: int) -> None:
         self.name = name
@@ -294,7 +299,7 @@ class ServiceTwin(Trial):
         super().__init__(serving, load, seed=seed, losses=losses, changes=changes)
         self.batcher = Batcher(limits, batching)
         self.said: list[tuple[int, str]] = []
-        """When and why there were more replicas, or fewer."""
+        """Instants and reasons of changes to the number of replicas."""
         self._replicas = replicas
         self._scaler = None
         if rules is not None and scaler is not None:
@@ -364,7 +369,7 @@ class ServiceTwin(Trial):
             self._stop(job)
 
     def _arm(self) -> None:
-        """The batcher is asked again at its next instant; a timer that would come earlier serves as well."""
+        """Set a timer for the batcher's next instant, unless an earlier timer is set."""
         due = self.batcher.wakeup()
         if due is None or self.now < self._timer_at <= due:
             return
@@ -440,7 +445,7 @@ class ServiceTwin(Trial):
 
 
 class _Member:
-    """An upstream: what the front knows of it, and the server itself."""
+    """An upstream: its state as seen by the front, and the server itself."""
 
     def __init__(self, told: Upstream, place: Place, front: Front) -> None:
         self.told = told
@@ -451,9 +456,9 @@ class _Member:
         self.running = 0
         self.waiting: deque[int] = deque()
         self.to_read: deque[int] = deque()
-        self.reading = -1  # when the current prompt is read; -1 if none
-        self.writing: list[tuple[float, int]] = []  # the step at which each completes
-        self.done = 0.0  # steps
+        self.reading = -1  # instant at which reading the current prompt ends; -1 if none
+        self.writing: list[tuple[float, int]] = []  # the step at which each request completes
+        self.done = 0.0  # number of steps completed
         self.since = 0
         self.plan = 0
 
@@ -476,7 +481,7 @@ class _Member:
         return len(self.to_read) + len(self.writing)
 
     def serve(self, now: int) -> None:
-        """Until now."""
+        """Advance the server's progress to now."""
         if self.begun:
             self.place.worked += now - self.since
         if self.writing and self.reading < 0:
@@ -494,7 +499,7 @@ class _Member:
 
 
 class _Waiter(NamedTuple):
-    """A request that looks for a place."""
+    """A request that waits for an upstream."""
 
     number: int
     turn: int
@@ -502,7 +507,7 @@ class _Waiter(NamedTuple):
 
 
 class SentTo(NamedTuple):
-    """The upstream that has a request, and since when."""
+    """The upstream that serves a request, and the instant at which it was sent there."""
 
     member: _Member
     turn: int
@@ -513,8 +518,8 @@ Outcome = Literal["answered", "failed", "neither"]
 
 
 class FrontTwin(Trial):
-    """Upstreams behind a front: what `gateway.pool` and `gateway.upstreams` do, in virtual time. What a server of the
-    same name in the world can do decides how fast it answers.
+    """Upstreams behind a front: simulates `gateway.pool` and `gateway.upstreams` in virtual time. The server of the
+    same name in the world determines the speed of each upstream.
     """
 
     def __init__(
@@ -541,8 +546,8 @@ class FrontTwin(Trial):
         self._sent: dict[int, SentTo] = {}
         self._tried: dict[int, set[str]] = {}
         self.keyed = 0
-        """Requests that came with a key."""
-        self._lost: dict[int, int] = {}  # servers that were lost with a request
+        """Number of requests with a key."""
+        self._lost: dict[int, int] = {}  # number of servers lost while they served the request
 
     def _start(self) -> None:
         for told, place in zip(self._front.upstreams, self.places, strict=True):
@@ -570,7 +575,9 @@ class FrontTwin(Trial):
         self._admit(number)
 
     def _admit(self, number: int) -> None:
-        """A place, or one in the line; a server that was tried is taken again only if no other is open."""
+        """Send a request or put it in the queue. A server that was tried before is used again only if no other one is
+        open.
+        """
         self._turn += 1
         request, front = self._open[number], self._front
         due = request.at + min(front.timeout, front.objective or front.timeout)
@@ -583,7 +590,7 @@ class FrontTwin(Trial):
             self._line.lanes["first"].append(waiter)
 
     def _take(self, waiter: _Waiter, tried: Collection[str] = ()) -> bool:
-        """Whether it need not wait: it is sent, or refused as none is open."""
+        """Return whether the request need not wait: it is sent, or refused because no upstream is open."""
         number, now = waiter.number, self.now
         members = [member for member in self._members.values() if member.is_open(now)]
         if not members:
@@ -655,7 +662,9 @@ class FrontTwin(Trial):
         return sent
 
     def _fails(self, number: int, was_sent: bool) -> None:
-        """Its connection is lost; another is asked, if it may be: once more at most where it `was_sent`."""
+        """Handle a lost connection. Retry on another upstream if the budget allows it, at most once if the request
+        `was_sent`.
+        """
         if number not in self._sent:
             return
         self._lost[number] = self._lost.get(number, 0) + was_sent

@@ -1,4 +1,5 @@
-"""Traces: what ran elsewhere, read into a `Workload`; and workloads that are drawn from a seed.
+"""Traces: read third-party traces into a `Workload`, and generate workloads from a seed.
 
-One module a format, each with a `read(path, options)`. `formats` knows them all and finds out which one a file is.
+There is one module per format, with a function `read(path, options)`. `formats` lists them all and detects the format
+of a file.
 """

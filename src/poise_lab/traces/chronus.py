@@ -32,11 +32,11 @@ COLUMNS = ("user", "num_gpu", "submit_time", "model_name", "duration", "expect_t
 RECOGNISED = (*COLUMNS, "expect_value_list", "job_type")
 
 MINUTE = 60.0
-"""Seconds."""
+"""Seconds per minute."""
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file."""
+    """Read a trace. Raises `SpecError` if the file has another format."""
     maker = Maker("chronus", path, options)
     for row in table(path, maker.tally, COLUMNS):
         try:
@@ -64,7 +64,7 @@ def _said(row: Row, devices: int, maker: Maker) -> Said:
 
 
 def _deadline(row: Row) -> float:
-    """Seconds from its submission; 0 for none."""
+    """Return the seconds from submission to deadline; 0 without a deadline."""
     best_effort = row.text("best_effort")
     if best_effort not in ("0", "1"):
         raise BadRow("`best_effort` is neither 0 nor 1", "best_effort", "0 or 1", short(best_effort))

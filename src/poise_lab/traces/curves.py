@@ -1,11 +1,10 @@
-"""Rates of training by number of devices, as ElasticFlow keeps them: a folder with a CSV for each model.
+"""Read training rates by number of devices in ElasticFlow's format: a folder with a CSV per model.
 
     global_batch_size,1,2,4,8,16,32,64
     64,6.03,8.64,10.36,11.06,10.99,10.61,9.25
 
-A file is called after its model. Its values are iterations per second of a job with that batch size over all of its
-devices; one that is empty, 0 or `nan` was not profiled. Between two profiled numbers of devices the rate lies on the
-straight line between theirs.
+The file name is the model. Its values are iterations per second of a job with that batch size over all of its devices;
+an empty value, 0 or `nan` was not profiled. Rates between two profiled numbers of devices are interpolated linearly.
 
 Source: Gu et al., ASPLOS 2023; github.com/pkusys/ElasticFlow, ElasticFlow/scheduler/throughputs_A100 and …_T4
 (Apache-2.0).
@@ -24,33 +23,33 @@ MOST_DEVICES = 1024
 
 
 class Curve(Scaling, frozen=True, kw_only=True):
-    """How fast a job is with 1, 2, … devices: `rates` in iterations per second, 0 below the first number of devices
-    that was profiled. Devices of one node and of several are alike: the tables tell no difference.
+    """The speed of a job with 1, 2, … devices: `rates` in iterations per second, 0 below the smallest profiled number
+    of devices. Devices of one node and of several count alike, because the tables do not distinguish them.
     """
 
     rates: tuple[float, ...]
 
     @property
     def least(self) -> int:
-        """The fewest devices that were profiled."""
+        """Return the smallest profiled number of devices."""
         return next(devices for devices, rate in enumerate(self.rates, start=1) if rate)
 
     @property
     def most(self) -> int:
-        """The devices with which it is fastest, and the fewest of these: with more of them it would gain nothing."""
+        """Return the smallest number of devices with the highest rate: more devices would gain nothing."""
         return self.rates.index(max(self.rates)) + 1
 
     def rate(self, devices: int) -> float:
-        """Iterations per second; 0 where that was not profiled."""
+        """Return the iterations per second; 0 if not profiled."""
         return self.rates[devices - 1] if 1 <= devices <= len(self.rates) else 0.0
 
     def speedup(self, tasks: int, apart: int = ONE_NODE) -> float:
-        """Over the fewest devices that were profiled."""
+        """Return the speedup over the smallest profiled number of devices."""
         return self.rate(tasks) / self.rate(self.least)
 
     def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
-        """The table, over its rate with one device. Where that was not profiled, it is taken in proportion from the
-        fewest devices that were.
+        """Return the table relative to the rate of one device. If that was not profiled, scale the smallest profiled
+        number of devices down proportionally.
         """
         one = self.rate(self.least) / self.least
         told = tuple(round(1000 * rate / one) for rate in self.rates[:most])
@@ -58,11 +57,13 @@ class Curve(Scaling, frozen=True, kw_only=True):
 
 
 Curves = dict[tuple[str, int], Curve]
-"""By model and batch size."""
+"""Curves by model and batch size."""
 
 
 def read_curves(folder: Path) -> Curves:
-    """All tables of a folder. Raises `SpecError` where there are none, or one cannot be read: half a table is none."""
+    """Read all tables of a folder. Raises `SpecError` if there are none, or if one is unreadable: an incomplete table
+    is useless.
+    """
     found: Curves = {}
     files = (
         sorted(path for path in folder.iterdir() if path.name.endswith((".csv", ".csv.gz"))) if folder.is_dir() else []
@@ -90,7 +91,7 @@ def read_curves(folder: Path) -> Curves:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Columns by how many devices they are of, fewest first; none where there is no column of batch sizes."""
+    """Return the number of devices of each column, in ascending order; empty without a column of batch sizes."""
     header = header_of(path)
     if BATCH not in header:
         return {}
@@ -106,7 +107,7 @@ def _sizes(path: Path) -> dict[str, int]:
 
 
 def _curve(row: Row, sizes: dict[str, int]) -> Curve | None:
-    """None where nothing was profiled."""
+    """Return the curve of a row; None if nothing was profiled."""
     known = [(devices, rate) for name, devices in sizes.items() if (rate := _rate(row, name))]
     if not known:
         return None

@@ -1,15 +1,15 @@
-"""ElasticFlow's traces: jobs of iterations of a model, each with a deadline.
+"""Read ElasticFlow's traces: jobs with iterations of a model and a deadline.
 
 Microsoft's own files, of ten clusters in 2021, have the columns `job_id,submission_time,num_iteration,model_name,
 deadline,batch_size,num_gpu,duration`. Those of the artifact have `job_id,submit_time,iteration,model_name,ddl,
 batch_size,num_gpu,duration`. Times are in seconds. The deadline is an instant on the clock of the submission: in
 clusters 01 to 03 every job is due 0.5 to 1.5 run times after its submission. `duration` is the run time on `num_gpu`
-devices: in each of their 10,384 rows it is the iterations over the rate in throughputs_A100, to within a second.
+devices: in each of their 10,384 rows it equals the iterations over the rate in throughputs_A100, to within a second.
 
-Jobs are gangs of the devices that the trace gives them. With `elastic` and the tables of rates (`curves.py`), a job
-whose model and batch size have a rate there gets a task for each device. It runs with any number of devices, from the
-fewest that were profiled to the number with which it is fastest. With n devices it takes
-`duration * rate(num_gpu) / rate(n)`, and it reports these speeds when it first runs.
+Jobs are gangs of the size in the trace. With `elastic` and the tables of rates (`curves.py`), a job whose model and
+batch size have a rate there has one task per device. It runs with any number of devices, from the smallest profiled
+number to the fastest one. With n devices it takes `duration * rate(num_gpu) / rate(n)`, and it reports these speeds
+when it first runs.
 
 Sources: Gu et al., ASPLOS 2023; github.com/microsoft/elasticflow-traces (MIT) and github.com/pkusys/ElasticFlow,
 ElasticFlow/traces_for_ElasticFlow.
@@ -32,14 +32,14 @@ NOT_PROFILED = "the tables have no rate of their model, batch size and number of
 
 
 class _Times(NamedTuple):
-    """The columns of the two instants."""
+    """Column names of the submission and of the deadline."""
 
     submitted: str
     due: str
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file, or where elastic jobs have no tables."""
+    """Read a trace. Raises `SpecError` if the file has another format, or if elastic jobs have no tables."""
     maker = Maker("elasticflow", path, options)
     columns = MICROSOFT if set(MICROSOFT) <= set(header_of(path)) else COLUMNS
     times = _Times(columns[0], columns[3])
@@ -69,7 +69,7 @@ def _curves(options: Options) -> Curves:
 
 
 def _curve(row: Row, curves: Curves) -> Curve | None:
-    """How a job scales; none where the tables have no rate for the devices that it had."""
+    """Return the scaling of a job; None if the tables have no rate for its number of devices."""
     curve = curves.get((row.text("model_name"), _batch(row)))
     return curve if curve is not None and curve.rate(row.devices("num_gpu")) else None
 
@@ -110,7 +110,7 @@ def _elastic(row: Row, times: _Times, curve: Curve) -> Said:
 
 
 def _due(row: Row, times: _Times) -> tuple[float, float]:
-    """The instant of its submission, and the seconds from there to its deadline."""
+    """Return the submission, and the seconds from there to the deadline."""
     submitted, due = row.number(times.submitted), row.number(times.due)
     if due <= submitted:
         raise BadRow("the deadline is before the submission", times.due, f"above {submitted:g}", f"{due:g}")

@@ -1,4 +1,4 @@
-"""The formats of traces, and which of them a file is of: by what is in it, not by its name.
+"""Detect the format of a trace by its content, not by its name, and read it.
 
 read_trace(Path("philly.csv.gz"), Options(jobs=1000))
 """
@@ -33,8 +33,8 @@ TOO_EARLY = "it was submitted before `--last`"
 
 
 class Head(NamedTuple):
-    """What a file begins with: its bytes, its lines, and the columns that the first of them may name. A folder begins
-    with nothing.
+    """The beginning of a file: its bytes, its lines, and the possible column names in the first line. Empty for a
+    folder.
     """
 
     path: Path
@@ -43,12 +43,12 @@ class Head(NamedTuple):
     columns: tuple[str, ...]
 
     def names(self, *columns: str) -> bool:
-        """Whether the first line names these columns, and perhaps others."""
+        """Return whether the first line names these columns, possibly among others."""
         return set(columns) <= set(self.columns)
 
 
 class Format(NamedTuple):
-    """A format: what it is called, what it is, how it is recognised and read."""
+    """A format: its name, description, detection function and reader."""
 
     name: str
     about: str
@@ -118,9 +118,8 @@ PLAIN = Format("plain", "any CSV, with a mapping of its columns", lambda head: F
 
 
 def read_trace(trace: Path | str, options: Options | None = None, format: str = "") -> Workload:
-    """The workload that a file holds. It is of the `format` that is named, else of a plain CSV where a mapping of its
-    columns is given, else of that which is found out. A text such as `poisson:jobs=1000` is one that is drawn. Raises
-    `SpecError` and `NotFound`.
+    """Return the workload of a file. Its format is `format` if given, else a plain CSV if the options map columns, else
+    the detected one. A text such as `poisson:jobs=1000` is generated. Raises `SpecError` and `NotFound`.
     """
     options = options or Options()
     options.check()
@@ -133,7 +132,7 @@ def read_trace(trace: Path | str, options: Options | None = None, format: str = 
 
 
 def _end_of(workload: Workload, span: int) -> Workload:
-    """What was submitted within this many nanoseconds before the last submission."""
+    """Return the jobs submitted within `span` nanoseconds before the last submission."""
     begin = workload.arrivals[-1].at - span
     kept = [one for one in workload.arrivals if one.at >= begin]
     left_out = {TOO_EARLY: len(workload.arrivals) - len(kept)} if len(kept) < len(workload.arrivals) else {}
@@ -142,7 +141,7 @@ def _end_of(workload: Workload, span: int) -> Workload:
 
 
 def format_of(path: Path, options: Options, named: str = "") -> Format:
-    """The format that a file is read in. Raises `SpecError` where it is of none that is known."""
+    """Return the format with which to read a file. Raises `SpecError` if none matches."""
     known = FORMATS | {PLAIN.name: PLAIN}
     if named:
         if named not in known:

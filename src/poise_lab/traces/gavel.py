@@ -1,7 +1,7 @@
-"""Gavel's traces: jobs of so many steps, and beside them a table of steps per second by model of device.
+"""Read Gavel's traces: jobs with a number of steps, and a table of steps per second by device model.
 
-Columns between TABs, without a header: job type, command, working directory, flag for the steps, whether it needs data,
-steps, devices, weight, SLO (-1: none), arrival in seconds. A job takes `steps / rate` seconds on a model of device.
+Columns are TAB-separated, without a header: job type, command, working directory, flag for the steps, whether it needs
+data, steps, devices, weight, SLO (-1: none), arrival in seconds. A job takes `steps / rate` seconds on a device model.
 
 Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020;
 github.com/stanford-futuredata/gavel, scheduler/traces (MIT).
@@ -20,13 +20,13 @@ COLUMNS = ("type", "command", "folder", "flag", "needs data", "steps", "devices"
 
 
 def recognises(lines: list[str]) -> bool:
-    """Whether a file that begins so is such a trace."""
+    """Return whether a file with these first lines is such a trace."""
     cells = lines[0].split("\t") if lines else []
     return len(cells) == len(COLUMNS) and cells[5].isdigit() and cells[6].isdigit()
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file, or has no table of throughputs."""
+    """Read a trace. Raises `SpecError` if the file has another format, or has no table of throughputs."""
     maker = Maker("gavel", path, options)
     rates = table_for(path, options.throughputs)
     for row in tabbed(path, maker.tally, COLUMNS):
@@ -57,7 +57,7 @@ def _said(row: Row, maker: Maker, rates: Rates) -> Said:
 
 
 def rates_of(size: Size, rates: Rates) -> dict[str, float]:
-    """Steps per second by model of device, of those on which it fits. Raises `BadRow` where there are none."""
+    """Return the steps per second on each device model on which the work fits. Raises `BadRow` if there are none."""
     fitting = {model: rate for model, rate in rates.get(size, {}).items() if rate > 0}
     if not fitting:
         raise BadRow("the table of throughputs does not know it", "type", "a type and size of the table", size.kind)
@@ -65,16 +65,18 @@ def rates_of(size: Size, rates: Rates) -> dict[str, float]:
 
 
 def wants(fitting: dict[str, float], known: dict[str, float]) -> Wants:
-    """The models of device that work has to have, where it does not fit on all that are known."""
+    """Return the models that the work requires; no constraint if it fits on all known models."""
     return Wants() if len(fitting) == len(known) else Wants(models=tuple(sorted(fitting)))
 
 
 def weight_of(row: Row) -> int:
-    """Its business weight in thousandths."""
+    """Return the business weight of a job in thousandths."""
     return max(1, round(row.number("weight", most=1e6) * 1000))
 
 
 def deadline_of(row: Row, seconds: float) -> float:
-    """Seconds after its arrival: its SLO is a multiple of its run time on the fastest device; 0 for none."""
+    """Return the deadline in seconds after the arrival: the SLO is a multiple of the run time on the fastest device; 0
+    without one.
+    """
     slo = row.number("slo", least=-1.0, most=1e6)
     return slo * seconds if slo > 0 else 0.0

@@ -1,7 +1,7 @@
-"""SenseTime's Helios clusters, 2020: `cluster_log.csv` of one cluster.
+"""Read SenseTime's Helios trace, 2020: the `cluster_log.csv` of one cluster.
 
-Columns `job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue`; a job that did
-not complete ends as failed when it did. What a job was for is not said: its class is its user's work of that size.
+Columns `job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue`. A job that did
+not complete fails after the same run time. The purpose of a job is unknown, so its class is its user and its size.
 
 Source: Hu et al., SC 2021; github.com/S-Lab-System-Group/HeliosData.
 """
@@ -23,11 +23,11 @@ OUTCOMES: dict[str, Outcome] = {
     "TIMEOUT": "failed",
     "NODE_FAIL": "failed",
 }
-"""By state: what is not completed has ended all the same, and is not tried again."""
+"""Outcomes by state. An incomplete job still ends, and is not retried."""
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file."""
+    """Read a trace. Raises `SpecError` if the file has another format."""
     maker = Maker("helios", path, options)
     for row in table(path, maker.tally, COLUMNS):
         try:

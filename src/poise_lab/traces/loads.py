@@ -1,13 +1,13 @@
-"""Who asks a service in the twin: requests of a trace, of rates, or drawn from a seed.
+"""Loads for a simulated service: requests of a trace, from rates, or generated from a seed.
 
     conv.csv                                       requests as Azure, BurstGPT and Mooncake record them (`requests.py`)
-    total_rate_10min.csv with the column m-large   requests a second, window by window, as ServeGen has them
+    total_rate_10min.csv with the column m-large   requests per second by time window, as in ServeGen
     poisson:rate=50,requests=10000,variation=4     an open loop: 50 requests a second, at random
-    clients:clients=12,think=400ms,requests=6000   a closed loop: each client asks again once answered, after a thought
+    clients:clients=12,think=400ms,requests=6000   a closed loop: each client sends again a think time after an answer
 
-`variation` is the squared coefficient of variation of the sizes, which are log-normal with a mean of 1; 0: all are
-alike. Thinking is exponential. Of a trace the tokens that are read are known when a request comes; of the others no
-size. The same seed asks the same, always.
+`variation` is the squared coefficient of variation of the sizes, which are log-normal with a mean of 1; 0 makes them
+equal. Think times are exponential. For a trace, the number of prompt tokens is known on arrival; for the others, no
+size is known. The same seed always gives the same requests.
 
 Source of the rates: Xiang et al., "ServeGen", 2025, github.com/alibaba/ServeGen (Apache-2.0).
 """
@@ -33,14 +33,16 @@ FORMATS = ("azure", "burstgpt", "mooncake")
 WINDOW = "window_start_s"
 DRAWN = ("poisson", "clients")
 MOST = 10_000_000
-"""Requests."""
+"""Maximum number of requests."""
 
 MOST_CLIENTS = 100_000
 MOST_RATE = 1e6
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is drawn. `rate` in requests a second, of an open loop; `clients` and how long they `think`, of a closed."""
+    """Parameters of a generated load: `rate` is in requests a second, for an open loop; `clients` and `think` time are
+    for a closed loop.
+    """
 
     loop: Literal["poisson", "clients"]
     requests: int = 10_000
@@ -51,8 +53,8 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a trace: the first `requests` (0: all), those that come in the first `until` nanoseconds (0: all), `load`
-    times as fast; `column`: of a file of rates.
+    """Selection from a trace: the first `requests` (0: all) that arrive in the first `until` nanoseconds (0: all), sped
+    up by `load`. `column` selects a column of a file of rates.
     """
 
     requests: int = 0
@@ -63,7 +65,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
-    """A load that can be begun anew, as often as it is wanted: every trial is asked the same. `about`: for people."""
+    """A load that can be started repeatedly, so that every trial gets the same requests. `about` describes it."""
 
     about: str
     begin: Callable[[], Load]
@@ -71,7 +73,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asking(source: str, wanted: Wanted, seed: int) -> Asking:
-    """Raises `SpecError` and `NotFound` for what cannot be read."""
+    """Return the load that `source` describes. Raises `SpecError` and `NotFound`."""
     path = Path(source)
     if source.partition(":")[0] in DRAWN and not path.exists():
         drawn = parse(source)
@@ -92,7 +94,7 @@ def asking(source: str, wanted: Wanted, seed: int) -> Asking:
 
 
 def parse(text: str) -> Drawn:
-    """Raises `SpecError`.
+    """Parse a text such as `poisson:rate=50`. Raises `SpecError`.
 
     >>> parse("poisson:rate=50,requests=100").rate
     50.0
@@ -124,7 +126,7 @@ def parse(text: str) -> Drawn:
 
 
 def load_of(drawn: Drawn, seed: int, faster: float = 1.0) -> Load:
-    """Every call draws the same."""
+    """Return the load. Every call returns the same requests."""
     draw = Random(f"{seed} {drawn.loop}")  # noqa: S311 what a seed decides is no secret
     square = log(1 + drawn.variation)
 
@@ -166,7 +168,7 @@ def _of_trace(path: Path, tally: Tally, wanted: Wanted) -> Iterator[Request]:
 
 
 def _of_rates(path: Path, tally: Tally, wanted: Wanted, seed: int) -> Iterator[Request]:
-    """A Poisson process whose rate is that of each window, times `load`."""
+    """Yield the arrivals of a Poisson process with the rate of each window, times `load`."""
     columns = [name for name in header_of(path) if name != WINDOW]
     if wanted.column not in columns:
         raise SpecError(
@@ -193,7 +195,7 @@ def _of_rates(path: Path, tally: Tally, wanted: Wanted, seed: int) -> Iterator[R
 
 
 def _only(wanted: Wanted, name: str, why: str, hint: str) -> None:
-    """Nothing that was asked for is passed over in silence."""
+    """Raise `SpecError` for an option that has no effect here."""
     if value := getattr(wanted, name):
         raise SpecError(f"`--{name}` does nothing here: {why}", field=f"--{name}", have=str(value), hint=hint)
 

@@ -25,10 +25,10 @@ from poise_lab.traces.rows import MAX_SECONDS, BadRow, Tally, fault
 
 UNIT = "main"
 COMMAND = ("replayed",)
-"""What a task of a trace runs: nothing, in the twin."""
+"""Command of a task of a trace; the twin does not run it."""
 
 MAX_OFFSET = 4e9
-"""Seconds from the first arrival to the last: a hundred years, and room for as much again in 64 bits."""
+"""Maximum seconds from the first arrival to the last: about a hundred years, half of the 64-bit range."""
 
 Job = TypeVar("Job")
 
@@ -78,7 +78,7 @@ class Maker:
         self._said: list[Said] = []
 
     def add(self, said: Said) -> None:
-        """One job more. Raises `BadRow` for one that would last for ever."""
+        """Add a job. Raises `BadRow` if its run time is out of range."""
         if not said.seconds <= MAX_SECONDS:
             raise BadRow("the run time is absurd", need=f"at most {MAX_SECONDS:.0f} s", have=f"{said.seconds:.3g} s")
         self._said.append(said)
@@ -97,8 +97,8 @@ class Maker:
         return self.of(_arrival(said, options, at, draw.lognormvariate(0.0, SIGMA)) for at, said in placed)
 
     def in_order(self, jobs: Sequence[Job], submitted: Callable[[Job], float]) -> list[tuple[int, Job]]:
-        """The first jobs to be submitted, as many as are wanted, with the nanosecond at which each arrives. Raises
-        `SpecError` if there are none.
+        """Return the first jobs by submission, up to the requested number, with the arrival of each in nanoseconds.
+        Raises `SpecError` if there are none.
         """
         options = self._options
         if not jobs:
@@ -118,7 +118,7 @@ class Maker:
         return [(round((submitted(one) - first) / options.load * SECOND), one) for one in chosen]
 
     def of(self, arrivals: Iterable[Arrival]) -> Workload:
-        """A workload of these arrivals."""
+        """Return a workload with these arrivals."""
         return Workload(
             name=self._name,
             arrivals=tuple(arrivals),
@@ -129,7 +129,7 @@ class Maker:
 
 
 def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
-    # What takes no device and says nothing of CPUs takes one, as a job does that says nothing at all.
+    # A job that declares neither devices nor CPUs gets one CPU, the default of every job.
     cpu = said.cpu or (0 if said.gpus else 1000)
     unit = Unit(
         name=UNIT,
@@ -151,9 +151,9 @@ def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
         save=options.save,
         restore=options.restore,
         outcome=said.outcome,
-        reports=options.information != "none",  # who knows how far it has come knows how long it takes
+        reports=options.information != "none",  # a job that reports progress reveals its run time
         telling=said.telling,
-        tells=0,  # a table does not change
+        tells=0,  # the scaling table does not change
     )
     return Arrival(at=at, units=(unit,), truths={UNIT: truth}, tenant=said.tenant)
 
@@ -181,7 +181,7 @@ def _shape(cpu: int, memory: int, gpus: int, share: int, wants: Wants) -> Shape:
 
 @cache
 def named(text: str) -> str:
-    """A name that a tenant or a class may have, from what somebody else wrote; `default` for none.
+    """Return a valid tenant or class name for third-party text; `default` if nothing is left.
 
     >>> named("vc 7/b?")
     'vc-7-b'

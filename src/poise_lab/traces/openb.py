@@ -1,8 +1,9 @@
-"""Alibaba's cluster of 2023 with shared GPUs (openb): a list of pods, and beside it one of nodes.
+"""Alibaba's 2023 trace of a cluster with shared GPUs (openb): a list of pods, and a list of nodes.
 
 Pods: `name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time`;
-nodes: `sn,cpu_milli,memory_mib,gpu,model`. A pod runs from when it was scheduled until it was deleted; one that never
-was is left with the time for which it waited. Nothing is known of what it did, so its class is what it asks for.
+nodes: `sn,cpu_milli,memory_mib,gpu,model`. The run time of a pod is from its scheduling to its deletion; for a pod that
+was never scheduled, it is its waiting time. The trace does not say what a pod did, so its class is its resource
+request.
 
 Source: Weng et al., "Beware of Fragmentation", USENIX ATC 2023; github.com/hkust-adsl/kubernetes-scheduler-simulator,
 data/csv (Apache-2.0), also in github.com/alibaba/clusterdata, cluster-trace-gpu-v2023.
@@ -26,14 +27,14 @@ MIB = 2**20
 GIB = 2**30
 
 MEMORY = {"V100M16": 16 * GIB, "V100M32": 32 * GIB, "P100": 16 * GIB, "T4": 16 * GIB, "A10": 24 * GIB}
-"""Bytes of each model whose name tells them, or whose data sheet; what G2 and G3 are was not published."""
+"""Device memory in bytes, by model, from the model's name or data sheet; the models G2 and G3 were not published."""
 
 PRIORITIES = {"LS": Priority.HIGH, "Guaranteed": Priority.HIGH, "Burstable": Priority.MEDIUM, "BE": Priority.LOW}
-"""By class of service: latency-sensitive, guaranteed, burstable, best effort."""
+"""Priorities by class of service: latency-sensitive, guaranteed, burstable, best effort."""
 
 
 def read(path: Path, options: Options) -> Workload:
-    """The pods. Raises `SpecError` for what is no such file."""
+    """Read the pods. Raises `SpecError` if the file has another format."""
     maker = Maker("openb", path, options)
     for row in table(path, maker.tally, PODS):
         try:
@@ -44,7 +45,7 @@ def read(path: Path, options: Options) -> Workload:
 
 
 def read_nodes(path: Path) -> tuple[Node, ...]:
-    """The fleet that a list of nodes describes. Raises `SpecError` for what is no such list: half a fleet is none."""
+    """Read the fleet from a list of nodes. Raises `SpecError` for any invalid row: an incomplete fleet is useless."""
     tally = Tally(path, strict=True)
     nodes: dict[str, Node] = {}
     for row in table(path, tally, NODES):

@@ -1,4 +1,4 @@
-"""How a trace is to be read, whatever its format."""
+"""Options for reading a trace, for every format."""
 
 import math
 from collections.abc import Mapping
@@ -11,33 +11,35 @@ from poise.errors import SpecError
 from poise.units import MINUTE, SECOND
 
 Information = Literal["oracle", "estimated", "none"]
-"""What users say of their run times: the truth, an estimate, or nothing."""
+"""Accuracy of the run times that users declare: the truth, an estimate, or nothing."""
 
 SIGMA = 0.54
-"""Of the estimates' lognormal noise: its median is 1 and its P90 a factor 2, as ln 2 / 1.2816 = 0.541."""
+"""Standard deviation of the lognormal noise of estimates: its median is 1 and its P90 a factor 2, as ln 2 / 1.2816 =
+0.541.
+"""
 
 MAX_PER_NODE = 1024
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a trace is to be read.
+    """Options for reading a trace.
 
-    `devices_per_node` is how many a gang's tasks have each. `information` is what users say of their run times; a trace
-    with estimates of its own keeps them when it is `estimated`. `jobs` are the first so many to arrive (0: all),
-    `last` are the nanoseconds before the last submission within which the others were submitted (0: all). `load`
-    divides the times between arrivals, `seed` decides the noise of estimates. With `strict` the first bad row is
-    an error. `cpu_work` also reads jobs without a device, in traces of training.
+    `devices_per_node` is the maximum number of devices per task of a gang. `information` selects the run times that
+    users declare; with `estimated`, a trace with its own estimates keeps them. `jobs` is the number of jobs to read, by
+    arrival (0: all). `last` selects the jobs submitted within these nanoseconds before the last submission (0: all).
+    `load` divides the times between arrivals, `seed` determines the noise of estimates. With `strict`, the first bad
+    row is an error. `cpu_work` includes jobs without devices from training traces.
 
-    With `elastic` the jobs of a trace that knows how they scale take any size: Pollux's, which also choose their
-    batches, and ElasticFlow's, as far as the tables of `throughputs` go.
+    With `elastic`, jobs can have any size in traces with scaling data: Pollux's, which also choose their batches, and
+    ElasticFlow's, as far as the tables of `throughputs` have rates.
 
-    `columns` says which column of a plain CSV is what. `throughputs` is the table that goes with a trace of steps, or
-    the folder of the profiles or tables that elastic jobs need.
-    `requests` are how many requests of a trace of requests one device serves at once.
+    `columns` maps the fields of a plain CSV to its columns. `throughputs` is the table for a trace of steps, or the
+    folder of the profiles or tables for elastic jobs. `requests` is the number of requests that one device serves
+    concurrently.
 
-    What stopping costs is in no trace: with `saves` work goes on where it was stopped, and else, as after a failure,
-    from its latest checkpoint, one every `checkpoint` nanoseconds of running. Going takes `save` and coming back
-    `restore` nanoseconds; 30 s is what Pollux's simulator takes (Qiao et al., OSDI 2021, its artifact's default).
+    No trace contains the cost of preemption. With `saves`, work resumes where it was stopped; otherwise, and after a
+    failure, it resumes from its latest checkpoint, one every `checkpoint` nanoseconds of running. Stopping takes `save`
+    and resuming `restore` nanoseconds; 30 s is the default of the artifact of Pollux (Qiao et al., OSDI 2021).
     """
 
     devices_per_node: int = 8
@@ -58,7 +60,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     restore: int = 30 * SECOND
 
     def check(self) -> None:
-        """Raise `SpecError` for what makes no sense."""
+        """Raise `SpecError` for a value out of range."""
         if not 1 <= self.devices_per_node <= MAX_PER_NODE:
             raise _unfit("devices_per_node", f"1 to {MAX_PER_NODE}", self.devices_per_node)
         if not (math.isfinite(self.load) and self.load > 0):

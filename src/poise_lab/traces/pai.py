@@ -1,14 +1,14 @@
-"""Alibaba's PAI, 2020: the tables of its trace, or the flat CSV that goes with its simulator.
+"""Alibaba's PAI trace, 2020: its tables, or the flat CSV of its simulator.
 
-The flat one has a job in each row: `job_id,user,num_gpu,num_cpu,submit_time,num_inst,duration`, and what was foreseen
-of its run time from its group of jobs (`group_gpu_dur`). Devices and CPUs are those of one of its instances, which are
+The flat file has one job per row: `job_id,user,num_gpu,num_cpu,submit_time,num_inst,duration`, and the run time that
+was predicted from its group of jobs (`group_gpu_dur`). Devices and CPUs are per instance; the instances of a job are
 placed together.
 
-The tables come without a header, in a folder: `pai_job_table.csv`
-(`job_name,inst_id,user,status,start_time,end_time`) and `pai_task_table.csv`
-(`job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type`). A job is submitted at
-its `start_time`; each of its tasks is a job here, a gang of as many as it has instances. CPUs and devices are in
-percent, memory in GB. `pai_instance_table.csv` is not needed: it says where instances ran.
+The tables have no header, and lie in a folder: `pai_job_table.csv` (`job_name,inst_id,user,status,start_time,end_time`)
+and `pai_task_table.csv` (`job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type`).
+The submission of a job is its `start_time`. Each of its tasks becomes a job, with as many gang members as it has
+instances. CPUs and devices are in percent, memory in GB. `pai_instance_table.csv`, the placement of instances, is not
+needed.
 
 Source: Weng et al., "MLaaS in the Wild", NSDI 2022; github.com/alibaba/clusterdata, cluster-trace-gpu-v2020.
 """
@@ -32,7 +32,7 @@ TASKS = (
 JOB_TABLE, TASK_TABLE = "pai_job_table.csv", "pai_task_table.csv"
 STATUSES: dict[str, Outcome] = {"Terminated": "done", "Failed": "failed"}
 GUESSES = ("group_gpu_dur", "group_dur", "user_dur")
-"""What was foreseen of a run time, the best first."""
+"""Columns with a predicted run time, the best first."""
 
 GB = 2**30
 MAX_INSTANCES = 10_000
@@ -90,7 +90,7 @@ def _guess(row: Row) -> float:
 
 
 def _read_tables(folder: Path, maker: Maker, options: Options) -> None:
-    """Each task is a job here: how long it takes is its own, and so are its state and its devices."""
+    """Read the tables. Each task becomes a job with its own run time, status and devices."""
     jobs = _jobs(folder / JOB_TABLE, Tally(folder / JOB_TABLE, strict=options.strict), maker)
     tally = Tally(folder / TASK_TABLE, strict=options.strict)
     for row in table(folder / TASK_TABLE, tally, TASKS, header=TASKS):
@@ -104,7 +104,7 @@ def _read_tables(folder: Path, maker: Maker, options: Options) -> None:
 
 
 def _jobs(path: Path, tally: Tally, maker: Maker) -> dict[str, _Job]:
-    """Instants of submission and users, by name of job."""
+    """Return the submission and the user of each job, by name."""
     jobs: dict[str, _Job] = {}
     for row in table(path, tally, JOBS, header=JOBS):
         try:
@@ -149,7 +149,9 @@ def _task(row: Row, jobs: dict[str, _Job], maker: Maker, options: Options) -> Sa
 
 
 def _devices(row: Row, name: str, whole: float) -> tuple[int, int]:
-    """Devices, and thousandths of each: a part of one is shared, more than one are rounded up to whole ones."""
+    """Return the number of devices, and the thousandths of each: a fraction below 1 is a shared device, larger amounts
+    are rounded up to whole devices.
+    """
     amount = row.number(name, most=1e5) / whole
     if amount >= 1 or not amount:
         return -int(-amount // 1), WHOLE
@@ -157,5 +159,5 @@ def _devices(row: Row, name: str, whole: float) -> tuple[int, int]:
 
 
 def _wants(model: str) -> Wants:
-    """`MISC` is any of several older models, and `CPU` none."""
+    """Return the model constraint. `MISC` means any of several older models, and `CPU` means no device."""
     return Wants(models=(model,)) if model not in ("", "MISC", "CPU") else Wants()

@@ -1,8 +1,8 @@
-"""Microsoft's Philly cluster, 2017, as one flat CSV: `timestamp,duration,num_gpus,gpu_time,cluster`.
+"""Read Microsoft's Philly trace, 2017, as one flat CSV: `timestamp,duration,num_gpus,gpu_time,cluster`.
 
-The table that adaptdl and others made of the trace of Jeon et al. (USENIX ATC 2019; CC BY 4.0,
-github.com/msr-fiddle/philly-traces). Local times are taken as they are written. What a job was for is not said: its
-tenant is its virtual cluster, and its class there is its size.
+This is the table that adaptdl and others derived from the trace of Jeon et al. (USENIX ATC 2019; CC BY 4.0,
+github.com/msr-fiddle/philly-traces). Local times are used unchanged. The purpose of a job is unknown, so its tenant is
+its virtual cluster, and its class is its size.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ RECOGNISED = (*COLUMNS, "gpu_time", "cluster")
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file."""
+    """Read a trace. Raises `SpecError` if the file has another format."""
     maker = Maker("philly", path, options)
     for row in table(path, maker.tally, COLUMNS):
         try:

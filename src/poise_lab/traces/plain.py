@@ -1,9 +1,9 @@
-"""Any CSV whose first line names its columns, with a mapping that says which of them is what.
+"""Read any CSV with a header line, with a mapping from fields to columns.
 
     submit=created_at,duration=hours:h,gpus=n
 
-A column of times may have its unit after a colon; without one it is seconds, and instants may be dates. What can be
-named is in `FIELDS`; `submit` and `duration` have to be (or `end` for `duration`, where `start` is named too).
+A time column can have a unit after a colon; the default is seconds. Instants can also be dates. `FIELDS` lists the
+fields; `submit` and `duration` are required (`start` and `end` can replace `duration`).
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ FAILED = ("failed", "fail", "error", "timeout", "node_fail", "out_of_memory")
 
 
 def parse_mapping(text: str) -> dict[str, str]:
-    """Which column is what, from `submit=created_at,duration=hours:h`. Raises `SpecError`.
+    """Parse a mapping such as `submit=created_at,duration=hours:h`. Raises `SpecError`.
 
     >>> parse_mapping("submit=created_at,duration=hours:h")
     {'submit': 'created_at', 'duration': 'hours:h'}
@@ -58,7 +58,7 @@ def parse_mapping(text: str) -> dict[str, str]:
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for a mapping that does not fit, and for what is no CSV."""
+    """Read a CSV. Raises `SpecError` for a mapping that does not fit, and for a file that is not a CSV."""
     columns, scales = _columns(options.columns)
     maker = Maker(path.name.partition(".")[0] or "trace", path, options)
     for row in table(path, maker.tally, tuple(columns.values())):
@@ -71,7 +71,7 @@ def read(path: Path, options: Options) -> Workload:
 
 
 def _columns(mapping: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float]]:
-    """The column of each field, and the seconds in the unit of those that are times."""
+    """Return the column of each field, and the unit of each time field in seconds."""
     columns, scales = {}, {}
     for field, column in mapping.items():
         name, colon, unit = column.rpartition(":")
@@ -97,7 +97,7 @@ def _columns(mapping: Mapping[str, str]) -> tuple[dict[str, str], dict[str, floa
 def _said(
     row: Row, maker: Maker, columns: Mapping[str, str], scales: Mapping[str, float], options: Options
 ) -> Said | None:
-    """None for work without a device, where only such with one is wanted."""
+    """Return the job of a row; None for a job without devices, unless such jobs are wanted."""
     devices = row.devices(columns["gpus"], least=0) if "gpus" in columns else 1
     if not devices and not options.cpu_work:
         maker.tally.leave_out("no device is asked for")
@@ -143,7 +143,7 @@ def _optional(row: Row, column: str, scale: float) -> float:
 
 
 def _deadline(row: Row, column: str, scale: float, submit: float) -> float:
-    """Seconds from its submission to its deadline; 0 where it has none."""
+    """Return the seconds from submission to deadline; 0 without a deadline."""
     if not row.text(column):
         return 0.0
     due = row.instant(column, scale) - submit

@@ -34,11 +34,11 @@ from poise_lab.traces.options import Options
 
 LOG = "log.db"
 LASTING: tuple[Outcome, ...] = ("done", "failed", "oom", "signal", "hung", "timeout", "unstartable")
-"""How an attempt ends that says how long its unit takes: not one that was stopped, handed back or lost."""
+"""Outcomes of attempts that show the run time of a unit: attempts that were stopped, returned or lost do not."""
 
 
 class _Run(NamedTuple):
-    """How long a unit ran, on which model of device, in how many tasks, and how it ended."""
+    """The run of a unit: its duration, device model, number of tasks, outcome and end."""
 
     seconds: float
     model: str
@@ -48,7 +48,7 @@ class _Run(NamedTuple):
 
 
 class _Reader:
-    """Goes through the events of a log."""
+    """Processes the events of a log."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobSubmitted] = {}
@@ -93,8 +93,8 @@ class _Reader:
         run = _Run(event.ending.run / SECOND, model, len(placed.spots), event.ending.outcome, event.at)
         known = self.runs.get(unit)
         if known is not None and known.outcome != "done" and run.outcome == "done" and known.ended < run.ended:
-            known = None  # it was tried again, and then it was done
-        # A gang has taken as long as the last of its tasks.
+            known = None  # the unit was retried, and succeeded
+        # The run time of a gang is that of its slowest task.
         self.runs[unit] = run if known is None or run.seconds >= known.seconds else known
 
 
@@ -110,7 +110,7 @@ def is_log(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return recognises(path, file.read(32))
-    except OSError:  # whoever reads it as something else says so
+    except OSError:  # the reader of the other format reports the error
         return False
 
 
@@ -136,7 +136,7 @@ def read(path: Path, options: Options) -> Workload:
 
 
 def _unfit(job: Job, reader: _Reader) -> str:
-    """Why a job is left out; empty if it is not."""
+    """Return why a job is left out; empty if it is used."""
     if job.calls:
         return "it is of workers that serve calls"
     if all(f"{job.id}.{unit.name}" in reader.runs for unit in job.units):

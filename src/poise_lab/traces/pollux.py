@@ -1,18 +1,20 @@
-"""Pollux's workloads (Qiao et al., OSDI 2021): training jobs, how they scale, and what their batches are worth.
+"""Pollux's workloads (Qiao et al., OSDI 2021): training jobs, their scaling, and the statistical value of their
+batches.
 
-A workload names jobs of six applications. Each application was profiled on nodes of four T4: the time of a step by
-placement and local batch size, and by epoch the two moments of the gradient from which follows what a larger batch is
-worth. Work is counted in steps of the smallest batch: a step of a batch that is `scale` times larger is worth
+A workload names jobs of six applications. Each application was profiled on nodes of four T4: the step time by placement
+and local batch size, and by epoch the two moments of the gradient that determine the value of a larger batch. Work is
+counted in steps of the smallest batch. A step of a batch that is `scale` times larger is worth
 
     gain = (var + sqr) / (var / scale + sqr)
 
-of them (section 3.1 of the paper, with `sqr` and `var` as of the smallest batch), so that what is done in a second is
-`gain / step time`. With a *fixed* batch size a job is a gang of the size that its user asked for. An *adaptive* job is
-elastic, and takes the batch that is best for where it runs.
+of them (section 3.1 of the paper, with `sqr` and `var` at the smallest batch), so the progress per second is `gain /
+step time`. With a *fixed* batch size, a job is a gang of the size that its user requested. An *adaptive* job is
+elastic, and uses the best batch for its current placement.
 
-Columns of a workload: `name,time,application,num_replicas,batch_size`, times in seconds. Beside the folder with it lies
-`profiles`, with a folder for each application: `placements.csv`, `scalability.csv` and a `validation-BATCH.csv` for
-each batch. Arrivals keep their instants: a scheduler that decides once a minute is reproduced only if they do.
+Columns of a workload: `name,time,application,num_replicas,batch_size`, times in seconds. The folder `profiles` lies
+beside the folder of the workload, and has a folder for each application: `placements.csv`, `scalability.csv` and a
+`validation-BATCH.csv` for each batch. Arrivals keep their instants, because a scheduler that decides once a minute is
+reproduced only with them.
 
 Source: github.com/petuum/adaptdl, branch osdi21-artifact, simulator/ (Apache-2.0).
 """
@@ -44,13 +46,13 @@ VALIDATION = ("progress", "grad_sqr", "grad_var")
 
 MOST_TASKS = 64
 PER_NODE = 4
-"""The profiles hold for sixteen nodes of four devices."""
+"""The profiles apply to sixteen nodes of four devices."""
 
 SAMPLES = 50
-"""Batch sizes that are tried, from the smallest to the largest, each as many times as large as the one before."""
+"""Number of batch sizes to try, in geometric steps from the smallest to the largest."""
 
 ALMOST = 1e-8
-"""What a batch may be over a whole number by rounding."""
+"""Tolerance for rounding when a batch is rounded up to a whole number."""
 
 
 class Made(NamedTuple):
@@ -75,7 +77,7 @@ APPLICATIONS = {
 """As in the artifact's `applications.py`."""
 
 ALONE = {"ncf": 32768}
-"""Applications that never run on more than one device, and the batch they always have."""
+"""Applications that always run on a single device, and their fixed batch size."""
 
 
 class Batch(NamedTuple):
@@ -87,12 +89,13 @@ class Batch(NamedTuple):
 
 
 class Application:
-    """One profiled application. `epochs` float64 (E + 1,): the progress at the end of each, from 0. `steps` holds by
-    placement (tasks per node) the local batch sizes with the times of a step, and of the exchange in it, in seconds.
+    """One profiled application. `epochs` float64 (E + 1,): the progress at the end of each epoch, from 0. `steps` maps
+    each placement (tasks per node) to the local batch sizes, the step times and the exchange times within them, in
+    seconds.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
-        """Raises `SpecError` where something is missing, or no such file."""
+        """Read the profile. Raises `SpecError` if a file is missing or invalid."""
         made = APPLICATIONS[name]
         self.name = name
         named = ((path, _VALIDATION.fullmatch(path.name)) for path in folder.glob("validation-*.csv"))
@@ -117,18 +120,20 @@ class Application:
 
     @property
     def most(self) -> int:
-        """Tasks that it can use."""
+        """Return the maximum useful number of tasks."""
         return 1 if self.name in ALONE else min(MOST_TASKS, self.largest // self.smallest_local)
 
     def moments(self, size: float, epoch: int) -> tuple[float, float]:
-        """`sqr` and `var` of the gradient with a batch of this size: in between, a straight line."""
+        """Return `sqr` and `var` of the gradient with a batch of this size, linearly interpolated."""
         return (
             float(np.interp(size, self.sizes, self._moments[:, 0, epoch])),
             float(np.interp(size, self.sizes, self._moments[:, 1, epoch])),
         )
 
     def step(self, split: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
-        """Seconds of a step with these tasks per node, and of the exchange of gradients in it, by local batch size."""
+        """Return the seconds of a step, and of the gradient exchange in it, by local batch size, for these tasks per
+        node.
+        """
         known = self.steps.get(_first_turn(split))
         if known is not None:
             return np.interp(local, known[0], known[1]), np.interp(local, known[0], known[2])
@@ -161,7 +166,7 @@ class Application:
         local = ceil(size / tasks - ALMOST)
         accumulated = ceil(local / self.largest_local - ALMOST) - 1
         if tasks == 1 and size > self.smallest:
-            accumulated = max(1, accumulated)  # the moments of a gradient cannot be told from one batch
+            accumulated = max(1, accumulated)  # the moments of a gradient cannot be estimated from one batch
         local = ceil(local / (accumulated + 1) - ALMOST)
         local = min(local, self.largest // (tasks * (accumulated + 1)))
         return Batch(local, accumulated, local * tasks * (accumulated + 1))
@@ -189,8 +194,8 @@ class Application:
 
 
 class Choices(NamedTuple):
-    """Batches that a placement could have: local sizes, how often each is accumulated, all together over the smallest,
-    and the seconds of a step, infinite where a local size was not profiled.
+    """Possible batches of a placement: local sizes, numbers of accumulation steps, total sizes relative to the
+    smallest, and the seconds of a step; infinite if the local size was not profiled.
     """
 
     local: Floats
@@ -268,8 +273,8 @@ def _rates(application: Application, split: tuple[int, ...], size: int) -> Float
 
 @lru_cache(maxsize=65_536)
 def _batches(application: Application, split: tuple[int, ...], size: int) -> tuple[Batch, ...]:
-    """The batch of each epoch. The best one is chosen by the moments of the batch that runs, and these depend on the
-    batch in turn: twice is enough.
+    """Return the batch of each epoch. The best batch depends on the moments at the current batch, which depend on the
+    batch in turn: two iterations are enough.
     """
     tasks = sum(split)
     batches = []
@@ -294,7 +299,9 @@ def _speedups(application: Application, epoch: int, size: int, most: int, *, spr
 
 @lru_cache(maxsize=64)
 def _all_choices(application: Application, most: int) -> tuple[Floats, Floats]:
-    """Scales and seconds (2 most, SAMPLES) of what could run on one node, and then of what could over several."""
+    """Return the scales and seconds (2 most, SAMPLES) of placements on one node, then of placements over
+    several nodes.
+    """
     sizes = range(1, most + 1)
     found = [_choices(application, split) for split in [*((tasks,) for tasks in sizes), *map(_over_nodes, sizes)]]
     return np.array([of.scale for of in found]), np.array([of.seconds for of in found])
@@ -302,7 +309,7 @@ def _all_choices(application: Application, most: int) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=64)
 def application(name: str, folder: Path) -> Application:
-    """The application that is profiled in the folder. Raises `SpecError`."""
+    """Return the application that is profiled in the folder. Raises `SpecError`."""
     return Application(name, folder)
 
 
@@ -364,13 +371,13 @@ def _gain(moments: tuple[float, float], scale: Floats | float) -> Floats:
 
 
 def _close_together(tasks: int) -> tuple[int, ...]:
-    """On as few nodes as hold them."""
+    """Return the placement on as few nodes as possible."""
     whole, rest = divmod(tasks, PER_NODE)
     return (PER_NODE,) * whole + ((rest,) if rest else ())
 
 
 def _over_nodes(tasks: int) -> tuple[int, ...]:
-    """On as few nodes as hold them, but on two at least."""
+    """Return the placement on as few nodes as possible, but on at least two."""
     if tasks > PER_NODE:
         return _close_together(tasks)
     return (tasks - tasks // 2, tasks // 2) if tasks > 1 else (1,)
@@ -405,14 +412,14 @@ def _mean(times: Sequence[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Float
 
 
 def _rows(columns: dict[str, Floats], where: Iterable[bool]) -> tuple[Floats, Floats, Floats]:
-    """Local batch sizes, times of a step, times of the exchange in it."""
+    """Return local batch sizes, step times, and the exchange times within them."""
     rows = np.flatnonzero(np.asarray(where))
     rows = rows[np.argsort(columns["local_bsz"][rows], kind="stable")]
     return columns["local_bsz"][rows], columns["step_time"][rows], columns["sync_time"][rows]
 
 
 def _columns(path: Path, names: Sequence[str]) -> dict[str, Floats]:
-    """Columns of numbers: half a profile is none."""
+    """Return columns of numbers. Every row must be valid: an incomplete profile is useless."""
     tally = Tally(path, strict=True)
     rows: list[list[float]] = []
     for row in table(path, tally, names):

@@ -1,10 +1,10 @@
-"""Tables of throughputs as Gavel keeps them: steps per second by model of device, job type and number of devices.
+"""Read tables of throughputs in Gavel's format: steps per second by device model, job type and number of devices.
 
     {"v100": {"('ResNet-18 (batch size 64)', 2)": {"null": 70.1, "('LM (batch size 5)', 1)": [60.2, 11.0]}}}
 
-`null` is the job alone; other entries are of two jobs that share a device, which are not read. A rate of 0 means that
-the work does not fit there. Nor are the tables of `…_unconsolidated` devices read, which are of gangs whose devices are
-on more nodes than they need: a job that fits on one node is one task here, and never apart.
+`null` is the job alone; other entries, of two jobs that share a device, are ignored. A rate of 0 means that the work
+does not fit. The tables of `…_unconsolidated` devices are ignored too: they apply to gangs on more nodes than
+necessary, and here a job that fits on one node is a single task.
 
 Source: Narayanan et al., OSDI 2020, github.com/stanford-futuredata/gavel, scheduler/simulation_throughputs.json (MIT).
 """
@@ -21,29 +21,29 @@ from poise_lab.traces.rows import content_of, fault, short
 
 SPREAD = "_unconsolidated"
 BESIDE = ("simulation_throughputs.json", "tacc_throughputs.json", "physical_cluster_throughputs.json")
-"""What Gavel and Shockwave call their tables."""
+"""File names of the tables of Gavel and Shockwave."""
 
 _KEY = re.compile(r"\('(.+)', ([0-9]{1,9})\)")
 
 
 class Size(NamedTuple):
-    """A job type on so many devices."""
+    """A job type and a number of devices."""
 
     type: str
     devices: int
 
     @property
     def kind(self) -> str:
-        """The class of such work."""
+        """Return the class name of such work."""
         return f"{self.type} x{self.devices}"
 
 
 Rates = dict[Size, dict[str, float]]
-"""Steps per second of a whole job, by size and model of device."""
+"""Steps per second of a whole job, by size and device model."""
 
 
 def table_for(trace: Path, given: Path | None) -> Rates:
-    """The table that was given, or the one that lies beside the trace or in a folder above. Raises `SpecError`."""
+    """Return the given table, or the one beside the trace or in a folder above. Raises `SpecError`."""
     if given is not None:
         return read_table(given)
     folders = [trace.absolute().parent, *trace.absolute().parents[1:3]]
@@ -59,7 +59,7 @@ def table_for(trace: Path, given: Path | None) -> Rates:
 
 @lru_cache(maxsize=4)
 def read_table(path: Path) -> Rates:
-    """Raises `SpecError` for what is no such table."""
+    """Read a table. Raises `SpecError` if the file has another format."""
     content = content_of(path)
     try:
         tables = json_decoder(dict[str, dict[str, dict[str, Any]]]).decode(content)

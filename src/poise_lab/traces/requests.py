@@ -1,14 +1,14 @@
-"""Requests to language models, as brief work: Azure's traces, BurstGPT's and Mooncake's.
+"""Read requests to language models as short jobs: the traces of Azure, BurstGPT and Mooncake.
 
     azure      TIMESTAMP,ContextTokens,GeneratedTokens            (dates)
                arrival_s,input_tokens,output_tokens               (seconds)
-    burstgpt   Timestamp,Model,Request tokens,Response tokens,…   (seconds; an answer of no tokens is one that failed)
+    burstgpt   Timestamp,Model,Request tokens,Response tokens,…   (seconds; a response of no tokens is a failed request)
     mooncake   {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}   (milliseconds)
                arrival_ms,input_tokens,output_tokens,prefix_block_ids
 
-A device stands for one replica of a model, and serves `Options.requests` at once. A request takes the time of its
-prompt and then that of each token: those of Llama-2-70B on eight devices, which `PACES` holds. That requests slow each
-other down is for `poise rehearse`; that a prompt may begin as one before it did (`hash_ids`) is left out.
+A device stands for one replica of a model, and serves `Options.requests` concurrently. A request takes the time of its
+prompt plus the time of each token: those of Llama-2-70B on eight devices, as in `PACES`. Interference between requests
+is left to `poise rehearse`; shared prefixes of prompts (`hash_ids`) are ignored.
 
 Sources: Patel et al., "Splitwise", ISCA 2024, github.com/Azure/AzurePublicDataset (CC BY 4.0); Wang et al., "BurstGPT",
 2024, github.com/HPMLL/BurstGPT; Qin et al., "Mooncake", FAST 2025, github.com/kvcache-ai/Mooncake, FAST25-release
@@ -37,7 +37,7 @@ KIND = "request"
 
 
 class Rate(NamedTuple):
-    """Seconds that a token of the prompt takes, and one that is made."""
+    """Seconds per prompt token, and per generated token."""
 
     prompt: float
     token: float
@@ -56,7 +56,7 @@ class _Request(msgspec.Struct):
 
 
 class Call(NamedTuple):
-    """A request: seconds since some beginning, the tokens that are read and those that are written."""
+    """A request: seconds since an arbitrary origin, the number of prompt tokens and the number of generated tokens."""
 
     at: float
     prompt: int
@@ -64,27 +64,27 @@ class Call(NamedTuple):
 
 
 def read_azure(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file."""
+    """Read Azure's trace. Raises `SpecError` if the file has another format."""
     return _read("azure", path, options)
 
 
 def read_burstgpt(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file."""
+    """Read BurstGPT's trace. Raises `SpecError` if the file has another format."""
     return _read("burstgpt", path, options)
 
 
 def read_mooncake(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file."""
+    """Read Mooncake's trace. Raises `SpecError` if the file has another format."""
     return _read("mooncake", path, options)
 
 
 def is_record(line: str) -> bool:
-    """Whether it looks like a line of Mooncake's."""
+    """Return whether a line looks like a Mooncake record."""
     return line.lstrip().startswith("{") and '"input_length"' in line and '"timestamp"' in line
 
 
 def calls(name: str, path: Path, tally: Tally) -> Iterator[Call]:
-    """The requests of a file in one of these formats, in the order in which they stand there. Raises `SpecError`."""
+    """Return the requests of a file in one of these formats, in file order. Raises `SpecError`."""
     if name == "mooncake" and is_record(next((line for _, line in lines_of(path)), "")):
         yield from _records(path, tally)
         return
@@ -130,7 +130,7 @@ def _read(name: str, path: Path, options: Options) -> Workload:
 
 
 def _maker(name: str, path: Path, options: Options) -> Maker:
-    """A request is not stopped and continued: what is lost begins again."""
+    """Return a maker without checkpoints: a request that is lost starts over."""
     maker = Maker(name, path, msgspec.structs.replace(options, checkpoint=0, saves=False, save=0, restore=0))
     maker.throughputs = {f"{KIND}@{model}": 1 / pace.token for model, pace in PACES.items()}
     return maker

@@ -1,7 +1,7 @@
-"""Files of rows that somebody else wrote: opened, and read to their end or not at all.
+"""Read third-party files of rows, completely or not at all.
 
-A row that cannot be read is a `BadRow`, which `Tally` counts by reason, or raises where every row must be good. What is
-wrong with a whole file (cut short, no text, another header) is always raised: a trace is never half-read in silence.
+An unreadable row is a `BadRow`, which `Tally` counts by reason, or raises if every row must be valid. A fault of a
+whole file (truncated, not text, a different header) is always raised: a trace is never read partially without notice.
 """
 
 import csv
@@ -22,28 +22,30 @@ from poise.units import format_bytes, is_plain
 
 CODE = "E109"
 HEAD = 65_536
-"""Bytes of a file that are looked at to find out what it is."""
+"""Number of bytes to inspect when detecting the format of a file."""
 
 MAX_SECONDS = 1e9
-"""Of a run time: thirty years."""
+"""Maximum run time: about thirty years."""
 
 MAX_DEVICES = 65_536
-"""Of one job."""
+"""Maximum number of devices of one job."""
 
 MAX_ROW = 1 << 24
-"""Characters of one row; Mooncake's lists of blocks are long. A packed file of 1 MB can hold a line of 1 GB."""
+"""Maximum number of characters in a row. Mooncake's block lists are long; a compressed file of 1 MB can contain a line
+of 1 GB.
+"""
 
 MAX_COLUMNS = 4096
-"""Of one row."""
+"""Maximum number of columns in a row."""
 
 MAX_TABLE = 1 << 26
-"""Bytes, unpacked, of a file that is read as one value; Gavel's table of throughputs has 1.2 MB."""
+"""Maximum uncompressed size in bytes of a file that is read as one value; Gavel's table of throughputs has 1.2 MB."""
 
 csv.field_size_limit(MAX_ROW)
 
 
 class BadRow(Exception):
-    """A row that cannot be read: why, as it is counted, and what was needed and found in which field."""
+    """An unreadable row: the reason under which it is counted, the field, and what was needed and found there."""
 
     def __init__(self, reason: str, field: str = "", need: str = "", have: str = "") -> None:
         super().__init__(reason)
@@ -51,7 +53,9 @@ class BadRow(Exception):
 
 
 class Tally:
-    """Counts what is left out, by reason. With `strict` the first bad row is an error that tells its line."""
+    """Counts the rows that were left out, by reason. With `strict`, the first bad row is an error with its
+    line number.
+    """
 
     def __init__(self, path: Path, *, strict: bool = False) -> None:
         self.counts: dict[str, int] = {}
@@ -59,7 +63,7 @@ class Tally:
         self._strict = strict
 
     def bad(self, line: int, why: BadRow) -> None:
-        """A row that cannot be read."""
+        """Count an unreadable row, or raise if `strict`."""
         if self._strict:
             raise fault(
                 why.reason, self._path, line, field=why.field, need=why.need, have=why.have,
@@ -68,14 +72,14 @@ class Tally:
         self.leave_out(why.reason)
 
     def leave_out(self, reason: str, count: int = 1) -> None:
-        """A row that can be read and is not wanted."""
+        """Count a readable row that is not wanted."""
         self.counts[reason] = self.counts.get(reason, 0) + count
 
 
 def fault(
     message: str, path: Path, line: int = 0, *, field: str = "", need: str = "", have: str = "", hint: str = ""
 ) -> SpecError:
-    """What is wrong with a file, or a line of it."""
+    """Return an error about a file, or about one of its lines."""
     error = SpecError(message, code=CODE, field=field, need=need, have=have, hint=hint)
     error.record = msgspec.structs.replace(error.record, at=f"{path}:{line}" if line else str(path))
     return error
@@ -86,8 +90,8 @@ def fault(
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A file as it was before it was packed, if it is: by what it begins with and not by its name. What goes wrong
-    while it is read, also in the body of the `with`, is raised as `SpecError`.
+    """Open a file, decompressed if it is gzip; its first bytes decide, not its name. Errors while reading it, also in
+    the body of the `with`, are raised as `SpecError`.
     """
     if not path.exists():
         raise NotFound("this trace does not exist", field=str(path), hint=f"`ls -l {path.parent}`")
@@ -116,13 +120,13 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def head_of(path: Path) -> bytes:
-    """What a file begins with."""
+    """Return the first bytes of a file."""
     with opened(path) as file:
         return file.read(HEAD)
 
 
 def content_of(path: Path) -> bytes:
-    """All of a file that is one value. Raises `SpecError` where it is larger than such a file could be."""
+    """Return the whole content of a file. Raises `SpecError` if it is larger than `MAX_TABLE`."""
     with opened(path) as file:
         content = file.read(MAX_TABLE + 1)
     if len(content) > MAX_TABLE:
@@ -134,7 +138,7 @@ def content_of(path: Path) -> bytes:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that hold something, with their numbers from 1."""
+    """Return the non-empty lines, with their numbers from 1."""
     with opened(path) as file:
         lines = _Lines(path, io.TextIOWrapper(file, encoding="utf-8-sig", newline=None))
         for line in lines:
@@ -146,8 +150,8 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 class _Lines:
-    """The lines of a file, each read only as far as there is `room` for its row: a row in quotes can have several
-    lines. Whoever reads a row sets the room for the next one.
+    """The lines of a file, each read only up to the `room` left for its row, because a quoted row can span lines. The
+    consumer resets `room` after each row.
     """
 
     def __init__(self, path: Path, text: io.TextIOWrapper) -> None:
@@ -177,14 +181,14 @@ class _Lines:
 
 
 class Row(NamedTuple):
-    """One row: its line, and its cells by name of column. Every reader of a cell raises `BadRow`."""
+    """One row: its line number, and its cells by column name. Every cell accessor raises `BadRow`."""
 
     line: int
     columns: Mapping[str, int]
     cells: Sequence[str]
 
     def text(self, name: str) -> str:
-        """As it stands there, without the space around it; empty where there is no such column."""
+        """Return the text without surrounding spaces; empty if the column does not exist."""
         place = self.columns.get(name)
         return "" if place is None else self.cells[place].strip()
 
@@ -192,30 +196,32 @@ class Row(NamedTuple):
         return number(self.text(name), name, least=least, most=most)
 
     def whole(self, name: str, *, least: int = 0, most: int = 1_000_000) -> int:
-        """A whole number; `4.0` is one."""
+        """Return a whole number; `4.0` is accepted."""
         value = self.number(name, least=least, most=most)
         if value != int(value):
             raise BadRow(f"`{name}` is not a whole number", name, "a whole number", short(self.text(name)))
         return int(value)
 
     def devices(self, name: str, *, least: int = 1) -> int:
-        """How many devices a job has."""
+        """Return the number of devices of a job."""
         return self.whole(name, least=least, most=MAX_DEVICES)
 
     def seconds(self, name: str, scale: float = 1.0) -> float:
-        """A run time, in seconds of which its unit has `scale`."""
+        """Return a run time in seconds; `scale` is the unit of the column in seconds."""
         value = self.number(name) * scale
         if value > MAX_SECONDS:
             raise BadRow(f"`{name}` is absurd", name, f"at most {MAX_SECONDS:.0f} s", short(self.text(name)))
         return value
 
     def instant(self, name: str, scale: float = 1.0) -> float:
-        """Seconds since some beginning: a number, or a date (taken as UTC where it does not say), since 1970."""
+        """Return the seconds since an arbitrary origin for a number, or since 1970 for a date (UTC unless it has a
+        zone).
+        """
         return instant(self.text(name), name, scale)
 
 
 def number(text: str, name: str, *, least: float = 0.0, most: float = 1e15) -> float:
-    """A number from a cell. Raises `BadRow`."""
+    """Parse a number. Raises `BadRow`."""
     try:
         value = float(text)
     except ValueError:
@@ -234,7 +240,7 @@ def number(text: str, name: str, *, least: float = 0.0, most: float = 1e15) -> f
 
 
 def instant(text: str, name: str, scale: float = 1.0) -> float:
-    """Seconds since some beginning, from a cell. Raises `BadRow`."""
+    """Parse an instant, in seconds since an arbitrary origin. Raises `BadRow`."""
     if text[:1].isdigit() and text[4:5] == "-":
         try:
             if len(text) > 26 and text[26:].isdigit():
@@ -260,15 +266,15 @@ def _not_plain(text: str, name: str) -> BadRow:
 
 
 def header_of(path: Path) -> tuple[str, ...]:
-    """The columns that the first line of a CSV names."""
+    """Return the column names in the first line of a CSV."""
     for _, cells in _csv(path, ","):
         return tuple(cell.strip() for cell in cells)
     raise fault("the file is empty", path, need="a line that names the columns", hint=f"`zcat -f {path} | head -3`")
 
 
 def table(path: Path, tally: Tally, needed: Sequence[str], *, header: Sequence[str] = ()) -> Iterator[Row]:
-    """The rows of a CSV whose first line names its columns, or of one without such a line, which has those of `header`.
-    Raises `SpecError` if a needed column is not there, or there is no row at all.
+    """Return the rows of a CSV whose first line names its columns; without such a line, `header` names them. Raises
+    `SpecError` if a needed column is missing, or if there are no rows.
     """
     rows = _csv(path, ",")
     found, line = list(header), 0
@@ -286,7 +292,7 @@ def table(path: Path, tally: Tally, needed: Sequence[str], *, header: Sequence[s
 
 
 def tabbed(path: Path, tally: Tally, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a file of columns between TABs, without a line that names them."""
+    """Return the rows of a file with TAB-separated columns and no header line."""
     rows = ((line, _cells(path, line, text)) for line, text in lines_of(path))
     yield from _whole(path, tally, rows, {name: place for place, name in enumerate(columns)})
 
@@ -314,7 +320,7 @@ def _whole(
 
 
 def _csv(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows that hold something, with the line that each ends on."""
+    """Return the non-empty rows, with the number of the line on which each ends."""
     with opened(path) as file:
         lines = _Lines(path, io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -340,5 +346,5 @@ def _too_wide(path: Path, line: int, columns: int) -> SpecError:
 
 
 def short(text: str, most: int = 60) -> str:
-    """So much of what somebody else wrote as an error can show."""
+    """Shorten third-party text for an error message."""
     return text if len(text) <= most else f"{text[:most]}…"

@@ -33,10 +33,10 @@ MODES = ("static", "accordion", "gns")
 MAX_EPOCHS = 100_000
 
 SAMPLES = {"ResNet-18": 50_000, "ResNet-50": 100_000, "Transformer": 10_000, "LM": 59_675, "Recommendation": 117_907}
-"""Of an epoch, by model."""
+"""Number of samples in an epoch, by model."""
 
 LARGEST = {"ResNet-18": 256, "ResNet-50": 128, "Transformer": 128, "LM": 80, "Recommendation": 8192}
-"""Batch sizes, by model."""
+"""Maximum batch size, by model."""
 
 DOUBLED: dict[tuple[str, int, int], tuple[int, ...]] = {
     ("ResNet-18", 16, 1): (31, 41, 51, 71),
@@ -73,15 +73,15 @@ DOUBLED: dict[tuple[str, int, int], tuple[int, ...]] = {
     ("Recommendation", 2048, 1): (21, 41),
     ("Recommendation", 4096, 1): (41,),
 }
-"""Epochs at which the batches of `gns` double, by model, batch size and devices; those of others stay as they are."""
+"""Epochs at which the batches of `gns` double, by model, batch size and devices; other batches stay constant."""
 
 _TYPE = re.compile(r"(\S+) \(batch size ([0-9]{1,6})\)")
 
 
 class Phases(msgspec.Struct, frozen=True):
-    """Work that gets on at different rates in different parts of it: `ends` are the progress at which each ends, and
-    `seconds` what each takes, by model of device. On a model that is not named it is as fast as on the best. A gang is
-    as fast as the slowest of its devices.
+    """The pace of a job with several phases: `ends` are the progress values at which the phases end, and `seconds` the
+    duration of each phase, by device model. An unknown model counts as the best one. A gang is as fast as its slowest
+    device.
     """
 
     ends: tuple[float, ...]
@@ -116,7 +116,7 @@ class Phases(msgspec.Struct, frozen=True):
 
 
 def recognises(lines: list[str]) -> bool:
-    """Whether a file that begins so is such a trace."""
+    """Return whether a file with these first lines is such a trace."""
     cells = lines[0].split("\t") if lines else []
     return len(cells) == len(COLUMNS) and cells[7] in MODES
 
@@ -154,7 +154,7 @@ def _said(row: Row, maker: Maker, rates: Rates) -> Said:
 
 
 def _pace(row: Row, size: Size, by_model: Mapping[str, float], rates: Rates) -> Phases:
-    """How it gets on, on the models of device on which all of its batch sizes fit."""
+    """Return the pace of a job, on the device models on which all of its batch sizes fit."""
     mode, match = row.text("mode"), _TYPE.fullmatch(size.type)
     if mode not in MODES:
         raise BadRow("the mode is not known", "mode", ", ".join(MODES), short(mode))
@@ -213,7 +213,7 @@ def batches(mode: str, model: str, batch: int, devices: int, epochs: float) -> l
 
 
 def _critical(model: str, batch: int, epoch: int) -> bool:
-    """Whether an epoch is one in which batches stay small."""
+    """Return whether batches stay small in an epoch."""
     match model:
         case "ResNet-18":
             return epoch < (20 if batch == 256 else 10) or 150 <= epoch < 160 or 250 <= epoch < 260

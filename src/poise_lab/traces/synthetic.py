@@ -1,15 +1,15 @@
-"""Workloads drawn from a seed: how jobs arrive, how long they run, how many devices they have.
+"""Generate workloads from a seed: arrivals, run times, and numbers of devices.
 
     poisson:jobs=1000,rate=60            60 jobs an hour, at random
-    bursty:rate=60,burst=10              a Poisson process whose rate changes between calm and ten times as much
-    diurnal:rate=60,swing=0.8            a rate that goes up and down with the hours of a day
+    bursty:rate=60,burst=10              a Poisson process whose rate alternates between calm and ten times as high
+    diurnal:rate=60,swing=0.8            a rate that varies with the hour of the day
     poisson:times=pareto,speeds=V100:1+K80:0.25
 
-Run times have heavy tails: lognormal, with the median and the P99 of Philly's jobs unless told otherwise, or Pareto. A
-class of work has its own typical run time, so that something can be learned of it, and where there are several models
-of device, its own speed on each. The same seed gives the same workload, always.
+Run times have heavy tails: lognormal, by default with the median and the P99 of Philly's jobs, or Pareto. Each class of
+work has its own typical run time, so that a predictor can learn it, and its own speed on each device model if there are
+several. The same seed always gives the same workload.
 
-`bursty` is a Markov-modulated Poisson process of two states (Fischer and Meier-Hellstern, 1993); `diurnal` is drawn by
+`bursty` is a Markov-modulated Poisson process of two states (Fischer and Meier-Hellstern, 1993); `diurnal` uses
 thinning (Lewis and Shedler, 1979).
 """
 
@@ -38,39 +38,41 @@ HOUR = 3600.0
 DAY = 86_400.0
 
 MEDIAN = 1144.0
-"""Seconds: the median run time of Philly's 82,247 jobs."""
+"""Median run time of Philly's 82,247 jobs, in seconds."""
 
 SPREAD = 2.324
-"""Of the logarithm of run times: ln(254,758 / 1,144) / 2.3263, by the P99 and the median of the same jobs."""
+"""Standard deviation of the logarithm of run times: ln(254,758 / 1,144) / 2.3263, by the P99 and the median of the same
+jobs.
+"""
 
 WITHIN = 0.8
-"""Of this spread, what is left within a class; the rest is between classes (their squares add up)."""
+"""The part of this spread within a class; the rest is between classes (their squares add up)."""
 
 SPEED_SPREAD = 0.3
-"""Of the logarithm of a class's speed on a model of device, around what is typical of that model."""
+"""Standard deviation of the logarithm of a class's speed on a device model, around the typical speed of the model."""
 
 DEVICES = {1: 76627, 2: 1818, 4: 1870, 8: 1643, 12: 7, 16: 199, 24: 7, 32: 67, 64: 6, 128: 3}
-"""Philly's jobs, by their devices."""
+"""Number of Philly's jobs by their number of devices."""
 
 PARETO_LEAST = 60.0
-"""Seconds of the shortest run of `pareto`."""
+"""Minimum run time of `pareto`, in seconds."""
 
 NEEDED = {
     "arriving": ", ".join(get_args(Arriving)),
     "times": ", ".join(get_args(Times)),
     "speeds": "MODEL:SPEED+MODEL:SPEED",
 }
-"""What is needed where it is no number."""
+"""Requirements on the fields that are not numbers, for error messages."""
 
 MAX_JOBS = 10_000_000
 
 
 class Synthetic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is drawn. `rate` in jobs an hour, on average; `median` in seconds, `spread` and `alpha` shape the run times,
-    of which none is over `longest`. Of `bursty`, the rate is `burst` times as high for a `share` of the time, `lasting`
-    seconds each time; of `diurnal`, it is higher and lower by a part of `swing`. `most` bounds the devices of a job. A
-    part of `deadlines` of the jobs has one, `slack` times their run time after their arrival. `speeds` are typical
-    rates by model of device.
+    """Parameters of a generated workload. `rate` is the mean number of jobs an hour. `median` (seconds), `spread` and
+    `alpha` shape the run times; `longest` is their maximum. For `bursty`, the rate is `burst` times as high during a
+    `share` of the time, in periods of `lasting` seconds on average; for `diurnal`, it varies by the fraction `swing`.
+    `most` is the maximum number of devices of a job. The fraction `deadlines` of the jobs has a deadline, `slack` times
+    the run time after the arrival. `speeds` are typical rates by device model.
     """
 
     arriving: Arriving = "poisson"
@@ -93,7 +95,7 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     speeds: dict[str, float] = {}
 
     def check(self) -> None:
-        """Raise `SpecError` for what makes no sense."""
+        """Raise `SpecError` for a value out of range."""
         bounds: dict[str, tuple[float, float]] = {
             "jobs": (1, MAX_JOBS), "rate": (1e-6, 1e9), "median": (1e-3, MAX_SECONDS), "spread": (0, 10),
             "alpha": (0.1, 100), "longest": (PARETO_LEAST, MAX_SECONDS), "burst": (1, 1e6), "share": (1e-6, 1 - 1e-6),
@@ -109,12 +111,12 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def is_synthetic(text: str) -> bool:
-    """Whether a text names a workload to be drawn, and not a file."""
+    """Return whether a text names a generated workload rather than a file."""
     return text.partition(":")[0] in get_args(Arriving)
 
 
 def parse(text: str) -> Synthetic:
-    """From `poisson:jobs=1000,rate=60`. Raises `SpecError`.
+    """Parse a text such as `poisson:jobs=1000,rate=60`. Raises `SpecError`.
 
     >>> parse("bursty:jobs=10,speeds=V100:1+K80:0.25").speeds
     {'V100': 1.0, 'K80': 0.25}
@@ -149,7 +151,7 @@ def _unfit(field: str, need: str, have: str) -> SpecError:
 
 
 def generate(drawn: Synthetic, options: Options) -> Workload:
-    """A workload drawn with the seed of the options. Raises `SpecError`."""
+    """Generate a workload with the seed of the options. Raises `SpecError`."""
     drawn.check()
     maker = Maker(drawn.arriving, Path(drawn.arriving), options)
     draw = random.Random(f"{options.seed}")  # noqa: S311 what a seed decides is no secret
@@ -184,7 +186,7 @@ def generate(drawn: Synthetic, options: Options) -> Workload:
 
 
 def _classes(drawn: Synthetic, draw: random.Random) -> list[tuple[str, dict[str, float]]]:
-    """Names of classes, and their rates by model of device over the best."""
+    """Return the class names, and their rates by device model relative to the best one."""
     made = []
     for number in range(drawn.classes):
         rates = {model: speed * draw.lognormvariate(0.0, SPEED_SPREAD) for model, speed in drawn.speeds.items()}
@@ -194,7 +196,9 @@ def _classes(drawn: Synthetic, draw: random.Random) -> list[tuple[str, dict[str,
 
 
 def _typical(drawn: Synthetic, draw: random.Random) -> list[float]:
-    """By class: the logarithm of what is typical of it over the median of all; normal, and the same set each time."""
+    """Return, by class, the logarithm of its typical run time over the overall median. The values are normal quantiles
+    in random order, so every seed has the same set.
+    """
     between = math.sqrt(max(0.0, drawn.spread**2 - WITHIN**2))
     quantile = NormalDist().inv_cdf
     values = [between * quantile((number + 0.5) / drawn.classes) for number in range(drawn.classes)]
@@ -203,12 +207,14 @@ def _typical(drawn: Synthetic, draw: random.Random) -> list[float]:
 
 
 def _seconds(drawn: Synthetic, draw: random.Random) -> Callable[[float], float]:
-    """Draws a run time of a class, given the logarithm of what is typical of it over the median of all."""
+    """Return a function that draws a run time, given the logarithm of the class's typical run time over the overall
+    median.
+    """
     longest = drawn.longest
     if drawn.times == "lognormal":
         middle, within = math.log(drawn.median), min(WITHIN, drawn.spread)
         return lambda typical: min(longest, math.exp(draw.gauss(middle + typical, within)))
-    # Its tail is the law's own: classes do not differ, or it would be another's.
+    # No difference between classes: it would change the tail of the Pareto distribution.
     return lambda typical: min(longest, PARETO_LEAST * draw.paretovariate(drawn.alpha))
 
 
@@ -220,7 +226,7 @@ def _poisson(drawn: Synthetic, draw: random.Random) -> Iterator[float]:
 
 
 def _bursty(drawn: Synthetic, draw: random.Random) -> Iterator[float]:
-    """Two rates whose mean over time is the one that was asked for; states last as long as exponential laws say."""
+    """Yield arrivals of two rates with the requested mean over time; the durations of the states are exponential."""
     calm = drawn.rate / HOUR / (drawn.share * drawn.burst + 1 - drawn.share)
     rates = (calm, calm * drawn.burst)
     stays = (drawn.lasting * (1 - drawn.share) / drawn.share, drawn.lasting)
@@ -231,13 +237,13 @@ def _bursty(drawn: Synthetic, draw: random.Random) -> Iterator[float]:
         if after < until:
             at = after
             yield at
-        else:  # what is left of a wait begins anew in the other state: it has no memory
+        else:  # restart the wait in the other state: exponential waits have no memory
             at, state = until, 1 - state
             until += draw.expovariate(1 / stays[state])
 
 
 def _diurnal(drawn: Synthetic, draw: random.Random) -> Iterator[float]:
-    """Arrivals of the highest rate, of which each is kept with the chance that its hour has; lowest at 0:00."""
+    """Yield arrivals by thinning those of the highest rate by the rate of the hour; the rate is lowest at 0:00."""
     mean, at = drawn.rate / HOUR, 0.0
     while True:
         at += draw.expovariate(mean * (1 + drawn.swing))
