@@ -1,1 +1,1 @@
-"""Stores that several machines reach, so that another control plane can take over: PostgreSQL and etcd."""
+"""Stores that several machines can reach, so that another control plane can take over: PostgreSQL and etcd."""

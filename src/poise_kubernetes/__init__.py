@@ -20,16 +20,16 @@ def is_local(argument: str) -> bool:
 
 
 def examine(argument: str, folder: str) -> Iterator[Check]:
-    """The API server, the rights of these credentials, the nodes, and the quotas of the namespace."""
+    """Check the API server, the rights of these credentials, the nodes, and the quotas of the namespace."""
     from poise_kubernetes.checkup import checks
 
     return checks(parse_settings(argument))
 
 
 def connect(argument: str, home: str, folder: str) -> Substrate:
-    """Use a Kubernetes cluster with the credentials that are here. Raises `Fault` if its API server does not answer, or
-    does not allow what is needed.
+    """Connect to a Kubernetes cluster with the local credentials. Raises `Fault` if its API server does not answer, or
+    does not grant the required rights.
     """
-    from poise_kubernetes.cluster import open_cluster  # dear
+    from poise_kubernetes.cluster import open_cluster  # slow to import
 
     return open_cluster(parse_settings(argument), home)

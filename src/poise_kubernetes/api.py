@@ -54,7 +54,7 @@ class Api:
         return self._call("GET", path, query=query)
 
     def raw(self, path: str, query: Mapping[str, str]) -> bytes:
-        """The answer as it came."""
+        """Return the undecoded answer."""
         return self._tried("GET", path, query, b"", JSON).body
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> Any:
@@ -109,7 +109,7 @@ class Api:
             try:
                 return self._once(method, path, query, content, kind)
             except Refused as refused:
-                if refused.status == 401 and number == 0:  # the token was changed
+                if refused.status == 401 and number == 0:  # the token was rotated
                     self.access.token(True)
                 elif refused.after <= 0 or number == TRIES - 1:
                     raise
@@ -163,7 +163,7 @@ class Api:
 
 
 class _Named(http.client.HTTPSConnection):
-    """To a server whose certificate has another name than its address (`tls-server-name`)."""
+    """A connection to a server whose certificate has another name than its address (`tls-server-name`)."""
 
     def __init__(self, access: Access, seconds: float) -> None:
         super().__init__(access.host, access.port, timeout=seconds, context=access.tls)

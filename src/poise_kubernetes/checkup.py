@@ -1,4 +1,4 @@
-"""Whether Poise can run on a Kubernetes cluster: what `poise doctor --on kubernetes` looks at."""
+"""Check whether Poise can run on a Kubernetes cluster, for `poise doctor --on kubernetes`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from poise_kubernetes.settings import Settings
 from poise_kubernetes.watching import Watched
 
 OLDEST = (1, 19)
-"""The oldest version of Kubernetes whose API has all that Poise uses."""
+"""The oldest Kubernetes version whose API has everything that Poise uses."""
 
 RIGHTS = (
     ("", "nodes", ("list", "watch"), False),
@@ -22,11 +22,13 @@ RIGHTS = (
     ("", "pods", ("create", "patch", "delete"), True),
     ("", "secrets", ("create", "get", "patch", "delete"), True),
 )
-"""Group, resource and verbs, in all namespaces or in ours."""
+"""Group, resource and verbs, and whether they are needed only in our namespace."""
 
 
 def checks(settings: Settings) -> Iterator[Check]:
-    """The API server and its version, each right, the nodes, the quotas, and the classes that the settings name."""
+    """Check the API server and its version, each right, the nodes, the quotas, and the classes that the
+    settings name.
+    """
     try:
         api = Api(access := find_access(settings.context))
         version = api.get("/version")
@@ -115,7 +117,7 @@ def _nodes(api: Api, settings: Settings) -> Iterator[Check]:
 
 
 def _quotas(api: Api, space: str) -> Iterator[Check]:
-    """Those of the namespace, where they may be seen."""
+    """Check the quotas of the namespace, if they can be listed."""
     try:
         found = api.get(f"/api/v1/namespaces/{quote(space)}/resourcequotas")
     except Refused:
@@ -132,7 +134,7 @@ def _quotas(api: Api, space: str) -> Iterator[Check]:
 
 
 def _named(api: Api, settings: Settings, space: str) -> Iterator[Check]:
-    """Objects that the settings name."""
+    """Check the objects that the settings name."""
     for setting, path in (
         ("priority", "/apis/scheduling.k8s.io/v1/priorityclasses/"),
         ("runtime", "/apis/node.k8s.io/v1/runtimeclasses/"),

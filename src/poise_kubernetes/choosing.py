@@ -1,9 +1,9 @@
-"""Decides which Pods to create: on which nodes, and how large. Pure: no input or output, no clock.
+"""Decide which Pods to create: on which nodes, and how large. Pure: no input or output, no clock.
 
-It is asked again and again with what waits, and answers with what is missing beside the Pods that begin or are idle.
-The number of tasks that get room at once follows from the expected run times: each place must get at least `WORTH` of
-work, so that a campaign of brief tasks does not take the whole cluster. A gang gets room for all of it or none. A node
-gets one new Pod at a time, for all work that it has room for.
+`wanted` takes the waiting work and returns what is missing beside the Pods that start or are idle. The number of tasks
+that get room at once follows from the expected run times: each place must get at least `WORTH` seconds of work, so that
+a campaign of brief tasks does not take the whole cluster. A gang gets room for all of it or none. A node gets one new
+Pod at a time, for all work that it has room for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from poise_kubernetes.offers import PILOT_MEMORY, Grant
 from poise_kubernetes.records import device_of
 
 WORTH = 10
-"""Seconds of work for a place in a Pod, below which it is not worth its start."""
+"""Minimum work, in seconds, that makes a place in a Pod worth its start."""
 
 GUESS = 60
-"""Seconds that a task is taken to run of which nobody knows it."""
+"""Assumed run time, in seconds, of a task with an unknown run time."""
 
 GIB = 2**30
 
 PLENTY = 2**20
-"""Tasks of one node at most, of those that ask for nothing."""
+"""Maximum number of tasks on one node, for tasks that request nothing."""
 
 
 class Room(NamedTuple):
-    """A node that may get a Pod, or a Pod that begins or is idle: what is `free` there now, the `size` that it has at
-    most, and the node of Poise that it would be.
+    """A node that may get a Pod, or a Pod that starts or is idle: its `free` amounts, its maximum `size`, and the Poise
+    node that it would be.
     """
 
     free: Mapping[str, int]
@@ -40,7 +40,7 @@ class Room(NamedTuple):
 
 
 class Unmet(NamedTuple):
-    """Work that gets no Pod now, and why not. One that is `hopeless` gets none unless something changes."""
+    """Work that gets no Pod now, and the reason. `hopeless` work gets none unless something changes."""
 
     demand: Demand
     why: str
@@ -48,7 +48,7 @@ class Unmet(NamedTuple):
 
 
 class _Place:
-    """What is left of a node, or of a Pod, while work is given room there; and what was given of it."""
+    """What is left of a node or a Pod while work is assigned to it, and what was assigned."""
 
     def __init__(self, amounts: Mapping[str, int], offered: Node) -> None:
         device = device_of(amounts)
@@ -69,7 +69,7 @@ class _Place:
         return not work.gpus or any(can_serve(model_of(device), work.shape) for device in self.offered.devices)
 
     def slots(self, work: Demand) -> int:
-        """How many tasks fit."""
+        """Return how many tasks fit."""
         bounds = [1 if work.shape.where.spread else PLENTY]
         if work.cpu:
             bounds.append(self.cpu // work.cpu)
@@ -80,7 +80,7 @@ class _Place:
         return max(0, min(bounds)) if self.admits(work) else 0
 
     def give(self, work: Demand, tasks: int) -> None:
-        """Work that says nothing of memory gets as large a part of it as of the CPUs."""
+        """Assign tasks. Work without a memory request gets the same fraction of the memory as of the CPUs."""
         cpu, number = work.cpu * tasks, work.gpus * tasks
         memory = work.memory * tasks or (self.memory * cpu // self.cpu if self.cpu else 0)
         self.cpu, self.memory, self.number = self.cpu - cpu, self.memory - memory, self.number - number
@@ -91,8 +91,8 @@ class _Place:
 def wanted(
     demand: Sequence[Demand], rooms: Sequence[Room], standing: Sequence[Room], most: int, waiting: int = 0
 ) -> tuple[list[Grant], list[Unmet]]:
-    """The Pods to create, `most` of them at most, and the work that gets none. `standing` are Pods that begin or are
-    idle. So many more Pods may be `waiting` for a node that is not there yet; they name none.
+    """Return the Pods to create, at most `most`, and the work that gets none. `standing` are Pods that start or are
+    idle. Up to `waiting` more Pods may be created for nodes that do not exist yet; they name none.
     """
     there = [_Place(room.free, room.offered) for room in standing]
     free = [_Place(room.free, room.offered) for room in rooms]
@@ -114,8 +114,8 @@ def wanted(
 
 
 def _ordered(work: Demand, free: Sequence[_Place], most: int) -> list[_Place]:
-    """Nodes in the order in which they are used: those that get a Pod anyway, then those without accelerators, then
-    those with the most room. No more than may get a Pod.
+    """Return the nodes in order of use: those that get a Pod anyway, then those without accelerators, then those with
+    the most room; no more than may get a Pod.
     """
     taken = [one for one in free if one.is_used]
     others = [one for one in free if not one.is_used and one.slots(work)]
@@ -124,8 +124,8 @@ def _ordered(work: Demand, free: Sequence[_Place], most: int) -> list[_Place]:
 
 
 def _spread(work: Demand, places: Sequence[_Place]) -> list[tuple[_Place, int]]:
-    """The tasks that shall have room at once, over these places as far as they go. A gang that runs on one value of a
-    label gets it on the value with the most room; one that is spread over a label gets each value once.
+    """Distribute the tasks that should have room at once over these places as far as possible. A gang that runs on one
+    value of a label gets the value with the most room; a gang that is spread over a label gets each value once.
     """
     where = work.shape.where
     if where.together:
@@ -148,8 +148,8 @@ def _spread(work: Demand, places: Sequence[_Place]) -> list[tuple[_Place, int]]:
 
 
 def _for_new_nodes(work: Demand, rooms: Sequence[Room]) -> list[Grant]:
-    """Pods for nodes that an autoscaler adds: as large as the largest node that there is would hold, or one task each.
-    None for work that asks for more than amounts: what a new node will be is not known.
+    """Return Pods for nodes that an autoscaler adds: as large as the largest existing node would hold, or one task
+    each. None for work that requests more than amounts, since the properties of a new node are unknown.
     """
     if work.shape.where != ANYWHERE or work.shape.wants != ANY_GPU:
         return []
@@ -165,7 +165,7 @@ def _for_new_nodes(work: Demand, rooms: Sequence[Room]) -> list[Grant]:
 
 
 def _at_once(work: Demand) -> int:
-    """The tasks that shall have room at once."""
+    """Return the number of tasks that should have room at once."""
     seconds = work.work / SECOND + work.unknown * GUESS
     return min(work.tasks, max(work.together, -(-int(seconds) // WORTH), 1))
 

@@ -1,12 +1,12 @@
 """Kubernetes as a substrate: each running Pod of this home is a machine.
 
-Pods are created when work waits, on nodes that have room beside everyone else's Pods, and are given back when nothing
-runs in them, or others need their room. Their names follow from their nodes, and the API server has the only list of
-them: a crash between a creation and its answer creates nothing twice. What was asked for, and is not in the list yet,
-counts as there.
+Poise creates Pods when work waits, on nodes that have room beside everyone else's Pods. It gives them back when nothing
+runs in them, or when others need their room. Pod names are derived from their nodes, and the API server has the only
+list of them, so a crash between a creation and its answer creates nothing twice. A requested Pod that is not in the
+list yet counts as present.
 
-Poise reads a copy of all Nodes and Pods (`watching`). While the API server is away the copy stays: Pods run on without
-it, and nothing is created or given up.
+Poise reads a copy of all Nodes and Pods (`watching`). While the API server does not answer, the copy stays: Pods
+continue to run, and no Pod is created or given up.
 """
 
 import contextlib
@@ -44,28 +44,30 @@ from poise_kubernetes.settings import Settings
 from poise_kubernetes.watching import Watched
 
 STALE_SECONDS = 420.0
-"""A copy of which nothing was heard for so long, longer than a watch takes, is too old to decide by."""
+"""Maximum age of the copy for decisions: longer than a watch lasts."""
 
 SETTLED_SECONDS = 1.0
-"""Work has waited for so long before a Pod is created: what just came may fit into what there is."""
+"""Wait before a Pod is created for new work, which may still fit into existing Pods."""
 
 ASKED_SECONDS = 30.0
-"""A Pod that was asked for counts as there for so long, whether it is in the copy or not."""
+"""How long a requested Pod counts as present, whether or not the copy shows it."""
 
 PENDING_SECONDS = 60.0
-"""A Pod that no scheduler places for so long is removed: others were faster."""
+"""Timeout for scheduling: a Pod that no scheduler has placed by then is removed, since others took the room."""
 
 BEGIN_SECONDS = 600.0
-"""A Pod that does not run so long after it was first seen is removed: it may have waited for its image."""
+"""Startup timeout, counted from when the Pod was first seen; it includes the image pull. The Pod is removed
+after it.
+"""
 
 LENT_SECONDS = 5.0
-"""A Pod on which nothing ran for so long is given back when others need its room."""
+"""Idle time after which a Pod is given back if others need its room."""
 
 SHORT_GRACE = 5
-"""A Pod that is deleted with fewer seconds than this was removed: nothing is moved off it."""
+"""A Pod deleted with a shorter grace period than this, in seconds, counts as removed: no work is moved off it."""
 
 PAUSES = (15.0, 60.0, 300.0, 900.0)
-"""Seconds for which a node that refused a Pod gets no other, one time after the other."""
+"""Seconds for which a node that refused a Pod gets no other one, growing with each refusal."""
 
 END_SECONDS = 20.0
 LOOK_SECONDS = 0.1
@@ -79,7 +81,7 @@ T = TypeVar("T")
 
 
 class _Avoided(NamedTuple):
-    """A node that gets no Pod until then, since this went wrong so many times."""
+    """A node that gets no Pod before `until`, and the number and the reason of its failures."""
 
     until: float
     times: int
@@ -87,7 +89,7 @@ class _Avoided(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """A Pod of this home, what it holds, and its orders as they were given last."""
+    """A Pod of this home, the amounts it holds, and its latest orders."""
 
     pod: PodObject
     grant: Grant
@@ -108,9 +110,7 @@ class _Own(NamedTuple):
 
 
 class KubernetesCluster:
-    """The Pods of one home. `nodes`, `pods` and `own` are kept up to date by others; `ticks` is a clock that never
-    steps.
-    """
+    """The Pods of one home. Watch threads keep `nodes`, `pods` and `own` up to date; `ticks` is a monotonic clock."""
 
     def __init__(
         self,
@@ -126,30 +126,30 @@ class KubernetesCluster:
         self._watched = (nodes, pods, own)
         self._space = f"/api/v1/namespaces/{quote(settings.namespace)}"
         self._owner: dict[str, str] = {}
-        self._told = ""  # the digest of the contact that is in the Secret
-        self._asked: dict[str, tuple[float, Grant]] = {}  # Pods by name, until when each counts as there
-        self._orders: dict[str, Orders] = {}  # by uid, as they were given last
-        self._seen: dict[str, float] = {}  # since when each Pod is known, by uid
-        self._deleted: dict[str, float] = {}  # by uid, when its deletion was asked for
+        self._told = ""  # digest of the contact in the Secret
+        self._asked: dict[str, tuple[float, Grant]] = {}  # Pods by name, and until when each counts as present
+        self._orders: dict[str, Orders] = {}  # latest orders, by uid
+        self._seen: dict[str, float] = {}  # when each Pod was first seen, by uid
+        self._deleted: dict[str, float] = {}  # time of the delete request, by uid
         self._avoided: dict[str, _Avoided] = {}
         self._nodes: dict[str, NodeObject] = {}
         self._others: list[PodObject] = []
-        self._waiting: list[PodObject] = []  # of those, which only lack room
+        self._waiting: list[PodObject] = []  # those of `_others` that wait only for room
         self._needs: dict[str, tuple[PodObject, dict[str, int]]] = {}  # by uid; recomputed on change
         self._sizes: dict[str, tuple[NodeObject, dict[str, int]]] = {}  # by node name; recomputed on change
-        self._used: dict[str, dict[str, int]] = {}  # of each node, by all Pods
+        self._used: dict[str, dict[str, int]] = {}  # by node, the amounts that all Pods hold
         self._own: dict[str, _Own] = {}  # by uid
-        self._settled: float | None = None  # since when work has waited
+        self._settled: float | None = None  # when work began to wait
         self._idle: dict[str, float] = {}  # when each idle Pod became idle
         self._unwanted: set[str] = set()
         self._unmet: list[Unmet] = []
-        self._why = ""  # no Pod can be created
+        self._why = ""  # the reason why no Pod can be created
         self._again_at = 0.0
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def address(self) -> str:
-        """The address by which this machine reaches the API server; nothing is sent."""
+        """Return the address that this machine uses to reach the API server; nothing is sent."""
         access = self._api.access
         with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
             try:
@@ -159,7 +159,7 @@ class KubernetesCluster:
                 return socket.getfqdn()
 
     def machines(self) -> list[Machine]:
-        """As `want` has seen them: a Pod that began since is for the next round."""
+        """Return the machines as of the last `want`; Pods that have started since appear in the next round."""
         marks = {_mark(pod): pod for pod in self._waiting}
         found = []
         for uid, one in self._own.items():
@@ -179,17 +179,19 @@ class KubernetesCluster:
         return [Pilot(one.orders.node, uid) for uid, one in self._own.items() if one.orders and uid in there]
 
     def waiting(self) -> list[Mapping[str, float]]:
-        """Pods of others that no node has room for, and that come before ours. The others get what is idle."""
+        """Return the needs of other Pods that no node has room for and that have a higher priority than ours. Pods of
+        lower priority get only idle room.
+        """
         mine = max((one.pod.priority for one in self._own.values()), default=0)
         return [self._needs_of(pod) | {_mark(pod): 1} for pod in self._waiting if pod.priority > mine]
 
     def _leaves(self, uid: str, one: _Own) -> bool:
-        """Whether what runs there is to move: it is evicted, its node is cordoned, or nobody wants it any more."""
+        """Whether running work must move away: the Pod is evicted, its node is cordoned, or the Pod is unwanted."""
         node = self._nodes.get(one.pod.spec.node_name)
         return one.is_evicted or uid in self._unwanted or (node is not None and node.spec.unschedulable)
 
     def _free(self, node: NodeObject) -> dict[str, int]:
-        """What no Pod holds of a node."""
+        """Return the amounts of a node that no Pod holds."""
         used = self._used.get(node.metadata.name, {})
         return {name: amount - used.get(name, 0) for name, amount in self._size(node).items()}
 
@@ -200,11 +202,11 @@ class KubernetesCluster:
         return self._needs[pod.metadata.uid][1]
 
     def _is_deleted(self, uid: str) -> bool:
-        """Whether its deletion was asked for, even if the copy does not show it yet."""
+        """Whether a delete request was sent, even if the copy does not show it yet."""
         return self._ticks() - self._deleted.get(uid, -ASKED_SECONDS) < ASKED_SECONDS
 
     def _look(self) -> None:
-        """Take what is known now as the truth of this round."""
+        """Take a snapshot of the watched objects for this round."""
         now = self._ticks()
         nodes, pods, own = self._watched
         self._nodes = {node.metadata.name: node for node in nodes.items()}
@@ -227,14 +229,14 @@ class KubernetesCluster:
         self._count()
         self._asked = {
             name: asked for name, asked in self._asked.items() if name not in names and asked[0] > now
-        }  # seen, or given up
+        }  # listed, or expired
         for known in (self._orders, self._seen, self._deleted, self._idle):
             for uid in known.keys() - self._own.keys():
                 del known[uid]
         self._unwanted &= self._own.keys()
 
     def _count(self) -> None:
-        """What all Pods hold of each node, those of ours that are about to be placed there too."""
+        """Sum what all Pods hold of each node, including our Pods that are about to be placed there."""
         before, self._needs, self._used = self._needs, {}, {}
         placed = [(pod, pod.spec.node_name) for pod in self._others]
         placed += [(one.pod, one.pod.spec.node_name or one.grant.node) for one in self._own.values()]
@@ -256,7 +258,7 @@ class KubernetesCluster:
     def _age(self) -> float:
         return max(one.age() for one in self._watched)
 
-    # --- what is asked for --------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def want(self, demand: DemandReport) -> list[Request]:
         self._look()
@@ -268,7 +270,7 @@ class KubernetesCluster:
         return self._requests() if demand.waits else []
 
     def _tidy(self) -> None:
-        """Remove Pods that have ended or that do not begin."""
+        """Remove Pods that have ended or do not start."""
         now = self._ticks()
         for uid, one in self._own.items():
             pod, age = one.pod, now - self._seen[uid]
@@ -285,7 +287,7 @@ class KubernetesCluster:
                 self._avoid(one.grant.node, f"it did not begin: {pod.waits_for or 'its node says nothing'}")
                 self._delete(one)
             elif one.runs and uid in self._unwanted and now - self._idle.get(uid, now) > self._settings.idle + 60:
-                self._delete(one)  # its node has never joined, or it would have been released
+                self._delete(one)  # its node never joined, or it would have been released
             if one.runs and pod.ready:
                 self._avoided.pop(one.grant.node, None)
 
@@ -297,9 +299,8 @@ class KubernetesCluster:
         _log.warning("%s: %s; there is no other for %g s", where, why, pause)
 
     def _mark_idle(self, busy: Mapping[str, int]) -> None:
-        """Pods in which nothing has run for long are wanted no more, and sooner where others need their room, or work
-        waits that fits into no Pod. Their nodes are drained then, so that nothing comes to them while they are given
-        back.
+        """Mark Pods that have been idle for too long as unwanted; earlier if others need their room, or if waiting work
+        fits into no Pod. Their nodes are then drained, so that no work arrives while they are given back.
         """
         short = any(not one.hopeless for one in self._unmet)
         now = self._ticks()
@@ -314,7 +315,7 @@ class KubernetesCluster:
                 self._unwanted.add(uid)
 
     def _would_fit(self, pod: PodObject, node: NodeObject, without: PodObject) -> bool:
-        """Whether a Pod would have room on a node without one of ours, and has none with it."""
+        """Whether a Pod would fit on a node without one of ours, and does not fit with it."""
         needs, free, held = self._needs_of(pod), self._free(node), self._needs_of(without)
         then = {name: amount + held.get(name, 0) for name, amount in free.items()}
         return _fits(needs, then) and not _fits(needs, free) and pod.may_run_on(node)
@@ -338,7 +339,7 @@ class KubernetesCluster:
                 return
 
     def _may_wait(self) -> int:
-        """Pods that may still be created for nodes that are not there."""
+        """Return how many more Pods may wait for nodes that do not exist yet."""
         now, avoided = self._ticks(), self._avoided.get("")
         if avoided is not None and avoided.until > now:
             return 0
@@ -347,12 +348,12 @@ class KubernetesCluster:
         return max(0, self._settings.waiting - there - asked)
 
     def _left(self) -> int:
-        """Pods that may still be created."""
+        """Return how many more Pods may be created."""
         there = sum(not one.pod.ended and not one.is_removed for one in self._own.values())
         return self._settings.pods - there - len(self._asked)
 
     def _standing(self, busy: Mapping[str, int]) -> list[Room]:
-        """What Pods hold that begin, are idle, or will be soon: work that waits will find room there."""
+        """Return the amounts of Pods that start, are idle, or soon will be: waiting work will fit there."""
         found = [(grant.node, grant) for _, grant in self._asked.values()]
         for uid, one in self._own.items():
             if one.pod.ended or self._is_deleted(uid) or self._leaves(uid, one):
@@ -362,14 +363,14 @@ class KubernetesCluster:
         return [Room(grant.amounts(), grant.amounts(), self._offered(node, grant)) for node, grant in found]
 
     def _offered(self, node: str, grant: Grant) -> Node:
-        """The node that a Pod is, or will be: of one that waits for a new node nothing is known but its amounts."""
+        """Return the node that a Pod is or will be; for a Pod that waits for a new node, only its devices are known."""
         if node in self._nodes:
             return offered(self._nodes[node])
         devices = (Device(index=0),) if grant.number else ()
         return Node(name=node, incarnation="", cpu=0, memory=0, devices=devices)
 
     def _rooms(self) -> list[Room]:
-        """Nodes that may get a Pod. What others wait for is left to them."""
+        """Return the nodes that may get a Pod, minus the room that other Pods wait for."""
         now, free = self._ticks(), {}
         for name, node in self._nodes.items():
             if (avoided := self._avoided.get(name)) is not None and avoided.until > now:
@@ -379,7 +380,7 @@ class KubernetesCluster:
         for _, grant in self._asked.values():
             if (left := free.get(grant.node)) is not None:
                 _take(left, grant.amounts() | {"pods": 1})
-        too_large: set[tuple[tuple[str, int], ...]] = set()  # most of those that wait ask for the same
+        too_large: set[tuple[tuple[str, int], ...]] = set()  # most waiting Pods request the same
         for pod in self._waiting:
             needs = self._needs_of(pod)
             if (key := tuple(sorted(needs.items()))) in too_large:
@@ -421,7 +422,7 @@ class KubernetesCluster:
             if refused.status == 409 and refused.reason == "AlreadyExists":
                 return True
             self._asked.pop(manifests.pod_name(self._home, grant.node, number), None)
-            if refused.status == 404:  # the Secret has gone, and its Pods go too
+            if refused.status == 404:  # the Secret was deleted, and its Pods with it
                 self._owner, self._told = {}, ""
             self._pause(f"the API server refuses a pod: {refused}", max(refused.after, PAUSES[0]))
             return False
@@ -434,7 +435,7 @@ class KubernetesCluster:
         _log.warning("%s; tried again %g s later", why, seconds)
 
     def _requests(self) -> list[Request]:
-        """What the work that waits cannot have, or not yet."""
+        """Report what the waiting work cannot get, or not yet."""
         found = [
             Request(text=f"no pod for {_count(one.demand.tasks, 'task')}: {one.why}", refused=one.hopeless)
             for one in self._unmet
@@ -464,7 +465,7 @@ class KubernetesCluster:
         self._order(machine.id, Orders(node=node, contact=digest(contact), labels=known))
 
     def has_begun(self, pilot: Pilot) -> bool:
-        """Its Pod holds its resources from the moment at which it has a node."""
+        """A Pod holds its resources from the moment it has a node."""
         return True
 
     def tell(self, pilot: Pilot, contact: Contact) -> None:
@@ -475,7 +476,7 @@ class KubernetesCluster:
         self._change(pilot, lambda orders: msgspec.structs.replace(orders, restarts=orders.restarts + 1))
 
     def answering(self, pilots: Sequence[Pilot]) -> list[Pilot]:
-        """Those whose nodes say that they are ready: that is asked of each again and again."""
+        """Return the pilots whose Pods are ready; the readiness probe runs continuously."""
         own = self._now()
         return [pilot for pilot in pilots if (pod := own.get(pilot.machine)) is not None and pod.ready]
 
@@ -495,7 +496,7 @@ class KubernetesCluster:
         return ended
 
     def remove(self, pilot: Pilot) -> None:
-        """Its node kills what runs in it. A node that is away does so when it comes back."""
+        """Delete the Pod; its node kills the commands. A node that is away does so when it returns."""
         if (one := self._own.pop(pilot.machine, None)) is not None:
             self._delete(one, 1)
 
@@ -504,7 +505,7 @@ class KubernetesCluster:
         return True
 
     def stop(self) -> None:
-        """Delete the Secret, which owns all Pods, and those that have not begun."""
+        """Delete the Secret, which owns all Pods, and the Pods that have not started."""
         self._look()
         for one in self._own.values():
             self._delete(one)
@@ -519,7 +520,7 @@ class KubernetesCluster:
             self._order(pilot.machine, after)
 
     def _order(self, uid: str, orders: Orders) -> None:
-        """Write orders into the annotation of a Pod. If nobody answers, the next round orders again."""
+        """Write orders into the annotation of a Pod. If the server does not answer, the next round retries."""
         one = self._own.get(uid)
         if one is None:
             return
@@ -544,7 +545,7 @@ class KubernetesCluster:
         try:
             self._api.delete(f"{self._space}/pods/{one.pod.metadata.name}", body)
         except Refused as refused:
-            if refused.status not in (404, 409):  # else it has gone already
+            if refused.status not in (404, 409):  # otherwise it is already gone
                 _log.warning("pod %s: %s", one.pod.metadata.name, refused)
         except Away as away:
             _log.warning("pod %s: %s", one.pod.metadata.name, away)
@@ -553,7 +554,7 @@ class KubernetesCluster:
     # --- the object that owns the Pods --------------------------------------------------------------------------------
 
     def _owned(self) -> dict[str, str]:
-        """The Secret of this home, created if it is not there."""
+        """Return the reference to this home's Secret; create it if it does not exist."""
         if not self._owner:
             name = manifests.home_name(self._home)
             try:
@@ -577,7 +578,9 @@ class KubernetesCluster:
 
 
 def open_cluster(settings: Settings, home: str) -> KubernetesCluster:
-    """Connect to a cluster. Raises `Fault` if it does not answer, or does not let this user see what is needed."""
+    """Connect to a cluster. Raises `Fault` if it does not answer, or does not grant the rights to list what is
+    needed.
+    """
     access = find_access(settings.context)
     settings = settings._replace(namespace=settings.namespace or access.namespace)
     space = f"/api/v1/namespaces/{quote(settings.namespace)}/pods"
@@ -610,12 +613,12 @@ def _size_of(node: NodeObject) -> dict[str, int]:
 
 
 def _mark(pod: PodObject) -> str:
-    """An amount that a node has one of if this Pod may run there."""
+    """Name the amount that a node has one of if this Pod may run there."""
     return f"pod {pod.metadata.namespace}/{pod.metadata.name}"
 
 
 def _waits(pod: PodObject) -> bool:
-    """Whether it would run if only a node had room. What depends on other Pods is not ours to judge."""
+    """Whether a Pod waits only for room. Pods that depend on other Pods are left to their scheduler."""
     return bool(not pod.spec.node_name and pod.unschedulable and not pod.needs_others)
 
 

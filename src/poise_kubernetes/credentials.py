@@ -1,8 +1,7 @@
-"""Finds the API server of a cluster and how to speak with it: in a kubeconfig, or as a Pod of the cluster itself.
+"""Find the API server of a cluster and its credentials: in a kubeconfig, or as a Pod of the cluster itself.
 
-A kubeconfig is read as `kubectl` reads it: `KUBECONFIG` may name several files, of which the first that has an entry
-counts. Tokens in files are read again, since clusters change them within the hour, and so are those that a command
-gives out (`exec`).
+A kubeconfig is read as `kubectl` reads it: `KUBECONFIG` may name several files, and the first file with an entry wins.
+Token files are reread, since clusters rotate tokens within the hour, and so are tokens from commands (`exec`).
 """
 
 import base64
@@ -24,10 +23,10 @@ import yaml
 from poise.errors import Fault, InputError
 
 OWN = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a Pod finds its own token."""
+"""Folder of a Pod's service account."""
 
 FRESH_SECONDS = 60.0
-"""How long a token of a file, or of a command that does not say until when it is good, is used."""
+"""Seconds for which a token is used that comes from a file, or from a command that gives no expiration."""
 
 EXEC_SECONDS = 30.0
 
@@ -35,8 +34,8 @@ _HINT = "`kubectl config get-contexts` lists what there is; `poise up --on kuber
 
 
 class Access(NamedTuple):
-    """An API server: its address, the namespace that is meant by default, how to trust it, and the token for it as it
-    is now (`token`; with True a new one is fetched). It is empty if a certificate identifies us.
+    """An API server: its address, the default namespace, the TLS context, and a function that returns the current token
+    (with True, a fresh one). The token is empty if a certificate identifies the client.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Access(NamedTuple):
 
 
 def find_access(context: str, environ: Mapping[str, str] = os.environ, own: Path = OWN) -> Access:
-    """The cluster of this context, or the current one. Raises `InputError` if there is none."""
+    """Return the cluster of this context, or of the current one. Raises `InputError` if there is none."""
     files = [Path(one) for one in environ.get("KUBECONFIG", "").split(os.pathsep) if one]
     files = files or [Path("~/.kube/config").expanduser()]
     there = [file for file in files if file.is_file()]
@@ -68,7 +67,7 @@ def find_access(context: str, environ: Mapping[str, str] = os.environ, own: Path
 
 
 def _around(environ: Mapping[str, str], own: Path) -> Access:
-    """The cluster in which this Pod runs."""
+    """Return the cluster in which this Pod runs."""
     tls = ssl.create_default_context(cafile=str(own / "ca.crt"))
     host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ.get("KUBERNETES_SERVICE_PORT", "443"))
     space = (own / "namespace").read_text().strip() if (own / "namespace").exists() else "default"
@@ -134,7 +133,7 @@ def _tls(place: Path, cluster: Mapping[str, Any], user_place: Path, user: Mappin
 
 
 def _show(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """The certificate that identifies us; the ssl module reads it from a file only."""
+    """Load the client certificate; the ssl module reads it only from a file."""
     with tempfile.NamedTemporaryFile(prefix="poise-") as file:  # only this user can read it
         file.write(certificate.rstrip(b"\n") + b"\n" + key)
         file.flush()
@@ -142,7 +141,7 @@ def _show(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 
 def _content(place: Path, entry: Mapping[str, Any], name: str) -> bytes:
-    """The bytes of a certificate or key: in the kubeconfig itself, or in a file beside it."""
+    """Return the bytes of a certificate or key, inline in the kubeconfig or from a file beside it."""
     try:
         if inline := entry.get(f"{name}-data"):
             return base64.b64decode(inline, validate=True)
@@ -166,7 +165,7 @@ def _token_of(place: Path, user: Mapping[str, Any]) -> Callable[[bool], str]:
 
 
 def _kept(read: Callable[[], str]) -> Callable[[bool], str]:
-    """A token that is read again after a while."""
+    """Return a function that caches a token and rereads it after `FRESH_SECONDS`."""
     known: dict[str, tuple[float, str]] = {}
 
     def token(anew: bool) -> str:
@@ -180,7 +179,7 @@ def _kept(read: Callable[[], str]) -> Callable[[bool], str]:
 
 
 class _Command:
-    """A command of the kubeconfig that gives out tokens, as those of cloud providers do."""
+    """A kubeconfig command that prints tokens, as cloud providers supply them."""
 
     def __init__(self, place: Path, told: Mapping[str, Any]) -> None:
         self._place, self._told = place, told

@@ -1,8 +1,8 @@
-"""The objects that Poise creates: a Secret for each home, which owns its Pods, and the Pods.
+"""Objects that Poise creates: one Secret for each home, which owns its Pods, and the Pods.
 
 The Secret holds the address of the control plane and the token for nodes. Deleting it deletes the Pods, so nothing is
-left if the control plane never comes back. A Pod has a name that follows from its home, its node and a number: if its
-creation is repeated, it exists already.
+left if the control plane never comes back. A Pod's name is derived from its home, its node and a number, so a repeated
+creation finds that it already exists.
 """
 
 import hashlib
@@ -23,21 +23,20 @@ ORDERS = "poise-scheduler/orders"
 """The annotation of a Pod that holds its orders."""
 
 GRANT = "poise-scheduler/grant"
-"""The annotation of a Pod that says what it holds."""
+"""The annotation of a Pod that records what it holds."""
 
 MANAGED, HOME = "app.kubernetes.io/managed-by", "app.kubernetes.io/instance"
 
 USER = 10001
-"""The user id of the image, who is not root."""
+"""The user id of the image; it is not root."""
 
 BEAT_SECONDS = 20
-"""A pilot whose file is older than this is not ready."""
+"""A pilot whose heartbeat file is older than this is not ready."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """To a pilot: be this `node`, with these `labels`. `restarts` and `released` count how often it was told to start
-    another agent, and to end unless commands run. `contact` is a digest of the contact that it is to use: it changes
-    when that does.
+    """Orders to a pilot: serve as this `node`, with these `labels`. `restarts` and `released` count the orders to start
+    another agent, and to end unless commands run. `contact` is a digest of the current contact.
     """
 
     node: str
@@ -78,12 +77,14 @@ def pod_name(home: str, node: str, number: int) -> str:
 
 
 def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings: Settings) -> dict[str, Any]:
-    """A Pod of this size, for its node only if it names one. `owner` is the Secret: its name and uid."""
+    """Return the manifest of a Pod of this size, bound to a node if the grant names one. `owner` is the Secret: its
+    name and uid.
+    """
     held = {of: f"{amount}m" if of == "cpu" else str(amount) for of, amount in grant.amounts().items()}
     part = Part(
         cpu=grant.cpu,
         memory=grant.memory - PILOT_MEMORY,
-        devices=tuple(map(str, range(grant.number))),  # a container sees only those that it was given
+        devices=tuple(map(str, range(grant.number))),  # a container sees only its own devices
     )
     annotation = f"metadata.annotations['{ORDERS}']"
     volumes: list[dict[str, Any]] = [
@@ -105,7 +106,7 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
         "terminationGracePeriodSeconds": settings.grace,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "shareProcessNamespace": True,  # its first process waits for those whose parents have ended
+        "shareProcessNamespace": True,  # its first process reaps orphans
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,
@@ -158,6 +159,6 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
 
 
 def _only(node: str) -> dict[str, Any]:
-    """The affinity to one node, by its name, as a DaemonSet has it: the scheduler of the cluster looks at the rest."""
+    """Return the affinity to one node, by name as in a DaemonSet; the cluster's scheduler checks the rest."""
     by_name = {"key": "metadata.name", "operator": "In", "values": [node]}
     return {"nodeSelectorTerms": [{"matchFields": [by_name]}]}

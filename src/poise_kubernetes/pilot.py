@@ -1,10 +1,10 @@
 """`python -m poise_kubernetes.pilot FOLDER`: the pilot in a Pod. It keeps the agent of its node alive.
 
-Its orders come in files that Kubernetes keeps up to date: an annotation of the Pod, and the Secret of its home. It has
+Its orders are in files that Kubernetes keeps up to date: an annotation of the Pod, and the Secret of its home. It has
 no rights in the cluster, and neither have the commands that run beside it. Nothing of it outlives the Pod.
 
-When the Pod is evicted, it has some time in which the control plane moves its work; it ends once nothing runs. If the
-control plane does not answer for long and nothing runs, it ends too, and the Pod holds nothing any more.
+When the Pod is evicted, the control plane has the grace period to move its work; the pilot ends once nothing runs. If
+the control plane does not answer for a long time and nothing runs, the pilot ends too and frees the Pod's resources.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ T = TypeVar("T")
 LOOK_SECONDS = 0.5
 KNOCK_SECONDS = 30.0
 ALONE_SECONDS = 600.0
-"""A pilot whose control plane does not answer for so long ends, unless commands run."""
+"""A pilot whose control plane does not answer for this long ends, unless commands run."""
 
 SPARE_SECONDS = 10.0
-"""So long before its Pod is killed it ends its agent itself."""
+"""Time before the Pod is killed at which the pilot ends its agent itself."""
 
 HIDDEN = ("KUBERNETES_", "POISE_PART", "POISE_GRACE")
-"""Variables that are those of the Pod, and not the machine's."""
+"""Variables of the Pod that commands must not see."""
 
 _log = logging.getLogger("poise.pilot")
 
@@ -57,7 +57,7 @@ class Pilot:
         self._contact: Contact | None = None
 
     def run(self, signals: "queue.SimpleQueue[int]") -> None:
-        """Until nothing runs and it was told to end, or is alone; or until its Pod is about to be killed."""
+        """Run until the pilot is told to end or is alone, and nothing runs; or until its Pod is about to be killed."""
         self._share_checkpoints()
         heard = knocked = time.monotonic()
         killed_at: float | None = None
@@ -85,7 +85,7 @@ class Pilot:
             self._agent.stop()
 
     def _look(self) -> bool:
-        """Follow the orders if they have changed; whether it is to end."""
+        """Follow changed orders; return whether the pilot must end."""
         orders, contact = self._orders(), _read(self._base / "contact" / "contact", Contact)
         if orders is None or contact is None or digest(contact) != orders.contact or orders == self._followed:
             return False  # one of the files is older than the other
@@ -101,19 +101,19 @@ class Pilot:
         return orders.released > (before.released if before is not None else 0) and self._end()
 
     def _end(self) -> bool:
-        """End the agent unless commands run; whether there is none."""
+        """End the agent unless commands run; return whether no agent is left."""
         return self._agent is None or self._agent.end()
 
     def _orders(self) -> Orders | None:
         return _read(self._base / "orders" / "orders", Orders)
 
     def _beat(self) -> None:
-        """That it goes on, for the probe of its Pod."""
+        """Update the heartbeat file for the Pod's readiness probe."""
         with contextlib.suppress(OSError):
             (self.root / "alive").touch()
 
     def _share_checkpoints(self) -> None:
-        """The folder of the node goes with the Pod; what training saves is for the next one, if there is a volume."""
+        """Link checkpoints to the volume, if there is one: the node's folder is deleted with the Pod."""
         shared, own = self._base / "checkpoints", self.root / "agent" / "checkpoints"
         if shared.is_dir() and not own.exists():
             own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class Pilot:
 
 
 def _answers(contact: Contact) -> bool:
-    """Whether any of the control planes takes a connection."""
+    """Whether any of the control planes accepts a connection."""
     for text in contact.address.split(","):
         with contextlib.suppress(OSError, PoiseError):
             address = Address.parse(text)

@@ -1,4 +1,4 @@
-"""What Poise reads of the objects of Kubernetes: a few fields of Nodes and Pods. All other fields are ignored.
+"""The fields of Kubernetes objects that Poise reads: a few of Nodes and Pods. All other fields are ignored.
 
 Amounts are whole numbers: milli-CPU under `cpu`, bytes under `memory`, and a count under every other name.
 """
@@ -15,7 +15,7 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
 DEVICE_GROUPS = ("nvidia.com/mig-", "huawei.com/Ascend")
-"""Names of extended resources that are accelerators, and beginnings of such names."""
+"""Names of extended resources that are accelerators, and prefixes of such names."""
 
 ENDED = ("Succeeded", "Failed")
 
@@ -40,7 +40,7 @@ _SUFFIXES: dict[str, int | Decimal] = {
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A part of an object; fields of other names are ignored."""
+    """A part of an object; unknown fields are ignored."""
 
 
 class Meta(Record, frozen=True):
@@ -79,7 +79,7 @@ class NodeStatus(Record, frozen=True):
 
 
 class Known(Record, frozen=True):
-    """An object that has a name."""
+    """A named object."""
 
     metadata: Meta
 
@@ -94,7 +94,7 @@ class NodeObject(Known, frozen=True):
 
     @property
     def out_of_service(self) -> bool:
-        """Whether an administrator has said that it is gone, and nothing runs there."""
+        """Whether an administrator has declared the node gone, so that nothing runs there."""
         return any(taint.key == OUT_OF_SERVICE for taint in self.spec.taints or ())
 
 
@@ -148,7 +148,7 @@ class Term(Record, frozen=True):
     match_fields: tuple[Expression, ...] | None = None
 
     def holds(self, node: NodeObject) -> bool:
-        """An empty term holds nowhere."""
+        """Whether the term matches a node. An empty term matches none."""
         expressions, fields = self.match_expressions or (), self.match_fields or ()
         labels = node.metadata.labels or {}
         return bool(expressions or fields) and (
@@ -166,7 +166,7 @@ class NodeAffinity(Record, frozen=True):
 
 
 class Present(Record, frozen=True):
-    """Something of which only counts that it is there."""
+    """A field of which only the presence matters."""
 
 
 class Affinity(Record, frozen=True):
@@ -222,7 +222,7 @@ class PodObject(Known, frozen=True):
 
     @property
     def unschedulable(self) -> str:
-        """Why a scheduler has found no node for it; empty if it has, or has not looked."""
+        """Why a scheduler has found no node for it; empty if it has, or has not tried."""
         for one in self.status.conditions or ():
             if one.type == "PodScheduled" and one.status == "False":
                 return one.message or one.reason or "no reason is given"
@@ -230,7 +230,7 @@ class PodObject(Known, frozen=True):
 
     @property
     def waits_for(self) -> str:
-        """Why its container does not run yet, as its node says."""
+        """Why its container does not run yet, as reported by its node."""
         for one in self.status.container_statuses or ():
             if one.state.waiting is not None:
                 waiting = one.state.waiting
@@ -243,13 +243,15 @@ class PodObject(Known, frozen=True):
 
     @property
     def needs_others(self) -> bool:
-        """Whether it depends on where other Pods are, so that its node alone does not say whether it may run there."""
+        """Whether its placement depends on other Pods, so that the node alone does not decide whether it may
+        run there.
+        """
         affinity = self.spec.affinity
         others = affinity is not None and (affinity.pod_affinity or affinity.pod_anti_affinity)
         return bool(others or self.spec.topology_spread_constraints)
 
     def may_run_on(self, node: NodeObject) -> bool:
-        """Whether its selectors and tolerations let it run there, whatever is free."""
+        """Whether its selectors and tolerations allow the node, whatever is free."""
         labels = node.metadata.labels or {}
         if any(labels.get(key) != value for key, value in (self.spec.node_selector or {}).items()):
             return False
@@ -260,7 +262,7 @@ class PodObject(Known, frozen=True):
 
 
 def admits(node: NodeObject, tolerations: Sequence[Toleration] = ()) -> bool:
-    """Whether a Pod with these tolerations may be placed there."""
+    """Whether a Pod with these tolerations may be placed on the node."""
     if node.spec.unschedulable:
         return False
     taints = [taint for taint in node.spec.taints or () if taint.effect in ("NoSchedule", "NoExecute")]
@@ -268,7 +270,7 @@ def admits(node: NodeObject, tolerations: Sequence[Toleration] = ()) -> bool:
 
 
 def amounts(found: Mapping[str, str | int] | None) -> dict[str, int]:
-    """Quantities as whole numbers, rounded up. One that cannot be read counts as none."""
+    """Convert quantities to whole numbers, rounded up. An unreadable quantity counts as 0."""
     return {name: quantity(text, 1000 if name == "cpu" else 1) for name, text in (found or {}).items()}
 
 
@@ -292,12 +294,12 @@ def quantity(text: str | int, unit: int = 1) -> int:
 
 
 def requested(pod: PodObject) -> dict[str, int]:
-    """What a Pod holds of its node: the sum of its containers, or its largest init container if that is more."""
+    """Return what a Pod holds of its node: the sum of its containers, or its largest init container if that is more."""
     total: dict[str, int] = {"pods": 1}
     for container in pod.spec.containers:
         _add(total, _of(container))
     largest: dict[str, int] = {}
-    beside: dict[str, int] = {}  # init containers that go on: they are there beside the others
+    beside: dict[str, int] = {}  # init containers that keep running beside the other containers
     for container in pod.spec.init_containers or ():
         own = _of(container)
         if container.restart_policy == "Always":
@@ -313,7 +315,7 @@ def requested(pod: PodObject) -> dict[str, int]:
 
 
 def left_of(node: NodeObject, pods: Iterable[PodObject]) -> dict[str, int]:
-    """What is free of a node, beside these Pods on it."""
+    """Return the free amounts of a node with these Pods on it."""
     free = amounts(node.status.allocatable)
     for pod in pods:
         for name, amount in requested(pod).items():
@@ -323,7 +325,7 @@ def left_of(node: NodeObject, pods: Iterable[PodObject]) -> dict[str, int]:
 
 
 def device_of(room: Mapping[str, int]) -> str:
-    """The name of the accelerators of a node, of which it has most; empty if it has none."""
+    """Return the name of the most numerous accelerator of a node; empty if it has none."""
     found = {name: count for name, count in room.items() if is_device(name) and count > 0}
     return max(sorted(found), key=lambda name: found[name]) if found else ""
 
@@ -333,7 +335,7 @@ def is_device(name: str) -> bool:
 
 
 def _of(container: Container) -> dict[str, int]:
-    """Its requests; a limit without a request is one."""
+    """Return the requests of a container; a limit without a request counts as a request."""
     return amounts(container.resources.limits) | amounts(container.resources.requests)
 
 

@@ -9,10 +9,10 @@ from poise.model.document import near
 from poise.units import SECOND, parse_duration
 
 IMAGE = f"poise:{poise.__version__.replace('+', '-')}"
-"""The image of pilots, if none is given: as `deploy/kubernetes/README.md` builds it."""
+"""The default image of pilots: as `deploy/kubernetes/README.md` builds it."""
 
 NAMES = ("namespace", "priority", "runtime", "pull", "claim")
-"""Settings that are names of objects."""
+"""Settings whose values are object names."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
@@ -20,13 +20,13 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}:[A-Za-z0-9._-]{0,63}")
 
 
 class Settings(NamedTuple):
-    """Which cluster (`context`; empty: the current one, or the one around this Pod), and how much of it may be used: at
-    most so many `pods` at a time, on nodes that have all labels in `select`. So many of them may be `waiting` for a
-    node that an autoscaler adds. A Pod on which nothing ran for `idle` is given back; one that is evicted has `grace`
-    to move its work. Times in seconds.
+    """The cluster (`context`; empty: the current one, or the one around this Pod), and how much of it may be used: at
+    most `pods` Pods at a time, on nodes that have all labels in `select`. Up to `waiting` of them may wait for a node
+    that an autoscaler adds. A Pod is given back after `idle` seconds without work; an evicted one has `grace` seconds
+    to move its work.
 
-    Pods run `image`, in `namespace` (empty: that of the context), with this class of priority and of runtime, and the
-    Secret `pull` for the registry. Checkpoints are kept in the volume of `claim`.
+    Pods run `image` in `namespace` (empty: that of the context), with the priority class `priority`, the runtime class
+    `runtime`, and the Secret `pull` for the registry. Checkpoints are stored in the volume of `claim`.
     """
 
     context: str = ""
@@ -44,7 +44,7 @@ class Settings(NamedTuple):
 
 
 def parse_settings(argument: str) -> Settings:
-    """Settings of `CONTEXT,namespace=ml,pods=4`. Raises `InputError`."""
+    """Parse settings such as `CONTEXT,namespace=ml,pods=4`. Raises `InputError`."""
     found: dict[str, object] = {}
     select: list[tuple[str, str]] = []
     for place, part in enumerate(argument.split(",") if argument else ()):

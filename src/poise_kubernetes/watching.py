@@ -1,14 +1,14 @@
-"""Keeps a copy of a collection of an API server: a list, then a watch from there, again and again.
+"""Keep a copy of a collection of an API server up to date: a list, then a watch from its version, repeated.
 
-A copy is never trusted to stay right by itself:
+A copy is never assumed to stay correct:
 
-* a watch that says 410 begins with a list again, and so does one that ends at once without an event (some servers
+* a watch that ends with 410 restarts with a list, and so does one that ends at once without an event (some servers
   answer so instead of 410);
-* bookmarks move the version on where nothing changes, so that it does not grow too old;
-* a server that is busy (429) is asked again when it says, one that is away more and more rarely;
-* every few minutes the whole list is read again, since a deletion may never have arrived.
+* bookmarks advance the version while nothing changes, so that it does not expire;
+* a busy server (429) is retried after the delay that it names, an unreachable one with growing pauses;
+* every few minutes the whole list is read again, since a deletion event may have been lost.
 
-While the server is away, the copy stays as it was.
+While the server is unreachable, the copy stays as it was.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ T = TypeVar("T", bound=Known)
 
 PAGE = 500
 WATCH_SECONDS = 300.0
-"""How long a watch is asked for; the server ends it then, and the next one goes on from there."""
+"""Duration of a watch; then the server ends it, and the next one continues from there."""
 
 SILENCE_SECONDS = 150.0
-"""A watch of which nothing is heard for so long is broken: servers send a bookmark about every minute."""
+"""A watch without data for this long is broken: servers send a bookmark about every minute."""
 
 ANEW_SECONDS = 600.0
-"""How often all is listed again."""
+"""Interval between full lists."""
 
 SOON_SECONDS = 1.0
-"""A watch that ends within this without an event was none."""
+"""A watch that ends within this time without an event counts as failed."""
 
 PAUSES = (0.5, 30.0)
-"""Seconds until a server that is away is asked again: at first, and at most."""
+"""Seconds between retries while the server is unreachable: the first and the longest."""
 
 _log = logging.getLogger("poise.kubernetes")
 
@@ -52,7 +52,7 @@ class Listed(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """An event of a watch; its object is read by its kind."""
+    """An event of a watch; its `type` determines how the object is decoded."""
 
     type: str
     object: msgspec.Raw
@@ -65,11 +65,11 @@ class Versioned(msgspec.Struct, frozen=True):
 
 
 class Gone(Exception):
-    """The version from which to watch is no longer there."""
+    """The version to watch from is no longer available."""
 
 
 class Watched(Generic[T]):
-    """The objects under `path` that `query` selects, by namespace and name. `ticks` is a clock that never steps."""
+    """The objects under `path` that `query` selects, by namespace and name. `ticks` is a monotonic clock."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Watched(Generic[T]):
             return list(self._items.values())
 
     def age(self) -> float:
-        """Seconds since the server was last heard; infinite before the first list."""
+        """Return the seconds since the server last answered; infinite before the first list."""
         heard = self._heard_at
         return float("inf") if heard is None else self._ticks() - heard
 
@@ -128,7 +128,7 @@ class Watched(Generic[T]):
         return 0.0
 
     def list(self) -> None:
-        """Read all of it, page by page. A list that grows too old in between begins again."""
+        """Read the whole list, page by page. If the list expires between pages, start over."""
         found: dict[tuple[str, str], T] = {}
         after = ""
         while True:
@@ -192,7 +192,9 @@ class Watched(Generic[T]):
         self._failed = 0
 
     def _pause(self) -> float:
-        """Longer each time, and not the same for all that were cut off together."""
+        """Return an exponential backoff with jitter, so that clients that were cut off together do not retry
+        together.
+        """
         pause = min(PAUSES[1], PAUSES[0] * 2.0**self._failed)
         self._failed = min(self._failed + 1, 10)
         return pause * (0.5 + _RANDOM.random() / 2)
@@ -201,7 +203,7 @@ class Watched(Generic[T]):
         while not self._ending.is_set():
             try:
                 pause = self.step()
-            except Exception:  # a thread that ends silently would leave the copy as it is
+            except Exception:  # a thread that died silently would leave the copy stale
                 _log.exception("%s: the watch failed", self._path)
                 self._version, pause = "", PAUSES[1]
             self._ending.wait(pause)

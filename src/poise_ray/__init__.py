@@ -16,12 +16,12 @@ def check(argument: str) -> None:
 
 
 def is_local(argument: str) -> bool:
-    """Whether it is a Ray on this machine only."""
+    """Whether this is a Ray on this machine only."""
     return not argument
 
 
 def connect(argument: str, home: str, folder: str) -> Substrate:
-    """Connect to a Ray cluster, or start one here. Raises `Fault` with what a person can do about it."""
+    """Connect to a Ray cluster, or start one here. Raises `Fault` with a hint for the user."""
     from poise_ray.own import OwnRay
 
     own = None if argument else OwnRay(Path(folder))
@@ -31,7 +31,7 @@ def connect(argument: str, home: str, folder: str) -> Substrate:
     )  # Ray has handlers of its own, and threads
     file = Path("~/.ray/auth_token").expanduser()
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys() or file.exists():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster does, and nobody who joins it
-    from poise_ray.cluster import RayCluster  # dear: after what may fail without it
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as the head of a cluster sets it; nodes that join do not
+    from poise_ray.cluster import RayCluster  # slow to import: after checks that may fail without it
 
     return RayCluster(address, home, own)

@@ -1,4 +1,4 @@
-"""An actor that keeps an agent on a machine of a Ray cluster, and a task that ends keepers without one."""
+"""An actor that keeps an agent on a machine of a Ray cluster, and a task that ends orphaned keepers."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from poise.drivers.devices import Part
 from poise.ports import Contact
 
 HIDDEN = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""Variables that are Ray's, and not the machine's."""
+"""Variables of Ray that commands must not see."""
 
 
 class AgentKeeper(piloting.AgentKeeper):
@@ -23,10 +23,10 @@ class AgentKeeper(piloting.AgentKeeper):
 
 
 def dismiss(home: str, name: str) -> bool:
-    """End the keepers of a node that has no agent; whether none is left."""
+    """End the keepers of a node that has no agent; return whether none is left."""
     return piloting.dismiss(_root_of(home, name), name)
 
 
 def _root_of(home: str, name: str) -> Path:
-    """Where a node of this home lives on its machine."""
+    """Return the folder of a node of this home on its machine."""
     return Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser() / "on-ray" / home / name

@@ -1,11 +1,11 @@
-"""A Ray cluster as a substrate: on each machine an actor keeps an agent, and holds for it what Ray gives out.
+"""A Ray cluster as a substrate: on each machine an actor keeps an agent alive and holds Ray's resources for it.
 
-The actors are detached and named, so that they outlive whoever made them, and Ray starts one anew that dies while its
-machine lives. Each is bound to its machine and takes of it what is free there when it begins: CPUs, memory, devices.
-That is what its agent offers. So what others have of the cluster is never touched, what Poise has is not given to
-others, and a gang needs nothing to be reserved for it: all of it is reserved already.
+The actors are detached and named, so they outlive the process that created them, and Ray restarts an actor that dies
+while its machine lives. Each is bound to its machine and reserves what is free there when it starts: CPUs, memory,
+devices. Its agent offers exactly that. So Poise never touches what others hold in the cluster, Ray gives nobody else
+what Poise holds, and a gang needs no reservation of its own.
 
-An agent lives no longer than its actor. What it has started does: the next agent on that machine goes on with it.
+An agent ends with its actor. The commands that it started continue: the machine's next agent takes them over.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from poise_ray.own import OwnRay
 
 NAMESPACE = "poise"
 ANSWER_SECONDS = 30.0
-"""What an actor may take to answer: its process may only just be starting."""
+"""Timeout for an answer of an actor whose process may just be starting."""
 
 GONE_SECONDS = 5.0
-"""What an actor may take to answer that should be there."""
+"""Timeout for an answer of an actor that should be running."""
 
 KNOCK_SECONDS = 5.0
 MAX_NAME = 63
@@ -39,12 +39,12 @@ _log = logging.getLogger("poise.ray")
 
 
 class RayCluster:
-    """A Ray cluster that this machine belongs to. The name of an actor is that of its home, of its node, and Ray's for
-    its machine.
+    """A Ray cluster that includes this machine. An actor is named by its home, its node, and Ray's id of its
+    machine.
     """
 
     def __init__(self, address: str, home: str, own: OwnRay | None) -> None:
-        """Raises Fault, with what a person can do about it."""
+        """Raises Fault with a hint for the user."""
         _knock(address)
         try:
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
@@ -73,7 +73,7 @@ class RayCluster:
         return [Pilot(node, machine) for _, node, machine in named]
 
     def waiting(self) -> list[dict[str, float]]:
-        """What tasks, actors and placement groups of others wait for."""
+        """Return the demands of other users' tasks, actors and placement groups."""
         from ray.autoscaler.v2.sdk import get_cluster_status
 
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
@@ -113,7 +113,7 @@ class RayCluster:
     def answering(self, pilots: Sequence[Pilot]) -> list[Pilot]:
         asked = {}
         for pilot in pilots:
-            with contextlib.suppress(ValueError):  # it has just gone
+            with contextlib.suppress(ValueError):  # it has just ended
                 asked[pilot] = self._actor(pilot).__ray_ready__.remote()
         until = time.monotonic() + GONE_SECONDS
         return [pilot for pilot, answer in asked.items() if _answer(answer, until) is not None]
@@ -121,9 +121,9 @@ class RayCluster:
     def release(self, pilots: Sequence[Pilot]) -> list[Pilot]:
         asked = {}
         for pilot in pilots:
-            with contextlib.suppress(ValueError):  # it has just gone
+            with contextlib.suppress(ValueError):  # it has just ended
                 asked[pilot] = self._actor(pilot).end.remote()
-        until = time.monotonic() + ANSWER_SECONDS  # for all of them: who ends this process waits no longer
+        until = time.monotonic() + ANSWER_SECONDS  # for all of them: whoever stops this process does not wait longer
         ended = [pilot for pilot in pilots if pilot not in asked or _answer(asked[pilot], until)]
         for pilot in ended:
             self.remove(pilot)
@@ -131,11 +131,11 @@ class RayCluster:
 
     def remove(self, pilot: Pilot) -> None:
         self._beginning.pop(pilot, None)
-        with contextlib.suppress(ValueError):  # it has just gone
+        with contextlib.suppress(ValueError):  # it has just ended
             ray.kill(self._actor(pilot))
 
     def sweep(self, machines: Sequence[Machine]) -> bool:
-        """Keepers are left without an actor after a restart of Ray, for example."""
+        """End keepers without an actor, for example after a restart of Ray."""
         task = ray.remote(dismiss)
         left = [
             task.options(num_cpus=0, scheduling_strategy=_on(machine)).remote(self._home, machine.name)
@@ -163,7 +163,7 @@ def _on(machine: Machine) -> NodeAffinitySchedulingStrategy:
 
 
 def _answer(asked: Any, until: float) -> Any:
-    """What an actor answers until then (monotonic seconds); none if it does not."""
+    """Return the answer of an actor by `until` (monotonic seconds); None without an answer."""
     try:
         return ray.get(asked, timeout=max(0.0, until - time.monotonic()))
     except ray.exceptions.RayError as error:
@@ -172,14 +172,14 @@ def _answer(asked: Any, until: float) -> Any:
 
 
 def called(node: Mapping[str, Any]) -> str:
-    """What Poise calls a machine: by the name that Ray has for it, in letters that a path and a command line take."""
+    """Return Poise's name for a machine: Ray's name, restricted to characters that a path and a command line accept."""
     name = re.sub(r"[^A-Za-z0-9._:-]+", "-", node["NodeName"]).lstrip("-.")[:MAX_NAME]
     return name or str(node["NodeID"])[:MAX_NAME]
 
 
 def _knock(address: str) -> None:
-    """See within seconds what `ray.init` tries for minutes, and does not say then."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # it is not in its stub
+    """Find within seconds what `ray.init` retries for minutes without naming it."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # type: ignore[attr-defined]  # missing in its stub
 
     if ":" not in address:  # `auto`: Ray finds it
         return
@@ -203,17 +203,17 @@ def _no_ray(what: str, address: str, error: Exception, hint: str) -> Fault:
 
 
 def _draining() -> set[str]:
-    """Ray's names for the machines that are to leave the cluster: those on which it places nothing more."""
+    """Return Ray's ids of the machines that are leaving the cluster, where it places no more work."""
     from ray._private import state
 
     try:
         return set(state.state.get_draining_nodes())
-    except AttributeError:  # a Ray that does not say so: its machines are then lost when they leave
+    except AttributeError:  # a Ray without this information: its machines count as lost when they leave
         return set()
 
 
 def _free() -> dict[str, dict[str, float]]:
-    """What is free of each machine, by Ray's name for it."""
+    """Return the free resources of each machine, by Ray's id."""
     from ray._private.state import available_resources_per_node
 
     found: dict[str, dict[str, float]] = available_resources_per_node()

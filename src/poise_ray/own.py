@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine only, which outlives the process that started it."""
+"""A Ray cluster on this machine only, which outlives the process that started it."""
 
 import contextlib
 import os
@@ -22,21 +22,21 @@ END_SECONDS = 20.0
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A cluster that was started here: its process, and the folder in which it lives."""
+    """A cluster that was started here: its process and its folder."""
 
     pid: int
     folder: str
 
 
 class OwnRay:
-    """The cluster that is kept in a folder: which one it is, its secret, and its messages."""
+    """The cluster whose record, secret and messages are in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._kept = folder / "started.json"
 
     def start(self) -> str:
-        """Its address. It is started if it does not run."""
+        """Return its address. Start it if it does not run."""
         secret = self._folder / "auth"
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"] = "token", str(secret)
         if not secret.exists():
@@ -45,7 +45,7 @@ class OwnRay:
             started = self._started()
             if _is_ray(started.pid):
                 return _address_in(Path(started.folder))
-        folder = tempfile.mkdtemp(prefix="poise-ray-")  # its sockets have long names, and a home may too
+        folder = tempfile.mkdtemp(prefix="poise-ray-")  # its sockets have long names, and a home may have one too
         program = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", "0"]
         quiet = ["--include-dashboard=false", "--disable-usage-stats", "--node-name", os.uname().nodename]
         try:
@@ -63,7 +63,7 @@ class OwnRay:
         self._kept.write_bytes(msgspec.json.encode(Started(head.pid, folder)))
         try:
             return _address_in(Path(folder))
-        except SystemExit:  # told to end while it was still starting
+        except SystemExit:  # stopped while it was still starting
             self.end()
             raise
 
@@ -92,8 +92,8 @@ def _address_in(folder: Path) -> str:
 
 
 def _is_ray(pid: int) -> bool:
-    """Whether this process is the one that was started: numbers are given out again."""
-    with contextlib.suppress(ChildProcessError):  # another one of this kind has started it
+    """Whether this process is the one that was started; process ids are reused."""
+    with contextlib.suppress(ChildProcessError):  # another object of this class started it
         os.waitpid(pid, os.WNOHANG)
     try:
         return b"--head" in Path(f"/proc/{pid}/cmdline").read_bytes()

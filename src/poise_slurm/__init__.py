@@ -33,21 +33,21 @@ def is_local(argument: str) -> bool:
 
 
 def examine(argument: str, folder: str) -> Iterator[Check]:
-    """What a user of Slurm has there: partitions, allocations, and a folder that its machines share."""
+    """Check the Slurm cluster for this user: partitions, allocations, and a folder that its machines share."""
     from poise_slurm.checkup import checks
 
     return checks(parse_settings(argument), Path(folder))
 
 
 def hand_over(spec: Mapping[str, Any], compiled: Compiled, script: str) -> Handed:
-    """Submit one job as it is, with the `#SBATCH` lines of its script."""
+    """Submit one job unchanged, with the `#SBATCH` lines of its script."""
     from poise_slurm.handing import hand_over
 
     return hand_over(spec, compiled, script)
 
 
 def connect(argument: str, home: str, folder: str) -> Substrate:
-    """Use a Slurm cluster as an ordinary user of it. Raises `Fault` if slurmctld does not answer."""
-    from poise_slurm.cluster import SlurmCluster  # dear
+    """Connect to a Slurm cluster as an ordinary user. Raises `Fault` if slurmctld does not answer."""
+    from poise_slurm.cluster import SlurmCluster  # slow to import
 
     return SlurmCluster(parse_settings(argument), Path(folder))

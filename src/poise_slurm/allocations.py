@@ -1,15 +1,15 @@
-"""The files of allocations, in the home: the keeper of the agents and the pilots speak through them.
+"""Files of allocations, in the home: the keeper of the agents and the pilots communicate through them.
 
-A home on a cluster is on a filesystem that all its machines share. Each allocation has a folder, by its tag:
+A home on a cluster is on a filesystem that all its machines share. Each allocation has a folder, named by its tag:
 
-    asked.json           what was asked for; written before `sbatch`, so that one that nobody knows of starts nothing
-    job                  its id in Slurm, once that is known
-    state-RANK-RUN.json  what the pilot on a node of the allocation says of itself; RUN counts how often Slurm has
+    asked.json           the request; written before `sbatch`, so that an unknown allocation starts nothing
+    job                  its id in Slurm, once known
+    state-RANK-RUN.json  state that the pilot on a node of the allocation reports; RUN counts how often Slurm has
                          requeued the job
-    orders-RANK-RUN.json what that pilot is to do; only this user can read it
+    orders-RANK-RUN.json orders to that pilot; only this user can read them
 
-Orders are levels and not events: a pilot, or a keeper, that comes late reads all that counts. The token of the node is
-in the orders alone, so that nobody else finds it in `scontrol show job` or in a script.
+Orders are levels, not events: a pilot or a keeper that comes late reads everything that matters. Only the orders
+contain the token of the node, so that nobody else finds it in `scontrol show job` or in a script.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _STATE = re.compile(r"state-(\d+)-(\d+)\.json")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for, at this moment (seconds since 1970)."""
+    """The request for an allocation, and its time (seconds since 1970)."""
 
     shape: Shape
     at: float
@@ -41,9 +41,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """To a pilot: be the `node` with this contact, until then (seconds since 1970). `restarts`, `released` and `asks`
-    count how often it was told to start another agent, to end unless commands run, and to answer. One that is to
-    `leave` ends whatever runs.
+    """Orders to a pilot: serve as `node` with this contact, until `until` (seconds since 1970). `restarts`, `released`
+    and `asks` count the orders to start another agent, to end unless commands run, and to answer. With `leave` the
+    pilot ends all commands and leaves.
     """
 
     node: str
@@ -56,10 +56,10 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a pilot: the `host` that it is on, by Slurm's name, in the job `job`; its CPUs, MiB of memory and devices; and
-    the moment at which Slurm will end it as far as it knows (seconds since 1970). `begun`: its agent was started.
-    `kept` is the number of the order to end that it has not followed, since commands run, `answers` that of the last
-    order to answer. `warned`: Slurm has said that the end is near. `ended`: nothing of it is left.
+    """State of a pilot: its `host`, by Slurm's name, and its job `job`; its CPUs, MiB of memory and devices; and the
+    time at which Slurm will end it, as far as it knows (seconds since 1970). `begun`: its agent was started. `kept` is
+    the number of the order to end that it has declined because commands run, `answers` that of the last order to
+    answer. `warned`: Slurm has announced the end. `ended`: nothing of it is left.
     """
 
     host: str
@@ -83,7 +83,7 @@ class Allocation:
         self.tag = folder.name
 
     def asked(self) -> Asked | None:
-        """None where nobody knows of it any more."""
+        """Return the request; None if it has been forgotten."""
         return _read(self.folder / "asked.json", Asked)
 
     def job(self) -> str:
@@ -105,7 +105,7 @@ class Allocation:
         write_whole(self.folder / f"state-{rank}-{run}.json", msgspec.json.encode(state), mode=0o600)
 
     def states(self) -> dict[int, tuple[int, State]]:
-        """By rank: the newest run, and its state."""
+        """Return the newest run and its state, by rank."""
         found: dict[int, tuple[int, State]] = {}
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
@@ -118,7 +118,7 @@ class Allocation:
         return found
 
     def said(self) -> str:
-        """The last line that its script has written."""
+        """Return the last line of output of its script."""
         try:
             lines = (self.folder / "pilot.log").read_text(errors="replace").split("\n")
         except OSError:
@@ -126,13 +126,13 @@ class Allocation:
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it has written nothing")
 
     def forget(self) -> None:
-        """First that it was asked for: one that starts late starts nothing then."""
+        """Delete the files, the request first, so that an allocation that starts late starts nothing."""
         (self.folder / "asked.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def new_allocation(folder: Path, shape: Shape, now: float, drain: int) -> Allocation:
-    """One that is about to be asked for."""
+    """Record a new allocation that is about to be requested."""
     made = Allocation(folder / uuid.uuid4().hex)
     made.folder.mkdir(mode=0o700, parents=True)
     asked = Asked(shape=shape, at=now, drain=drain)
@@ -141,7 +141,7 @@ def new_allocation(folder: Path, shape: Shape, now: float, drain: int) -> Alloca
 
 
 def known_allocations(folder: Path) -> Iterator[Allocation]:
-    """All that were asked for and not forgotten."""
+    """Yield all allocations that were requested and not forgotten."""
     if folder.exists():
         for path in sorted(folder.iterdir()):
             if path.is_dir():

@@ -1,4 +1,4 @@
-"""Whether Poise can run on a Slurm cluster: what `poise doctor --on slurm` looks at, with two status calls."""
+"""Check whether Poise can run on a Slurm cluster, for `poise doctor --on slurm`, with two status calls."""
 
 import time
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SHARED = REMOTE | {"gpfs", "beegfs", "beegfs_nodev", "panfs", "orangefs", "afs",
 
 
 def checks(settings: Settings, folder: Path) -> Iterator[Check]:
-    """The controller, each partition, the shared folder, and the allocations of this user."""
+    """Check the controller, each partition, the shared folder, and the allocations of this user."""
     try:
         kinds, jobs = commands.partitions(), commands.queue()
     except Fault as error:

@@ -1,9 +1,9 @@
 """Slurm as a substrate: each node of an allocation of this user is a machine.
 
-Allocations are asked for when work waits, and are given back when nothing runs on them. Each is tagged, and written
-down before it is submitted: a crash between `sbatch` and its record is found by the tag in the next list, and one that
-is in no list was never submitted. Pilots say themselves when they begin and end, in files; Slurm is asked for what they
-cannot say, in one call for all, and two times a minute at most.
+Poise requests allocations when work waits, and gives them back when nothing runs on them. Each is tagged, and recorded
+before it is submitted: after a crash between `sbatch` and its record, the tag identifies it in the next list, and an
+allocation in no list was never submitted. Pilots report their start and end in files; Poise asks Slurm only for the
+rest, in one call for all allocations, at most twice a minute.
 """
 
 import contextlib
@@ -29,25 +29,25 @@ from poise_slurm.settings import Settings
 from poise_slurm.shapes import Refused, Shape, Standing, wanted
 
 KINDS_SECONDS = 600.0
-"""How often Slurm is asked for its partitions."""
+"""Interval between queries for the partitions."""
 
 WAITING = 4
-"""Allocations that wait in Slurm at a time, at most."""
+"""Maximum number of allocations that wait in Slurm at a time."""
 
 SETTLED_SECONDS = 1.0
-"""Work has waited for so long before an allocation is asked for: what just came may fit on what there is."""
+"""Wait before an allocation is requested for new work, which may still fit on existing ones."""
 
 UNLISTED_SECONDS = 90.0
-"""One that was asked for so long ago, and is in no list, was never submitted: `sbatch` has ended by then."""
+"""Age after which an unlisted request counts as never submitted: `sbatch` has ended by then."""
 
 PAUSES = (15.0, 60.0, 300.0, 900.0, 3600.0)
-"""Seconds until `sbatch` is called again after it has failed, one time after the other."""
+"""Seconds until `sbatch` is retried after a failure, growing with each failure."""
 
 END_SECONDS = 20.0
 ANSWER_SECONDS = 3.0
 LOOK_SECONDS = 0.1
 CHANGED_SECONDS = 30.0
-"""By so much Slurm's end of an allocation differs from what is known of it before its pilots are told."""
+"""Smallest change of an allocation's end time in Slurm that is reported to its pilots."""
 
 _log = logging.getLogger("poise.slurm")
 
@@ -67,15 +67,15 @@ class _Rank(NamedTuple):
         self.allocation.order(self.rank, self.run, orders)
 
     def end(self) -> None:
-        """It counts as ended from now on, and ends if it lives."""
+        """Mark the pilot as ended, and order it to leave if it still runs."""
         if (orders := self.orders()) is not None:
             self.order(msgspec.structs.replace(orders, leave=True))
         self.allocation.say(self.rank, self.run, msgspec.structs.replace(self.state, ended=True))
 
 
 class SlurmCluster:
-    """The allocations of one home. `folder` is on a filesystem that the nodes share; `now` gives seconds since 1970,
-    and `ticks` those of a clock that never steps.
+    """The allocations of one home. `folder` is on a filesystem that the nodes share; `now` returns seconds since 1970,
+    and `ticks` is a monotonic clock.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class SlurmCluster:
         self._turns.take()
         self._kinds: list[Kind] = commands.partitions()
         self._kinds_at = now()
-        self._listed_at = 0.0  # when that was asked for; 0 until it has answered
-        self._settled: float | None = None  # since when work has waited
+        self._listed_at = 0.0  # time of the latest list; 0 before the first
+        self._settled: float | None = None  # when work began to wait
         self._failed, self._again_at, self._why = 0, 0.0, ""
-        self._idle: dict[str, float] = {}  # machines on which nothing runs, and since when
+        self._idle: dict[str, float] = {}  # idle machines, and since when
         self._unwanted: set[str] = set()
         self._refused: list[Refused] = []
-        self._waiting: list[Job] = []  # as Slurm has listed them last
+        self._waiting: list[Job] = []  # as of Slurm's latest list
 
-    # --- what there is -----------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def address(self) -> str:
-        """The address by which this machine reaches others; nothing is sent."""
+        """Return the address that this machine uses to reach others; nothing is sent."""
         with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
             try:
                 probe.connect(("192.0.2.1", 9))
@@ -125,17 +125,17 @@ class SlurmCluster:
         return [Pilot(of.node, identity) for identity, of in orders.items() if of is not None and not of.leave]
 
     def waiting(self) -> list[Mapping[str, float]]:
-        """Others get from Slurm what is theirs; nothing is lent to them here."""
+        """Slurm itself serves other users, so nothing is lent to them here."""
         return []
 
-    # --- what is asked for -------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def want(self, demand: DemandReport) -> list[Request]:
         self._request(demand)
         return self._unmet() if demand.waits else []
 
     def _unmet(self) -> list[Request]:
-        """What the work that waits cannot have, or not yet."""
+        """Report what the waiting work cannot get, or not yet."""
         found = [
             Request(text=f"no allocation for {_count(one.demand.tasks, 'task')}: {one.why}", refused=True)
             for one in self._refused
@@ -174,26 +174,26 @@ class SlurmCluster:
                 return
 
     def _ask(self, shape: Shape) -> bool:
-        """Submit an allocation; whether that worked."""
+        """Submit an allocation; return whether that succeeded."""
         drain = self._settings.drain
         made = new_allocation(self._folder, shape, self._now(), drain)
         try:
             made.set_job(commands.submit(_script(made, shape), _options(made, shape, self._settings)))
         except Fault as error:
-            self._pause(f"{error}: {error.record.have}")  # perhaps after it was submitted: the next list tells
+            self._pause(f"{error}: {error.record.have}")  # it may have been submitted: the next list shows it
             return False
         _log.info("asked for %s as job %s", shape, made.job())
         return True
 
     def _pause(self, why: str) -> None:
-        """Ask for nothing for a while, longer each time until a pilot begins."""
+        """Stop requesting for a while, with growing pauses until a pilot starts."""
         pause = PAUSES[min(self._failed, len(PAUSES) - 1)]
         self._failed, self._again_at = self._failed + 1, self._now() + pause
         self._why = f"{why}; Poise asks again {pause:g} s later"
         _log.warning(self._why)
 
     def _standing(self, ranks: Mapping[str, _Rank], busy: Mapping[str, int]) -> tuple[list[Standing], int]:
-        """The allocations that there are or will be, and how many of them wait."""
+        """Return the current and requested allocations, and how many of them wait."""
         found, waiting = [], 0
         for one in known_allocations(self._folder):
             asked = one.asked()
@@ -201,7 +201,7 @@ class SlurmCluster:
                 continue
             mine = {identity: rank for identity, rank in ranks.items() if rank.allocation.tag == one.tag}
             if not mine:
-                if not one.states():  # else it has ended, or is requeued: that may take long
+                if not one.states():  # otherwise it has ended or is requeued, which may take long
                     waiting += 1
                     found.append(Standing(asked.shape, asked.shape.minutes * 60))
                 continue
@@ -214,8 +214,8 @@ class SlurmCluster:
         return found, waiting
 
     def _mark_idle(self, ranks: Mapping[str, _Rank], busy: Mapping[str, int]) -> None:
-        """Allocations on which nothing has run for long are wanted no more. Their nodes are drained then, so that
-        nothing comes to them while they are given back.
+        """Mark allocations that have been idle for too long as unwanted. Their nodes are then drained, so that no work
+        arrives while they are given back.
         """
         now, idle = self._now(), {}
         for identity, one in ranks.items():
@@ -234,13 +234,13 @@ class SlurmCluster:
     def _is_leaving(self, identity: str, one: _Rank) -> bool:
         left = one.state.until - self._now()
         drain = self._settings.drain
-        sooner = one.state.warned and left > 2 * drain + 60  # Slurm says that it ends: it knows why
+        sooner = one.state.warned and left > 2 * drain + 60  # Slurm ends it early for a reason of its own
         return identity in self._unwanted or left < drain or sooner
 
-    # --- what Slurm says ---------------------------------------------------------------------------------------------
+    # --- status from Slurm -------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Ask Slurm for all allocations, if there are any that it may know more of, and it is time."""
+        """List all allocations in Slurm, if there are any and the rate limit allows it."""
         known = list(known_allocations(self._folder))
         if not known or not self._turns.take():
             return
@@ -251,7 +251,7 @@ class SlurmCluster:
                 return
             before = {one.tag: _pilots_of(one) for one in known}
             jobs = {job.tag: job for job in commands.queue()}
-        except Fault as error:  # slurmctld is away: allocations run on without it
+        except Fault as error:  # slurmctld is away: allocations continue to run without it
             _log.warning("%s: %s", error, error.record.have)
             return
         self._listed_at = now
@@ -260,7 +260,7 @@ class SlurmCluster:
             self._compare(one, jobs.get(one.tag), before[one.tag], now)
 
     def _compare(self, one: Allocation, job: Job | None, before: Sequence[_Rank], now: float) -> None:
-        """What is known of an allocation, with what Slurm has listed; `before` are the pilots that had begun then."""
+        """Compare an allocation with Slurm's list; `before` are the pilots that had started before the list."""
         asked = one.asked()
         if job is None:
             if asked is None or one.job() or now - asked.at > UNLISTED_SECONDS:
@@ -273,17 +273,17 @@ class SlurmCluster:
             one.set_job(job.id)
         for pilot in before:
             orders, until = pilot.orders(), now + job.left
-            if job.state in WAITS and not pilot.state.ended:  # it was requeued, or slurmctld has forgotten that it ran
+            if job.state in WAITS and not pilot.state.ended:  # requeued, or slurmctld has forgotten that it ran
                 pilot.end()
             elif job.left and orders is not None and abs(until - orders.until) > CHANGED_SECONDS:
                 pilot.order(msgspec.structs.replace(orders, until=until))
 
     def _listed(self) -> bool:
-        """Whether it is known which allocations there are: nothing is asked for twice."""
+        """Whether all allocations are known, so that nothing is requested twice."""
         return self._listed_at > 0 or not any(not one.job() for one in known_allocations(self._folder))
 
     def _ranks(self) -> dict[str, _Rank]:
-        """The nodes of allocations whose pilots have begun and not ended, by the id of their machine."""
+        """Return the nodes of allocations whose pilots have started and not ended, by machine id."""
         found = {}
         for one in known_allocations(self._folder):
             for pilot in _pilots_of(one):
@@ -336,7 +336,7 @@ class SlurmCluster:
             time.sleep(LOOK_SECONDS)
 
     def remove(self, pilot: Pilot) -> None:
-        """Its pilot may hang, so Slurm ends the allocation if no other node of it is in use."""
+        """Remove a pilot. The pilot may hang, so Slurm ends the allocation if no other node of it is in use."""
         one = self._ranks().get(pilot.machine)
         if one is None:
             return
@@ -349,7 +349,7 @@ class SlurmCluster:
         return True
 
     def stop(self) -> None:
-        """Cancel the allocations that wait, and those that nobody has used yet."""
+        """Cancel the allocations that wait, and those that are unused."""
         for one in known_allocations(self._folder):
             self._cancel(one)
 
@@ -375,13 +375,13 @@ def _pilots_of(one: Allocation) -> list[_Rank]:
 
 
 def _owes(one: _Rank) -> bool:
-    """Whether a pilot has not said yet whether it ends."""
+    """Whether a pilot has not yet answered the order to end."""
     orders = one.orders()
     return orders is not None and one.state.kept < orders.released
 
 
 def _script(made: Allocation, shape: Shape) -> str:
-    """A process on each node. It holds no secret: others may read the scripts of jobs."""
+    """Return a script that starts a pilot on each node. It contains no secret: other users may read job scripts."""
     pilot = shlex.join([sys.executable, "-m", "poise_slurm.pilot", str(made.folder)])
     size = f"--nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 --cpus-per-task={shape.cpus}"
     each = f"srun --overlap --kill-on-bad-exit=0 {size} "

@@ -1,8 +1,7 @@
-"""Slurm's own commands, as an ordinary user calls them, and what they answer.
+"""Slurm's commands, called as an ordinary user, and their parsed output.
 
-Status is asked of slurmctld in one call for all allocations, and two times a minute at most: polling by many users is
-what makes a controller slow. `sacct` is never asked, since it lags, and many sites have none. What `squeue` does not
-list has ended.
+slurmctld is queried in one call for all allocations, at most twice a minute: polling by many users makes a controller
+slow. `sacct` is never used, since it lags, and many sites have none. A job that `squeue` does not list has ended.
 """
 
 import os
@@ -16,10 +15,10 @@ from poise.errors import Fault
 
 PATIENCE = 60.0
 MOST, WINDOW = 2, 60.0
-"""Status calls in so many seconds, at most."""
+"""Maximum number of status calls in a window of this many seconds."""
 
 TAG = "poise:"
-"""An allocation has this and its tag as its comment: by that it is found if nobody knows its id."""
+"""Prefix of an allocation's comment, followed by its tag; it identifies the allocation if its id is unknown."""
 
 FORMAT = "%i|%T|%L|%S|%P|%r|%k"
 PARTITIONS = "%R|%a|%l|%D|%c|%m|%G|%A"
@@ -28,14 +27,14 @@ UNLIMITED = 365 * 86400
 
 HOLDS = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING")
 WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-"""States of jobs that hold machines, and that wait for them. In all others, `COMPLETING` among them, no machine of the
-job may be used any more.
+"""States of jobs that hold machines, and of jobs that wait for them. In all other states, including `COMPLETING`, the
+job's machines must not be used.
 """
 
 
 class Job(NamedTuple):
-    """A job that has not ended: its `left` seconds (0: it does not run), when it is expected to `start` (seconds since
-    1970, 0: unknown), and why it waits.
+    """A job that has not ended: its `left` seconds (0: it does not run), its expected `start` (seconds since 1970, 0:
+    unknown), and the reason why it waits.
     """
 
     id: str
@@ -48,8 +47,8 @@ class Job(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Nodes of a partition that are alike: each has so many CPUs, MiB of memory and GPUs; `idle` of them hold nothing.
-    `limit` is the longest time of a job there in seconds.
+    """Identical nodes of a partition: CPUs, MiB of memory and GPUs of each node; `idle` of them hold nothing. `limit`
+    is the longest job time there in seconds.
     """
 
     partition: str
@@ -62,14 +61,14 @@ class Kind(NamedTuple):
 
 
 class Turns:
-    """Lets at most `MOST` calls through in any `WINDOW`: the first ones when they are wanted, later ones evenly."""
+    """Rate limit: at most `MOST` calls in any `WINDOW`, the first ones at once, later ones evenly spaced."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._taken: list[float] = []  # the latest ones
+        self._taken: list[float] = []  # latest calls
 
     def take(self) -> bool:
-        """Whether a call may be made now; it counts then."""
+        """Whether a call may be made now; if so, it is counted."""
         now = self._now()
         if len(self._taken) == MOST and (now - self._taken[0] < WINDOW or now - self._taken[-1] < WINDOW / MOST):
             return False
@@ -78,23 +77,25 @@ class Turns:
 
 
 def submit(script: str, options: Sequence[str]) -> str:
-    """Submit a script, and return the id of its job. Raises `Fault` with what sbatch says."""
+    """Submit a script, and return the id of its job. Raises `Fault` with the message of sbatch."""
     return _call("sbatch", "--parsable", *options, given=script).strip().partition(";")[0]
 
 
 def test(script: str, options: Sequence[str]) -> str:
-    """What Slurm expects of a script, without submitting it. Raises `Fault` if it can never run, as sbatch says it."""
+    """Return Slurm's forecast for a script, without submitting it. Raises `Fault` with the message of sbatch if it can
+    never run.
+    """
     return _call("sbatch", "--test-only", *options, given=script)
 
 
 def queue() -> list[Job]:
-    """The jobs of this user that Poise has asked for and that have not ended. Raises `Fault` if nobody answers."""
+    """Return this user's unfinished jobs that Poise has submitted. Raises `Fault` if slurmctld does not answer."""
     answer = _call("squeue", "--noheader", f"--user={os.getuid()}", f"--format={FORMAT}", "--states=all")
     return [job for line in answer.splitlines() if (job := parse_job(line)) is not None]
 
 
 def parse_job(line: str) -> Job | None:
-    """A line of `squeue`; none if the job is not one of Poise, or has ended."""
+    """Parse a line of `squeue`; None if the job is not one of Poise, or has ended."""
     parts = line.split("|", 6)
     if len(parts) != 7 or not parts[6].startswith(TAG) or parts[1] not in HOLDS + WAITS:
         return None
@@ -105,19 +106,21 @@ def parse_job(line: str) -> Job | None:
 
 
 def cancel(*jobs: str) -> None:
-    """End jobs of this user. One that has ended already is no error."""
+    """Cancel jobs of this user. A job that has already ended is not an error."""
     if jobs:
         _call("scancel", "--quiet", *jobs)
 
 
 def partitions() -> list[Kind]:
-    """The partitions that are open to this user, by kinds of nodes. Raises `Fault` if nobody answers."""
+    """Return the partitions that are open to this user, by kinds of nodes. Raises `Fault` if slurmctld does not
+    answer.
+    """
     answer = _call("sinfo", "--noheader", f"--format={PARTITIONS}")
     return [kind for line in answer.splitlines() if (kind := parse_kind(line)) is not None]
 
 
 def parse_kind(line: str) -> Kind | None:
-    """A line of `sinfo`; none if nothing can be run there."""
+    """Parse a line of `sinfo`; None if nothing can run there."""
     parts = line.split("|")
     if len(parts) != 8 or parts[1] != "up":
         return None
@@ -127,18 +130,18 @@ def parse_kind(line: str) -> Kind | None:
 
 
 def _least(text: str) -> int:
-    """`8+` means 8 or more."""
+    """Parse a minimum: `8+` means 8 or more."""
     return int(text.rstrip("+") or 0)
 
 
 def _gpus(text: str) -> int:
-    """The GPUs in `gpu:a100:4(S:0-1),nic:2`."""
+    """Return the number of GPUs in `gpu:a100:4(S:0-1),nic:2`."""
     found = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", text)
     return sum(map(int, found))
 
 
 def _time(text: str) -> int:
-    """Seconds of `2-03:04:05`, `04:05` or `infinite`; 0 of what is no time."""
+    """Return the seconds of `2-03:04:05`, `04:05` or `infinite`; 0 for other text."""
     if text in ("infinite", "UNLIMITED"):
         return UNLIMITED
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
@@ -149,7 +152,7 @@ def _time(text: str) -> int:
 
 
 def _call(command: str, *arguments: str, given: str = "") -> str:
-    """The output of a command. Raises `Fault` with its own words."""
+    """Return the output of a command. Raises `Fault` with its error message."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(  # noqa: S603 — commands of the site

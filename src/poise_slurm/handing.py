@@ -1,7 +1,7 @@
-"""Handing one job to Slurm as it is: `poise submit --via slurm`. Poise keeps nothing of it, and Slurm runs it.
+"""Submit one job to Slurm unchanged, for `poise submit --via slurm`. Slurm runs it, and Poise stores nothing.
 
-Only fields that are set become options of `sbatch`, so the `#SBATCH` lines of a script count for the others. A field
-that no option of `sbatch` means exactly is refused.
+Only fields that are set become options of `sbatch`, so the `#SBATCH` lines of a script apply to the others. A field
+without an exactly equivalent option of `sbatch` is refused.
 """
 
 import re
@@ -24,7 +24,7 @@ _START = re.compile(r"start at (\S+) using (\d+) processors on nodes (\S+) in pa
 _ID = re.compile(r"[0-9]+(?:_[0-9]+)?")
 
 _NO_OPTION = ("kind", "run", "folder", "env", "expect", "class")
-"""Fields that are in the script itself, and those that describe the command and request nothing."""
+"""Fields that are part of the script, and fields that describe the command and request nothing."""
 
 _UNFIT = {"secrets": "other users can read the scripts of Slurm"}
 
@@ -39,8 +39,8 @@ _ON = "submit it without `--via`; `poise up --on slurm` runs it on the same clus
 
 
 def hand_over(spec: Mapping[str, Any], compiled: Compiled, text: str) -> Handed:
-    """Submit a job of one task: as its user wrote it (`spec`) and compiled, with the `#SBATCH` lines of its script.
-    Raises `SpecError` for what one job of Slurm cannot be, and `Fault` with what `sbatch` says.
+    """Submit a job of one task, given as written (`spec`) and compiled, with the `#SBATCH` lines of its script. Raises
+    `SpecError` for what a single Slurm job cannot be, and `Fault` with the message of `sbatch`.
     """
     unit, *others = compiled.units
     if others or len(unit.tasks) != 1 or unit.tasks[0].parts:
@@ -54,13 +54,13 @@ def hand_over(spec: Mapping[str, Any], compiled: Compiled, text: str) -> Handed:
 
 
 def _lines(text: str) -> list[str]:
-    """As `sbatch`, up to the first line of code."""
+    """Return the `#SBATCH` lines up to the first line of code, as `sbatch` reads them."""
     head = takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())
     return [line for line in head if line.startswith("#SBATCH")]
 
 
 def _options(spec: Mapping[str, Any], compiled: Compiled, unit: Unit) -> list[str]:
-    """The options of `sbatch` for all fields that are set. Raises `SpecError` with all that have none."""
+    """Return the `sbatch` options for all fields that are set. Raises `SpecError` with all fields that have none."""
     elsewhere = compiled.folder and Path(compiled.folder) != Path.cwd()
     options = [f"--chdir={compiled.folder}"] if elsewhere else []
     dependencies: list[str] = []
@@ -95,7 +95,7 @@ def _is_set(value: Any) -> bool:
     return value is not None and value is not False and value not in ("", [], {})
 
 
-# --- what means the same ---------------------------------------------------------------------------------------------
+# --- equivalent options ----------------------------------------------------------------------------------------------
 
 _CONDITIONS = {"after": "afterok", "after-any": "afterany", "after-failure": "afternotok"}
 
@@ -115,7 +115,7 @@ def _cpus(compiled: Compiled, unit: Unit) -> list[str]:
 
 
 def _memory(compiled: Compiled, unit: Unit) -> list[str]:
-    """0 limits nothing here; for Slurm it is the whole memory of the node."""
+    """0 means no limit here; for Slurm it means the whole memory of the node."""
     return [f"--mem={-(-unit.shape.memory // MIB)}M"] if unit.shape.memory else []
 
 
@@ -124,7 +124,7 @@ def _gpus(compiled: Compiled, unit: Unit) -> list[str]:
 
 
 def _node(compiled: Compiled, unit: Unit) -> list[str]:
-    """Slurm would take all of several nodes, not any of them."""
+    """Slurm would allocate all of several nodes, not any one of them."""
     names = unit.shape.where.nodes
     if len(names) > 1:
         what = "Slurm has no option for any of several nodes"
@@ -145,7 +145,7 @@ def _begin(compiled: Compiled, unit: Unit) -> list[str]:
 
 
 def _deadline(compiled: Compiled, unit: Unit) -> list[str]:
-    """Slurm removes a job that cannot end in time any more."""
+    """Slurm removes a job that can no longer end in time."""
     if unit.if_late != "cancel":
         what = "Slurm cancels a job that misses its deadline"
         raise SpecError(
@@ -162,7 +162,7 @@ def _retry(compiled: Compiled, unit: Unit) -> list[str]:
 
 
 def _output(compiled: Compiled, unit: Unit) -> list[str]:
-    """`%t` and `%r` stand for something else in Slurm, and so does `%a`, the attempt."""
+    """Translate the pattern: `%t`, `%r` and `%a` (the attempt) have other meanings in Slurm."""
     stands = {"%%": "%%", "%j": "%j", "%t": unit.tasks[0].name, "%r": "0"}
     if "%a" in re.findall("%.", unit.output):
         hint = f"--output {unit.output.replace('%a', '%j')}"

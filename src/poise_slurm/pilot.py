@@ -1,8 +1,9 @@
 """`python -m poise_slurm.pilot FOLDER`: the pilot on one node of an allocation.
 
-It says where it is, waits for its orders, and keeps an agent alive as they say. Nothing of it outlives the allocation:
-when Slurm ends it, it ends the commands of its node too, since those that no cgroup holds would go on beside whoever
-gets the machine next. What an earlier pilot left on the machine, because it was killed, it ends first.
+It reports its host, waits for orders, and keeps an agent alive accordingly. Nothing of it outlives the allocation: when
+Slurm ends the allocation, the pilot also ends the commands of its node, since commands outside a cgroup would keep
+running beside the machine's next user. At its start it ends what an earlier pilot left on the machine because it was
+killed.
 """
 
 import contextlib
@@ -30,18 +31,19 @@ from poise_slurm.shapes import MIB, PILOT_MEMORY
 
 LOOK_SECONDS = 0.5
 ALONE_SECONDS = 600.0
-"""A pilot that has no orders for so long ends: nobody is there who has work for it."""
+"""A pilot without orders for this long ends: there is no control plane with work for it."""
 
 EARLY_SECONDS = 5.0
 """Slurm's clock for an allocation starts before its pilot does."""
 
 HIDDEN = ("SLURM", "SBATCH_", "SRUN_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PMI")
-"""Variables that are those of the allocation, and not the machine's."""
+"""Variables of the allocation that commands must not see."""
 
 
 def devices_in(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The devices that Slurm has given, as their driver numbers or names them for this process. `CUDA_VISIBLE_DEVICES`
-    comes first: where a cgroup hides the others, Slurm's own numbers are not those of the driver.
+    """Return the devices that Slurm has allocated, by the driver's numbers or names for this process.
+    `CUDA_VISIBLE_DEVICES` comes first: where a cgroup hides the other devices, Slurm's numbers differ from the
+    driver's.
     """
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         if name in environ:
@@ -57,7 +59,7 @@ def devices_in(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def memory_in(environ: Mapping[str, str], cpus: int) -> int:
-    """The MiB that Slurm has given on this node; 0 if it does not count memory."""
+    """Return the MiB that Slurm has allocated on this node; 0 if it does not count memory."""
     if each := environ.get("SLURM_MEM_PER_CPU"):
         return int(each) * cpus
     return int(environ.get("SLURM_MEM_PER_NODE", "0"))
@@ -84,7 +86,7 @@ class Pilot:
         self._followed: Orders | None = None
 
     def run(self, signals: "queue.SimpleQueue[int]") -> None:
-        """Until the orders, or Slurm, say that it ends."""
+        """Run until the orders or Slurm end the pilot."""
         self._share_checkpoints()
         self._say()
         alone_since = time.monotonic()
@@ -107,7 +109,7 @@ class Pilot:
         self._end()
 
     def _follow(self, orders: Orders) -> bool:
-        """Whether it is to end."""
+        """Follow new orders; return whether the pilot must end."""
         before, self._followed = self._followed, orders
         if orders.leave:
             return True
@@ -135,7 +137,7 @@ class Pilot:
         return Part(cpu=state.cpus * 1000, memory=memory, devices=state.devices, labels=labels, until=until)
 
     def _end(self) -> None:
-        """It says at once that it has ended: its node gets nothing more. Then all of it is ended."""
+        """Report the end first, so that the node gets no more work; then end everything."""
         self._state = msgspec.structs.replace(self._state, ended=True)
         self._say()
         if self._agent is not None:
@@ -143,19 +145,19 @@ class Pilot:
         _remove(self.root)
 
     def _share_checkpoints(self) -> None:
-        """The folder of the node goes with the allocation; what training saves is for the next one."""
+        """Link checkpoints to the shared folder: the node's folder is deleted with the allocation."""
         shared = self._allocation.folder.parents[2] / "checkpoints"
         shared.mkdir(mode=0o700, exist_ok=True)
         if not (self.root / "checkpoints").exists():
             (self.root / "checkpoints").symlink_to(shared)
 
     def _say(self) -> None:
-        with contextlib.suppress(OSError):  # the folder has gone, and with it who would read it
+        with contextlib.suppress(OSError):  # the folder is gone, and so is its reader
             self._allocation.say(self._rank, self._run, self._state)
 
 
 def own_folder() -> Path:
-    """A folder of this user on this machine; raises `Denied` if somebody else has made it."""
+    """Return this user's folder on this machine; raises `Denied` if it belongs to somebody else."""
     folder = Path(tempfile.gettempdir()) / f"poise-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
@@ -167,9 +169,9 @@ def own_folder() -> Path:
 
 @contextlib.contextmanager
 def alone_in(root: Path) -> Iterator[None]:
-    """Hold the folder of a pilot; what pilots that are no more have left beside it is ended first."""
+    """Hold the lock of a pilot's folder; first end what dead pilots have left beside it."""
     with contextlib.ExitStack() as held:
-        with take_lock(root.parent / "lock", "pilot that begins"):  # nobody sees a folder before its lock is held
+        with take_lock(root.parent / "lock", "pilot that begins"):  # no folder is visible before its lock is held
             held.enter_context(take_lock(root / "pilot", "pilot"))
             folders = [path for path in root.parent.iterdir() if path.is_dir() and path != root]
             left = [path for path in folders if not is_held(path / "pilot")]
@@ -191,7 +193,7 @@ def main(folder: Path) -> None:
     os.umask(0o077)
     allocation = Allocation(folder)
     asked = allocation.asked()
-    if asked is None:  # nobody knows of it: it was submitted by a process that was killed, and given up since
+    if asked is None:  # unknown: submitted by a process that was killed, and forgotten since
         return
     pilot = Pilot(allocation, os.environ, asked)
     with alone_in(pilot.root):

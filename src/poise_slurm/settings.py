@@ -14,9 +14,9 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+&|*-]{0,127}")
 
 
 class Settings(NamedTuple):
-    """Which allocations may be asked for: in which `partitions` (empty: all that are open to this user), at most so
-    many `nodes` at a time, none longer than `time`. One on which nothing ran for `idle` is given back, and one that
-    ends is drained for `drain` before. Times in seconds. `options` are passed on to `sbatch`.
+    """Limits for allocations: the `partitions` to use (empty: all that are open to this user), the maximum number of
+    `nodes` at a time, and the longest `time`. An allocation is given back after `idle` without work, and drained for
+    `drain` before it ends. Times in seconds. `options` are passed on to `sbatch`.
     """
 
     partitions: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Settings(NamedTuple):
 
 
 def parse_settings(argument: str) -> Settings:
-    """Settings of `gpu,short,nodes=4,time=2h,account=physics`. Raises `InputError`."""
+    """Parse settings such as `gpu,short,nodes=4,time=2h,account=physics`. Raises `InputError`."""
     partitions: list[str] = []
     options: list[str] = []
     told: dict[str, int] = {}

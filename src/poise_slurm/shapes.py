@@ -1,10 +1,10 @@
-"""Decides which allocations to ask Slurm for: in which partition, how many nodes, how large a part of each, how long.
+"""Decide which allocations to request from Slurm: partition, number of nodes, share of each node, and duration.
 
-It is asked again and again with what waits, and answers with what is still missing beside the allocations that there
-are. The number of nodes follows from the expected run times: each must get at least `WORTH` of work, or `WORTH_IDLE` if
-it is idle, so that a campaign of brief tasks does not ask for hundreds of nodes; and no more nodes than tasks can use
-at once. The time follows from the same work, and from the longest of the tasks: it is known that nearly all of them end
-before the allocation does. Short allocations of one node start soonest, so only gangs get several nodes at once.
+`wanted` takes the waiting work and returns the allocations that are missing beside the existing ones. The number of
+nodes follows from the expected run times: each node must get at least `WORTH` seconds of work, or `WORTH_IDLE` if it is
+idle, so that a campaign of brief tasks does not request hundreds of nodes; and there are no more nodes than tasks can
+use at once. The duration follows from the same work and from the longest task, so that nearly all tasks end before the
+allocation does. Short allocations of one node start soonest, so only gangs get several nodes at once.
 """
 
 from collections.abc import Sequence
@@ -18,30 +18,30 @@ from poise_slurm.commands import Kind
 from poise_slurm.settings import Settings
 
 WORTH, WORTH_IDLE = 300, 10
-"""Seconds of work for a node, below which another one is not worth its start; and for one that is idle, which starts at
-once and keeps nobody waiting.
+"""Minimum work in seconds that makes another node worth its start; and for an idle node, which starts at once and
+delays nobody.
 """
 
 GUESS = 900
-"""Seconds that a task is taken to run of which nobody knows it."""
+"""Assumed run time, in seconds, of a task with an unknown run time."""
 
 LEAST, STEP = 600, 300
-"""Seconds of the shortest allocation, and by which longer ones grow: equal requests are easier on the scheduler."""
+"""Seconds of the shortest allocation, and step of longer ones: equal requests are easier on the scheduler."""
 
 SPARE = 1.25
-"""Times the expected work that an allocation lasts: run times are estimates."""
+"""Duration of an allocation relative to its expected work: run times are estimates."""
 
 MIB = 2**20
 
 PILOT_MEMORY = 256
-"""MiB of each node that the pilot and its agent need for themselves."""
+"""MiB of each node that are reserved for the pilot and its agent."""
 
 UNCOUNTED = 64
-"""Where nodes have less memory than so many MiB, as by default, their site does not count it."""
+"""A site with less memory per node than this many MiB, as by default, does not count memory."""
 
 
 class Shape(NamedTuple):
-    """An allocation to ask for: so many `nodes` at once, of each so many CPUs, MiB of memory and GPUs, for so many
+    """An allocation to request: `nodes` nodes at once, the CPUs, MiB of memory and GPUs of each, and the duration in
     minutes.
     """
 
@@ -54,8 +54,8 @@ class Shape(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """An allocation that there is: `left` seconds, or those that it will have once it starts. It is `busy` for so many
-    seconds before anything there is expected to end.
+    """An existing allocation: `left` seconds, or its full duration before it starts. It is `busy` for this many seconds
+    before any of its work is expected to end.
     """
 
     shape: Shape
@@ -64,7 +64,7 @@ class Standing(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Work for which no partition has an allocation, and why not."""
+    """Work for which no partition has an allocation, and the reason."""
 
     demand: Demand
     why: str
@@ -73,12 +73,12 @@ class Refused(NamedTuple):
 def wanted(
     demand: Sequence[Demand], kinds: Sequence[Kind], standing: Sequence[Standing], settings: Settings
 ) -> tuple[list[Shape], list[Refused]]:
-    """The allocations that are missing, and the work that can have none."""
+    """Return the missing allocations, and the work that can have none."""
     room = settings.nodes - sum(one.shape.nodes for one in standing)
     left = list(standing)
     asked: list[Shape] = []
     refused: list[Refused] = []
-    placed: dict[tuple[Kind, int, int, int, int], Demand] = {}  # work that asks for the same, of all classes
+    placed: dict[tuple[Kind, int, int, int, int], Demand] = {}  # equal requests of all classes
     for work in demand:
         kind = _kind_for(work, kinds, settings)
         if isinstance(kind, str):
@@ -98,7 +98,7 @@ def wanted(
 
 
 def needed(work: Demand, settings: Settings) -> int:
-    """The seconds that an allocation must have left to be of use for this work."""
+    """Return the seconds that an allocation must have left to be useful for this work."""
     return _longest(work) + settings.drain
 
 
@@ -107,7 +107,7 @@ def _longest(work: Demand) -> int:
 
 
 def _together(one: Demand, other: Demand) -> Demand:
-    """The work of both, which asks for the same."""
+    """Merge two demands that request the same."""
     return msgspec.structs.replace(
         one,
         tasks=one.tasks + other.tasks,
@@ -118,8 +118,8 @@ def _together(one: Demand, other: Demand) -> Demand:
 
 
 def _kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind | str:
-    """The nodes to ask for: with idle ones first, then where jobs are short, since those start soonest. A text says why
-    there are none.
+    """Return the nodes to request: partitions with idle nodes first, then those with short jobs, since these start
+    soonest. If there are none, return the reason as text.
     """
     if work.where:
         return f"it asks for {work.where}, and Slurm chooses the nodes"
@@ -144,7 +144,7 @@ def _limit(kind: Kind, settings: Settings) -> int:
 
 
 def _slots(work: Demand, kind: Kind) -> int:
-    """How many tasks a whole node of this kind runs at once."""
+    """Return how many tasks a whole node of this kind runs at once."""
     bounds = [kind.cpus * 1000 // work.cpu if work.cpu else kind.cpus]
     if work.memory:
         bounds.append((kind.memory - PILOT_MEMORY) * MIB // work.memory)
@@ -154,7 +154,7 @@ def _slots(work: Demand, kind: Kind) -> int:
 
 
 def _shapes(work: Demand, kind: Kind, settings: Settings) -> list[Shape]:
-    """All allocations that this work should have, whatever there is already."""
+    """Return all allocations that this work should have, regardless of existing ones."""
     slots = _slots(work, kind)
     seconds = work.work / SECOND + work.unknown * GUESS
     together = -(-work.together // slots)
@@ -174,12 +174,12 @@ def _shapes(work: Demand, kind: Kind, settings: Settings) -> list[Shape]:
 
 
 def _nodes_for(seconds: float, slots: int, worth: int) -> int:
-    """Nodes that each get so much of the work."""
+    """Return the number of nodes at which each gets `worth` seconds of work."""
     return -(-int(seconds) // (slots * worth))
 
 
 def _serves(one: Standing, shape: Shape, work: Demand, settings: Settings) -> bool:
-    """Whether an allocation that there is takes the place of this one: one that is busy for long does not."""
+    """Whether an existing allocation replaces this one; one that is busy for long does not."""
     memory = not work.memory or (one.shape.memory - PILOT_MEMORY) * MIB >= work.memory
     large = memory and one.shape.cpus >= shape.cpus and one.shape.gpus >= shape.gpus
     soon = one.busy <= WORTH and one.left - one.busy >= needed(work, settings)

@@ -1,1 +1,1 @@
-"""What is known: frozen, typed, validated, serialisable records. No I/O, no clock, no randomness."""
+"""Records: frozen, typed, validated, serialisable. No I/O, no clock, no randomness."""

@@ -1,11 +1,11 @@
-"""Calls of functions, and what a caller, the control plane and a worker say to each other about them.
+"""Calls of functions, and the messages about them between a caller, the control plane and a worker.
 
-A job that serves calls has *workers*: its units, started as calls come and resting when there are none. A call is
-accepted by its job under a number that its caller counts from 1, is handed to one of the workers, and returns once.
-Values are opaque to everybody but the caller's process and its workers.
+A job that serves calls has *workers*: its units, started as calls come and idle when there are none. Its job accepts a
+call under a number that its caller counts from 1; the call is handed to one worker, and returns once. Values are opaque
+to everybody but the caller's process and its workers.
 
-The two channels (`/v1/calls` for callers, `/v1/workers` for workers) are level-triggered: whoever connects says first
-what it has, and is told what it has missed.
+The two channels (`/v1/calls` for callers, `/v1/workers` for workers) are level-triggered: a client first sends its
+state on each connection, and receives what it has missed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,38 +18,40 @@ from poise.model.messages import Attempt
 T = TypeVar("T")
 
 INLINE = 4096
-"""Bytes of a value that travel inside records; larger ones are files."""
+"""Maximum bytes of a value inside a record; larger values are files."""
 
 MAX_UNRETURNED = 16_384
-"""Calls of one job that have been accepted and not returned; a caller waits before it sends more."""
+"""Maximum number of accepted and unreturned calls of one job; a caller waits before it sends more."""
 
 MAX_FRAME = 2**20
-"""Bytes of one frame of a caller or a worker. It is decoded on the thread that decides (another one would hold the
-interpreter for as long), so it is bounded before, and what it holds is counted: the worst takes some milliseconds."""
+"""Maximum bytes of one frame of a caller or a worker. Frames are decoded on the deciding thread (another one would hold
+the interpreter for as long), so their size is limited before and their items are counted: the worst frame takes some
+milliseconds.
+"""
 
 MAX_TOGETHER = 512
-"""Calls, functions or results that travel in one frame."""
+"""Maximum number of calls, functions or results in one frame."""
 
 KEPT = 2 * MAX_UNRETURNED
-"""Results that a job keeps for a caller that was away. More than can be under way to one that is not."""
+"""Number of results that a job keeps for a disconnected caller: more than can be in flight to a connected one."""
 
 MAX_NEEDS = 1024
-"""Earlier calls whose results one call takes."""
+"""Maximum number of earlier calls whose results one call takes."""
 
 _AROUND, _LETTER = 16, 4
-"""Bytes that the number of a call takes at most, with what is around it; and that a letter does."""
+"""Maximum bytes of a call's number with its framing, and of one character."""
 
 MAX_FUNCTIONS = 10_000
-"""Functions of one job; a caller that defines them in a loop meets it."""
+"""Maximum number of functions of one job; a caller that defines them in a loop reaches it."""
 
 ATTEMPT = "Poise-Attempt"
-"""The header by which a worker says which attempt it is: `j1.main#1`."""
+"""The header with a worker's attempt: `j1.main#1`."""
 
 CallOutcome = Literal["done", "raised", "lost", "skipped", "cancelled"]
 """How a call returned.
 
-`done` with a value · `raised` with the user's exception · `lost` its workers died as often as it may be tried ·
-`skipped` it takes the result of one that is not done · `cancelled` before it began.
+`done` with a value · `raised` with the user's exception · `lost` its workers died until its retries were used up ·
+`skipped` it takes the result of a call that is not done · `cancelled` before it began.
 """
 
 
@@ -67,7 +69,8 @@ NOTHING = Value()
 
 class Function(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Where a worker finds a function: its module (or the script that was `__main__`), its qualified name, and the hash
-    of its source, so that a worker never runs another. One that has no module is an opaque value in `code`.
+    of its source, so that a worker never runs another version. A function without a module is an opaque value in
+    `code`.
     """
 
     name: str
@@ -78,8 +81,8 @@ class Function(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """One call: the number of the function in its job, the arguments, the numbers of earlier calls whose results they
-    take, and how often it is tried again when it raises.
+    """One call: the number of its function in the job, the arguments, the numbers of the earlier calls whose results
+    they take, and the number of retries after an exception.
     """
 
     number: int
@@ -90,7 +93,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """How a call returned: the value, or the exception; `run` nanoseconds in the function."""
+    """Result of a call: the value or the exception; `run` is the time in the function in nanoseconds."""
 
     number: int
     outcome: CallOutcome
@@ -103,8 +106,8 @@ class Result(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, g
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """First frame of a caller: its job, the calls of which it has no result yet, and the `key` that whoever submitted
-    the job was given.
+    """First frame of a caller: its job, the calls without a result so far, and the `key` that the submitter of the job
+    received.
     """
 
     job: str
@@ -113,7 +116,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class Calling(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
-    """New functions, in order, and new calls, in order. One that has been accepted before is not accepted again."""
+    """New functions and new calls, each in order. Items that were accepted before are not accepted again."""
 
     functions: Annotated[tuple[Function, ...], msgspec.Meta(max_length=MAX_TOGETHER)] = ()
     calls: Annotated[tuple[Call, ...], msgspec.Meta(max_length=MAX_TOGETHER)] = ()
@@ -121,20 +124,20 @@ class Calling(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
 
 
 class Uncall(msgspec.Struct, frozen=True, tag="uncall"):
-    """Do not begin these."""
+    """Do not begin these calls."""
 
     numbers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_UNRETURNED)]
 
 
 class Closing(msgspec.Struct, frozen=True, tag="closing"):
-    """No more calls will come."""
+    """The caller sends no more calls."""
 
 
 # control plane -> caller
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """What has been accepted durably: the last call, and how many functions. Answers `Resume` and each `Calling`."""
+    """Durably accepted so far: the last call, and the number of functions. Answers `Resume` and each `Calling`."""
 
     last: int
     functions: int
@@ -145,7 +148,7 @@ class Results(msgspec.Struct, frozen=True, tag="results"):
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """The job has ended, or takes no calls: why."""
+    """The job has ended or accepts no calls; `why` is the reason."""
 
     why: str
 
@@ -154,9 +157,8 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", omit_defaults=True):
-    """First frame of a worker: its attempt, how many functions it knows, the calls it holds, and results that may not
-    have arrived; if there are too many of these, the calls of the others are among those that it holds, and their
-    results follow.
+    """First frame of a worker: its attempt, the number of functions it knows, the calls it holds, and results that may
+    not have arrived; if there are too many of these, the remaining calls are listed as held, and their results follow.
     """
 
     attempt: Attempt
@@ -166,7 +168,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", omit_defaults=True):
 
 
 class Returning(msgspec.Struct, frozen=True, tag="return", omit_defaults=True):
-    """Results, and calls handed back that had not begun. A worker that is `ending` takes no more calls."""
+    """Results, and calls handed back before they began. A worker that is `ending` accepts no more calls."""
 
     results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
     back: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
@@ -177,14 +179,14 @@ class Returning(msgspec.Struct, frozen=True, tag="return", omit_defaults=True):
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The result of an earlier call that a call takes."""
+    """The result of an earlier call, as input of a call."""
 
     number: int
     value: Value
 
 
 class Todo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A call to make, and what it takes."""
+    """A call to make, and its inputs."""
 
     number: int
     function: int
@@ -193,31 +195,31 @@ class Todo(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True):
-    """Functions that this worker does not know yet, in order, and calls to make, in order."""
+    """Functions that are new to this worker, and calls to make, each in order."""
 
     functions: tuple[Function, ...] = ()
     calls: tuple[Todo, ...] = ()
 
 
 class Known(msgspec.Struct, frozen=True, tag="known"):
-    """These results are durable; they need not be said again."""
+    """These results are durable and need not be sent again."""
 
     numbers: tuple[int, ...]
 
 
 class Back(msgspec.Struct, frozen=True, tag="back"):
-    """Hand these back if they have not begun."""
+    """Hand these calls back if they have not begun."""
 
     numbers: tuple[int, ...]
 
 
 class Retire(msgspec.Struct, frozen=True, tag="retire"):
-    """Nothing to do here any more: end."""
+    """There is no more work for this worker: end."""
 
 
 def calling(functions: Sequence[Function], first: int, calls: Sequence[Call]) -> Iterator[Calling]:
-    """What is to be said of new functions, of which the first has this index, and then of new calls: in frames that the
-    other side takes.
+    """Yield frames within the limits: first the new functions, of which the first has the index `first`, then the new
+    calls.
     """
     for some in _together(functions, _size_of_function):
         yield Calling(some, (), first)
@@ -227,7 +229,7 @@ def calling(functions: Sequence[Function], first: int, calls: Sequence[Call]) ->
 
 
 def returning(results: Sequence[Result]) -> Iterator[Returning]:
-    """Results, in frames that the other side takes."""
+    """Yield results in frames within the limits."""
     for some in _together(results, lambda result: _size(result.value) + _LETTER * len(result.note)):
         yield Returning(some)
 
@@ -241,7 +243,7 @@ def _size_of_function(of: Function) -> int:
 
 
 def _together(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
-    """In order, as many at a time as one frame has room for; half of it is left for what is around them."""
+    """Yield items in order, as many at a time as fit in one frame; half of it is left for framing."""
     some: list[T] = []
     room = MAX_FRAME // 2
     for item in items:

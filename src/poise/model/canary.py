@@ -1,8 +1,8 @@
-"""A version on trial beside the one that serves: how it is tried, and what was seen of both.
+"""A version on trial beside the current one: the rules of the trial, and the statistics of both.
 
-The version that serves is *stable*, the one on trial the *canary*. A trial has stages, one after the other: a *replay*
-of requests that were recorded, a *shadow* that is sent copies of live requests and whose answers nobody gets, a *share*
-of live requests that it answers itself.
+The current version is called *stable*, the one on trial *canary*. A trial has stages, one after the other: a *replay*
+of recorded requests, a *shadow* that receives copies of live requests and whose answers are discarded, and a *share* of
+live requests that it answers itself.
 """
 
 from collections import deque
@@ -11,11 +11,11 @@ from typing import Literal
 import msgspec
 
 KEPT = 5000
-"""Latencies of one version that are remembered: the latest."""
+"""Number of latest latencies to keep for one version."""
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """`part`: of the requests that are copied to the canary, or answered by it."""
+    """`part`: the fraction of requests that are copied to the canary, or answered by it."""
 
     kind: Literal["replay", "shadow", "share"]
     part: float = 1.0
@@ -25,10 +25,10 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class TrialRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a canary must hold to in every stage, `after` answers of it: `errors` more in one request than stable at
-    most, `latency` times its P95 at most, and of the answers to the same request `agreement` the same at least, where
-    numbers are the same that differ by no more than the part `close`. With `promote` it takes the place of stable
-    after the last stage, else it stays there. `replay`: where the recorded requests are.
+    """Conditions that a canary must meet in every stage after `after` answers: at most `errors` more errors per request
+    than stable, at most `latency` times its P95, and at least `agreement` equal answers to the same requests, where
+    numbers are equal if their relative difference is at most `close`. With `promote` it replaces stable after the last
+    stage, else it stays there. `replay`: the file of recorded requests.
     """
 
     stages: tuple[Stage, ...]
@@ -42,7 +42,7 @@ class TrialRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """What was seen of one version, of a canary in one stage; durations in nanoseconds."""
+    """Statistics of one version, for a canary in one stage; durations in nanoseconds."""
 
     def __init__(self) -> None:
         self.answered = 0
@@ -52,20 +52,20 @@ class Tally:
         self.agreed = 0
 
     def add(self, *, ok: bool, took: int = 0) -> None:
-        """A request that was answered, and how long that took; or (not `ok`) with an error or not at all."""
+        """Count an answered request and its duration; or (not `ok`) one with an error or without an answer."""
         self.answered += 1
         self.errors += not ok
         if ok:
             self.took.append(took)
 
     def compare(self, *, agreed: bool) -> None:
-        """An answer that was held beside that of the other version."""
+        """Count a comparison of an answer with the other version's."""
         self.compared += 1
         self.agreed += agreed
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What is to become of a canary in its stage, and why, a sentence for each thing that was compared."""
+    """The verdict on a canary in its stage, with a sentence for each comparison."""
 
     verdict: Literal["go on", "pass", "fail"]
     reasons: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Captures: what a running task was doing for some seconds, as a profiler saw it."""
+"""Captures: profiler data of a running task over some seconds."""
 
 from typing import Literal, get_args
 
@@ -15,21 +15,21 @@ CaptureKind = Literal["stacks", "dump", "torch"]
 KINDS: tuple[CaptureKind, ...] = get_args(CaptureKind)
 
 ENDING: dict[CaptureKind, str] = {"stacks": "svg", "dump": "txt", "torch": "json.gz"}
-"""How the file of a capture ends: a page for a browser, a text, a trace that Perfetto and Chrome open."""
+"""File name ending of a capture: a page for a browser, text, or a trace that Perfetto and Chrome open."""
 
 LASTS: dict[CaptureKind, int] = {"stacks": 10 * SECOND, "dump": 0, "torch": 2 * SECOND}
-"""Nanoseconds that a capture takes unless something else is said; a trace of PyTorch has a MB and more a second."""
+"""Default duration of a capture in nanoseconds; a PyTorch trace has 1 MB per second or more."""
 
 LONGEST = 600 * SECOND
-"""The longest that a capture may take."""
+"""Maximum duration of a capture."""
 
 MOST_BYTES = 64 << 20
-"""Bytes of one capture."""
+"""Maximum size of one capture in bytes."""
 
 
 class Capture(msgspec.Struct, frozen=True, kw_only=True):
-    """A capture that is kept beside the output of its attempt: the `name` of its file, its size in bytes, and when it
-    was taken, in seconds since 1970.
+    """A capture, stored beside the output of its attempt: the `name` of its file, its size in bytes, and its time, in
+    seconds since 1970.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureStarted(msgspec.Struct, frozen=True, tag="started", tag_field="kind"):
-    """A capture begins on this node."""
+    """A capture starts on this node."""
 
     node: str
 
 
 class CaptureEnded(msgspec.Struct, frozen=True, tag="ended", tag_field="kind"):
-    """It is kept, or there is none because of an error."""
+    """The capture was stored, or failed with an error."""
 
     capture: Capture | None = None
     error: ErrorRecord | None = None

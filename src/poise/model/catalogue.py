@@ -1,9 +1,9 @@
-"""What devices of known models can do: memory, bandwidth, peak rates, power, each with the document it was taken from.
+"""Capabilities of known device models: memory, bandwidth, peak rates, power, each with its source.
 
-A node's devices are told apart by these names, so that `H100` in a job, in a throughput table and in what a driver says
-(`NVIDIA H100 80GB HBM3`) are one thing. Rates are the vendor's peaks without sparsity (data sheets give them with it;
-they are half then), matrix units included, with accumulation in fp32 where a precision has two rates. What no vendor's
-document says is left out: no rate, or 0. Measured figures belong to the profiles, not here.
+These names identify a node's devices, so that `H100` in a job, in a throughput table and in a driver's name (`NVIDIA
+H100 80GB HBM3`) are the same model. Rates are the vendor's peaks without sparsity (where a data sheet gives them with
+sparsity, half of that), matrix units included, with accumulation in fp32 if a precision has two rates. Figures that no
+vendor document states are left out: no rate, or 0. Measured figures belong to the profiles, not here.
 """
 
 import re
@@ -19,16 +19,16 @@ GIGA = 10**9
 
 _VENDORS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "huawei"})
 _FORM = re.compile(r"sxm\d?|pcie|oam|hbm\d?e?|\d+(?:gb?)?|tensor|core|gpu")
-"""Words after a model's name that do not make it another model. Others do: `Laptop`, `NVL`, `Ti`, `MIG`."""
+"""Words after a model's name that do not denote another model. Others do: `Laptop`, `NVL`, `Ti`, `MIG`."""
 
 _SAME_MEMORY = 0.15
-"""How far the memory that a driver reports may lie from the data sheet's: 80 GB are 85.0e9 bytes to NVML."""
+"""Maximum relative difference between a driver's memory figure and the data sheet's: 80 GB are 85.0e9 bytes to NVML."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One model. `stem` is the pattern of its name in lower case; `memory` in bytes, its `bandwidth` in bytes a second,
-    `rates` in operations per second by precision, `power` in milliwatts. What is not known is 0 or missing. `sizes` are
-    amounts of memory with which it is sold, too.
+    """One model. `stem` is the pattern of its name in lower case; `memory` in bytes, its `bandwidth` in bytes per
+    second, `rates` in operations per second by precision, `power` in milliwatts. Unknown figures are 0 or missing.
+    `sizes` are other amounts of memory with which it is sold.
     """
 
     name: str
@@ -44,9 +44,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def models_named(text: str, memory: int = 0) -> tuple[Entry, ...]:
-    """The models that a name may stand for: one (`NVIDIA A100-SXM4-80GB`), several (`A100`), or none.
+    """Return the models that a name may denote: one (`NVIDIA A100-SXM4-80GB`), several (`A100`), or none.
 
-    `memory` in bytes tells apart what the name does not; 0 if it is not known.
+    `memory` in bytes distinguishes models with the same name; 0 if it is unknown.
     """
     words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word and word not in _VENDORS]
     found = [(entry, form) for entry in CATALOGUE if (form := _form(entry, words)) is not None]
@@ -62,10 +62,10 @@ def models_named(text: str, memory: int = 0) -> tuple[Entry, ...]:
 
 
 def device_of(model: str, index: int, **known: Any) -> Device:
-    """A device of this model with the catalogue's figures, and in their place whatever else is `known` of it.
+    """Return a device of this model with the catalogue's figures, overridden by the `known` ones.
 
-    `known` are fields of `Device`. A model that is not in the catalogue, or that may be several of it, keeps its name
-    and has what is known only.
+    `known` are fields of `Device`. A model that is not in the catalogue, or is ambiguous, keeps its name and gets only
+    the known figures.
     """
     entries = models_named(model, known.get("memory", 0))
     if len(entries) != 1:
@@ -83,8 +83,8 @@ def device_of(model: str, index: int, **known: Any) -> Device:
 
 
 def device_found(name: str, index: int, **known: Any) -> Device:
-    """A device as its driver describes it. What has another amount of memory than its model is another model: a part of
-    it (a slice, one of two dies), or one that its driver calls by the same name.
+    """Return a device as described by its driver. A device with another amount of memory than its model counts as
+    another model: a part of it (a slice, one of two dies), or a different model with the same driver name.
     """
     memory = known.get("memory", 0)
     entries = models_named(name, memory)
@@ -96,12 +96,12 @@ def device_found(name: str, index: int, **known: Any) -> Device:
 
 
 def entry_of(model: str) -> Entry | None:
-    """The entry of exactly this name."""
+    """Return the entry with exactly this name."""
     return _BY_NAME.get(model)
 
 
 def per_watt(device: Device) -> dict[str, int]:
-    """Peak operations per joule by precision (operations per second and watt); empty where the power is not known."""
+    """Return peak operations per joule by precision (operations per second and watt); empty if the power is unknown."""
     return {name: rate * 1000 // device.power for name, rate in device.rates.items()} if device.power else {}
 
 
@@ -110,7 +110,7 @@ def _alike(size: int, memory: int) -> bool:
 
 
 def _form(entry: Entry, words: Sequence[str]) -> Sequence[str] | None:
-    """The words after the model's name; None if this is not its name."""
+    """Return the words after the model's name; None if the name does not match."""
     for end in range(1, len(words) + 1):
         if re.fullmatch(entry.stem, "".join(words[:end])) and all(_FORM.fullmatch(word) for word in words[end:]):
             return words[end:]

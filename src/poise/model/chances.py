@@ -1,4 +1,4 @@
-"""What is asked and answered about the chance that a job meets its deadlines."""
+"""Question and answer about the probability that a job meets its deadlines."""
 
 from typing import Literal
 
@@ -8,12 +8,12 @@ from poise.model.jobs import Job
 from poise.units import format_duration
 
 Unknown = Literal["", "run times", "nodes", "time"]
-"""Why no chance can be given: nothing is known of its run times · no node has joined · there was no time."""
+"""Why there is no probability: its run times are unknown · no node has joined · there was no time."""
 
 
 class DeadlineQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How likely do these units (names) of a job meet their deadlines? The job is in the log under the id `known`, or
-    it has not been submitted yet. `now` is an instant of the log; simulate for at most `seconds`.
+    """A request for the probability that these units (names) of a job meet their deadlines. The job is in the log under
+    the id `known`, or it has not been submitted yet. `now` is an instant of the log; simulate for at most `seconds`.
     """
 
     units: tuple[str, ...]
@@ -25,11 +25,11 @@ class DeadlineQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class DeadlineForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The chance that a job meets its deadlines, from so many simulated `futures`. Durations are nanoseconds from now.
+    """The probability that a job meets its deadlines, from simulated `futures`. Durations are nanoseconds from now.
 
     `due` is the time left to the last of its `deadlines`, `chance` the probability that all of them are met, in
-    thousandths (-1: it is `unknown`, and why). The work that has a deadline is done by `p50` in half of the futures, by
-    `p90` in nine tenths; None where it is not done in as many.
+    thousandths (-1: `unknown` has the reason). The work with a deadline is done by `p50` in half of the futures, by
+    `p90` in nine tenths; None if too few futures complete it.
     """
 
     job: str
@@ -47,12 +47,12 @@ class DeadlineForecast(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def ends(self) -> str:
-        """For people: `P50 end in 21m0s, P90 in 26m0s`."""
+        """Format for people: `P50 end in 21m0s, P90 in 26m0s`."""
         p50, p90 = ("never" if at is None else f"in {format_duration(at)}" for at in (self.p50, self.p90))
         return f"P50 end {p50}, P90 {p90}"
 
     def sentence(self) -> str:
-        """For people: `deadline in 30m0s: 93 % likely (P50 end in 21m0s, P90 in 26m0s)`."""
+        """Format for people: `deadline in 30m0s: 93 % likely (P50 end in 21m0s, P90 in 26m0s)`."""
         when = f"in {format_duration(self.due)}" if self.due >= 0 else f"{format_duration(-self.due)} ago"
         what = f"deadline {when}" if self.deadlines == 1 else f"{self.deadlines} deadlines, the last {when}"
         if self.unknown:

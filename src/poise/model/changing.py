@@ -1,4 +1,4 @@
-"""What may be changed of a job once it is submitted: fields of the job file, and where a unit keeps them."""
+"""Changes to a submitted job: the changeable fields of the job file, and where a unit stores them."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -34,21 +34,21 @@ CHANGEABLE: Mapping[str, tuple[str, ...]] = {
     "resources.exclude_node": ("shape.where.without",),
     "resources.label": ("shape.where.labels", "shape.where.without_labels"),
 }
-"""By field of a job file, what of a unit follows from it."""
+"""Fields of a job file, with the attributes of a unit that they determine."""
 
 HELD = "shape."
-"""How paths begin that say what a running attempt holds. It keeps that."""
+"""Prefix of the paths of resources that a running attempt holds. It keeps them."""
 
 AT_START = ("grace",)
-"""Paths that a node was told when an attempt started. It holds the attempt to what it was told."""
+"""Paths that a node receives when an attempt starts. Later changes do not affect the attempt."""
 
 LIVE = "time_limit"
-"""The path of which a node is told for an attempt that runs."""
+"""The path whose changes are sent to the node of a running attempt."""
 
 
 def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that a part of a job file sets: `priority`, `resources.cpu`. Raises `SpecError` for one that cannot be
-    changed, and where there is none.
+    """Return the fields that a part of a job file sets, such as `priority`, `resources.cpu`. Raises `SpecError` for a
+    field that cannot be changed, and if there is none.
     """
     inner = document.get("resources", {})
     own = [f"resources.{name}" for name in inner] if isinstance(inner, Mapping) else ["resources"]
@@ -69,14 +69,14 @@ def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def as_job(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A job file with these fields, to be compiled. What is said of devices alone is said of one."""
+    """Return a job file with these fields, for compilation. Fields about devices get one device if no number is set."""
     inner = document.get("resources")
     devices = {"resources": {"gpu": 1, **inner}} if isinstance(inner, Mapping) else {}
     return {"run": "true", **document, **devices}
 
 
 def changed(unit: Unit, like: Unit, paths: Collection[str], *, at_rest: bool) -> Unit:
-    """The unit with the values that another has at these paths. What is not `at_rest` keeps what it holds."""
+    """Return the unit with the values of `like` at these paths. A unit that is not `at_rest` keeps its resources."""
     made = unit
     for path in paths:
         if at_rest or not path.startswith(HELD):

@@ -1,6 +1,6 @@
-"""What a policy answers: a plan of decisions, each with its reason.
+"""The answer of a policy: a plan of decisions, each with its reason.
 
-A `Hold` carries *every* reason why something waits, by name, so that `show` and `explain` only have to draw it.
+A `Hold` carries *every* reason why something waits, by name, so that `show` and `explain` only format them.
 """
 
 from itertools import zip_longest
@@ -11,11 +11,11 @@ import msgspec
 from poise.model.resources import Shape
 
 SERVES = "serves"
-"""The source of a run time that has no end: it goes on until it is ended."""
+"""Source of an unlimited run time: the unit runs until it is stopped."""
 
 UNKNOWN = "default"
-"""The source of a run time of which nothing is known: neither history nor a declaration. Its mean stands in where a
-number is needed, and is never told to people.
+"""Source of an unknown run time: neither history nor a declaration exists. Its mean is a placeholder for computations,
+and is never shown to people.
 """
 
 Fixable = Literal["now", "later", "never"]
@@ -24,7 +24,7 @@ Fixable = Literal["now", "later", "never"]
 class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why something was not done.
 
-    `subject` is what refused (a node, a unit), `fixable` whether it can pass by itself.
+    `subject` is what refused (a node, a unit), `fixable` is whether the reason can pass by itself.
     """
 
     code: str
@@ -34,7 +34,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     fixable: Fixable = "later"
 
     def sentence(self) -> str:
-        """For people: `node n1: 2 CPU free, 4 needed`."""
+        """Format for people: `node n1: 2 CPU free, 4 needed`."""
         subject = self.subject or "others"
         text = REASONS.get(self.code, self.code).format(need=self.need, have=self.have, subject=subject)
         return f"{self.subject}: {text}" if self.subject and "{subject}" not in REASONS.get(self.code, "") else text
@@ -117,7 +117,7 @@ REASONS = {
 
 
 class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where one task of a unit goes: a node, and device indices on it."""
+    """Place of one task of a unit: a node, and device indices on it."""
 
     node: str
     devices: tuple[int, ...] = ()
@@ -126,9 +126,9 @@ class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a decision was made.
 
-    `base` is the revision of the view it was made on: deciding again on that view gives the same. `rank` says what put
-    the unit first, `score` the terms of the chosen node, `instead_of` the best nodes not chosen, `behind` their scores,
-    and `fitting` how many nodes would have done. `speed` tells the estimate of its run time and where that comes from.
+    `base` is the revision of its view: the same view gives the same decision. `rank` is the reason for the unit's rank,
+    `score` has the terms of the chosen node, `instead_of` the best rejected nodes, `behind` their scores, and `fitting`
+    the number of suitable nodes. `speed` is the run time estimate with its source.
     """
 
     policy: str
@@ -141,7 +141,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     speed: str = ""
 
     def sentence(self) -> str:
-        """For people: `high, critical path, 12.0 s to go; fit 0.8; not n2 (0.61)`."""
+        """Format for people: `high, critical path, 12.0 s to go; fit 0.8; not n2 (0.61)`."""
         terms = ", ".join(f"{name} {value:g}" for name, value in self.score.items())
         others = ", ".join(
             f"{name} ({value:g})" if value is not None else name
@@ -154,8 +154,8 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 class Place(msgspec.Struct, frozen=True, kw_only=True, tag="place", gc=False):
     """Start a unit: one spot per task, in the unit's order; an elastic unit may get fewer, down to its least.
 
-    `queued` places it behind tasks of the same shape that hold the room now: the node starts it the moment one of them
-    ends. It takes no room of its own, so nothing is ever over-allocated. `variant` is the artifact chosen.
+    `queued` places it behind tasks of the same shape that hold the resources now: the node starts it the moment one of
+    them ends. It takes no resources of its own, so nothing is ever over-allocated. `variant` is the chosen artifact.
     """
 
     unit: str
@@ -169,9 +169,9 @@ Cause = Literal["yield", "move", "grow", "shrink"]
 
 
 class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt"):
-    """Ask a unit to save itself and end; it waits again and goes on elsewhere, or in another size.
+    """Ask a unit to checkpoint and end; it is pending again and resumes elsewhere, or in another size.
 
-    `cause`: it yields to `to`, moves off a node that is hot or being emptied, or an elastic unit grows or shrinks.
+    `cause`: it yields to `to`, moves off a hot or draining node, or an elastic unit grows or shrinks.
     """
 
     unit: str
@@ -181,8 +181,8 @@ class Preempt(msgspec.Struct, frozen=True, kw_only=True, tag="preempt"):
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
-    """Change a gang that runs in place: the tasks of these numbers leave it, and it gets one more for each spot in
-    `joins`; the others go on. `cause` and `to` are as of `Preempt`.
+    """Change the size of a running gang in place: the tasks of these numbers leave, and the gang gets one more for each
+    spot in `joins`; the others continue. `cause` and `to` as in `Preempt`.
     """
 
     unit: str
@@ -204,7 +204,7 @@ Decision = Place | Preempt | Resize | Hold
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """Room for so many tasks of a shape at once."""
+    """Room for `tasks` tasks of a shape at once."""
 
     shape: Shape
     tasks: int
@@ -214,9 +214,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A policy's verdict on a snapshot of revision `base`.
 
     `until` is the earliest instant at which the answer could change by itself. `memory` comes back in the next view.
-    With `closed`, more work of queues that are held changes nothing: it waits behind what was here before it. Where
-    `asks` are told, it changes nothing either, nor does an attempt that is done, unless there is room for one of these
-    then: no round is run for it.
+    With `closed`, more work in held queues changes nothing: it waits behind earlier work. If `asks` is set, more
+    work in held queues changes nothing either, nor does the end of an attempt, unless there is room for one of these
+    requests then: no round is run otherwise.
     """
 
     base: int
@@ -230,7 +230,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision that the ledger refused, and every reason why."""
+    """A decision that the ledger refused, and every reason."""
 
     unit: str
     reasons: tuple[Reason, ...]

@@ -26,7 +26,7 @@ PROGRAM = "look for the error in the program first"
 
 
 class DeviceCode(msgspec.Struct, frozen=True):
-    """A code of a vendor. `hardware`: it points at the device, and not at the program."""
+    """A vendor's code. `hardware`: it indicates a fault of the device, not of the program."""
 
     vendor: str
     code: str
@@ -75,7 +75,7 @@ AMD: dict[str, DeviceCode] = {
         ("RMA", "more bad pages than the device may have", REPLACE),
     )
 }
-"""Kinds of errors of AMD's RAS."""
+"""Error kinds of AMD's RAS."""
 
 _XID = re.compile(r"\bXid\b(?: \(PCI:[0-9a-f:.]+\))?:? *(\d{1,3})", re.IGNORECASE)
 _ASCEND = re.compile(r"(?:event_id[:=] ?|ASCEND )?\b(?:0x)?([0-9A-F]{8})\b", re.IGNORECASE)
@@ -84,7 +84,7 @@ _AMD_RMA = re.compile(r"amdgpu.*\b(?:RMA|bad page threshold)\b", re.IGNORECASE)
 
 
 def known(text: str) -> DeviceCode | None:
-    """The first known code in a code, a sentence or a line of a log; None where there is none."""
+    """Return the first known code in a code, a sentence or a line of a log; None if there is none."""
     if found := _XID.search(text):
         return XID.get(int(found[1]))
     if _AMD.search(text):

@@ -1,4 +1,4 @@
-"""What people write of a real machine and its devices (`devices.yaml` of a home), and which devices it is about.
+"""Compile the file of a machine's devices (`devices.yaml` of a home), and apply it to the devices found.
 
     kind: devices
     devices:
@@ -9,8 +9,8 @@
     zone: eu
     labels: {team: vision}
 
-Entries take the place of what was found, measured, or known of the model, figure by figure; the last one goes first.
-They complete devices and never make them: what no probe finds, no command could use.
+Entries override detected, measured or catalogue figures, figure by figure; the last matching entry wins. They complete
+devices and never add any: no command could use a device that no probe finds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ class DevicesSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What one entry says, of which devices: that of an index, or those of a model and a kind (empty: of any)."""
+    """Figures of one entry, and its devices: the one with an index, or those of a model and a kind (empty: any)."""
 
     index: int | None
     model: str
@@ -68,14 +68,14 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where the machine is, and its labels."""
+    """Location and labels of the machine."""
 
     zone: str = ""
     rack: str = ""
     labels: dict[str, str] = {}
 
     def of(self, node: Node) -> Node:
-        """The node with what is said here, beside what was found."""
+        """Return the node with this location and these labels in addition to its own."""
         return msgspec.structs.replace(node, zone=self.zone, rack=self.rack, labels=node.labels | self.labels)
 
 
@@ -87,13 +87,15 @@ class Declared(msgspec.Struct, frozen=True):
     place: Place = Place()
 
     def unused(self, devices: Iterable[Device]) -> list[str]:
-        """Fields of entries that are about none of these devices."""
+        """Return the fields of entries that match none of these devices."""
         found = list(devices)
         return [f"devices[{place}]" for place, one in enumerate(self.devices) if not any(map(one.is_about, found))]
 
 
 def compile_devices(document: Any) -> Declared:
-    """Raises `SpecError` with everything that is wrong: the path of each field, what was expected and a hint."""
+    """Compile a parsed file. Raises `SpecError` with every error: the path of the field, the expected value and
+    a hint.
+    """
     found = Findings()
     top = found.convert(document, DevicesSpec)
     made = None if top is None else _compile(top, found)
@@ -126,7 +128,7 @@ def _place(top: DevicesSpec, found: Findings) -> Place:
 
 
 def with_declared(devices: Sequence[Device], declared: Declared) -> tuple[Device, ...]:
-    """The devices with what the file says of them."""
+    """Return the devices with the file's figures."""
     made = []
     for device in devices:
         for one in declared.devices:
@@ -139,7 +141,7 @@ def with_declared(devices: Sequence[Device], declared: Declared) -> tuple[Device
 
 
 def _own(device: Device) -> dict[str, Any]:
-    """What is known of a device itself, and not of the model that it was taken for."""
+    """Return the figures of the device itself, without those of its supposed model."""
     figures = {name.partition(".")[0] for name in device.sources}
     kept = {"kind", "backend", "uuid", "driver_index", "socket", "sources", *figures}
     return {name: getattr(device, name) for name in kept}

@@ -1,14 +1,14 @@
-"""From a parsed document to a record, with everything that is wrong in it told at once.
+"""Convert a parsed document to a record, and report all errors in it at once.
 
-`Findings` gathers errors while a document is compiled. A value that cannot be read is kept as an error, and something
-harmless stands in for it, so that the rest is looked at too; what is only wrong because of it is not told.
+`Findings` collects errors while a document is compiled. An unreadable value is recorded as an error, and a harmless
+substitute takes its place, so that the rest is checked too; errors that only follow from it are not reported.
 
     found = Findings()
     spec = found.convert({"gpus": 1, "cpu": "many"}, ResourcesSpec, "resources")
     cpu = found.get(1000, parse_or_raise, parse_cpu, spec.cpu, "resources.cpu", MAX_CPU)
     found.check()               # raises one SpecError that holds both
 
-A document that is right is converted by msgspec alone. Only one that is not is walked again here, field by field.
+msgspec alone converts a valid document. Only an invalid one is walked again here, field by field.
 """
 
 import re
@@ -27,16 +27,16 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 MAX_TOLD = 100
-"""Errors of one document that are told."""
+"""Maximum number of errors to report for one document."""
 
 MAX_FOUND = 1000
-"""Errors after which it is looked for no more: a document may hold hundreds of thousands."""
+"""Number of errors after which checking stops: a document may have hundreds of thousands."""
 
 MOST_COMPARED = 256
-"""Names that a word is compared with at most: with those of 100,000 jobs it takes seconds, and who answers waits."""
+"""Maximum number of names to compare a word with: comparing with the names of 100,000 jobs takes seconds."""
 
 LARGEST = 1e308
-"""A floating-point number can hold little more."""
+"""Close to the largest floating-point number."""
 
 _WRONG: Any = object()
 ANOTHER_NAME = {
@@ -68,11 +68,11 @@ ANOTHER_NAME = {
     "max_parallel": "at_most",
     "secret": "secrets",
 }
-"""What other schedulers call a field of ours."""
+"""Names that other schedulers use for our fields."""
 
 
 class Findings:
-    """What was found to be wrong in one document, in the order in which it was found."""
+    """Errors found in one document, in the order of discovery."""
 
     def __init__(self) -> None:
         self._errors: list[ErrorRecord] = []
@@ -85,7 +85,7 @@ class Findings:
         return bool(self._errors)
 
     def get(self, otherwise: T, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `read` returns; where it raises SpecError, that is kept, and `otherwise` stands in."""
+        """Return the result of `read`; if it raises SpecError, record the error and return `otherwise`."""
         try:
             return read(*args, **kwargs)
         except SpecError as error:
@@ -93,7 +93,9 @@ class Findings:
             return otherwise
 
     def add(self, error: SpecError, *beside: str) -> None:
-        """Keep an error, unless its field, or one of the fields `beside` that it comes of, is known to be wrong."""
+        """Record an error, unless its field, or one of the fields `beside` that cause it, is already known to
+        be wrong.
+        """
         for record in error.record.all():
             if any(self.doubts(field) for field in (record.field, *beside)):
                 continue
@@ -105,26 +107,26 @@ class Findings:
                 self._more += 1
 
     def doubts(self, field: str) -> bool:
-        """Whether it, something in it, or what it lies in was found to be wrong."""
+        """Whether an error is known in the field, in its content, or in a field that contains it."""
         if not self._errors:
             return False
         return field in self._wrong or field in self._above or not self._wrong.isdisjoint(above(field))
 
     def convert(self, document: Any, kind: type[T], at: str = "") -> T | None:
-        """The document as a record, without the fields that are wrong; none where nothing is left to look at."""
+        """Return the document as a record, without the invalid fields; None if nothing is left to check."""
         try:
             return convert(document, kind, strict=True, str_keys=True)
         except msgspec.ValidationError as error:
             told = str(error)
         before = len(self._errors) + self._more
         kept = self._right(document, inspect.type_info(kind), at, ())
-        if len(self._errors) + self._more == before:  # we and msgspec differ: its word counts
+        if len(self._errors) + self._more == before:  # no error found here: report msgspec's error
             self.add(SpecError(told[:1].lower() + told[1:], field=at))
             return None
         return None if kept is _WRONG else convert(kept, kind, strict=True, str_keys=True)
 
     def check(self, example: Callable[[str], str] = lambda field: "") -> None:
-        """Raise one SpecError with everything that was found; what has no hint is given the `example` of its field."""
+        """Raise one SpecError with all errors; an error without a hint gets the `example` of its field."""
         if not self._errors:
             return
         told = [
@@ -137,7 +139,9 @@ class Findings:
         raise together(told)
 
     def _right(self, value: Any, kind: inspect.Type, at: str, words: tuple[str, ...]) -> Any:
-        """The value without what is wrong in it, or `_WRONG`. `words` are those that the field takes, in our order."""
+        """Return the value without its invalid parts, or `_WRONG`. `words` are the words that the field accepts, in our
+        order.
+        """
         if self._is_enough:
             return _WRONG
         fits = [one for one in _alternatives(kind) if _fits(value, one)]
@@ -174,11 +178,11 @@ class Findings:
                 self.add(SpecError(what, field=_in(at, name), have=name[:80], hint=hint))
                 if not meant or meant in known:
                     continue
-                known.add(meant)  # that it is missing is not worth telling
+                known.add(meant)  # do not report it as missing
                 if not _is_mapping(inner, fields[meant].type):
                     self._wrong.add(_in(at, meant))
                     continue
-                self._typed[_in(at, meant)] = _in(at, name)  # what is wrong in it is told too
+                self._typed[_in(at, meant)] = _in(at, name)  # errors in it are reported too
                 name = meant
             hints = _hints(kind.cls)
             kept = self._right(inner, fields[name].type, _in(at, name), tuple(words_of(hints[fields[name].name])))
@@ -191,7 +195,7 @@ class Findings:
         return {name: _stand_in(field.type) for name, field in fields.items() if field.required} | made
 
     def _as_typed(self, field: str) -> str:
-        """The path of a field as it is in the document, where a name in it is misspelt."""
+        """Return the path of a field as written in the document, with misspelt names."""
         for one in (field, *above(field)):
             if one in self._typed:
                 return self._typed[one] + field[len(one) :]
@@ -228,25 +232,25 @@ class Findings:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """A hint that names what was probably meant, of the first names that are known, or nothing."""
+    """Return a hint with the closest name among the first known names, or an empty text."""
     close = _closest(word, list(islice(known, MOST_COMPARED)))
     return f"did you mean `{close}`?" if close else ""
 
 
 def _closest(word: str, known: Sequence[str]) -> str:
-    """The known one that is most like a word; empty if none is."""
+    """Return the closest known name; empty if none is close."""
     import difflib  # only for errors
 
     return next(iter(difflib.get_close_matches(word, known, n=1)), "")
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """So many of the names at most, and how many more there are, for people."""
+    """Return at most `most` of the names and the number of the others, for people."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def shown(value: str | int | float) -> str:
-    """An integer of thousands of digits cannot even be written out."""
+    """Format a value for an error; an integer of thousands of digits cannot even be converted to text."""
     return "a number of many digits" if isinstance(value, int) and abs(value) >= 2**63 else str(value)[:80]
 
 
@@ -255,7 +259,7 @@ def _in(at: str, name: str) -> str:
 
 
 def above(field: str) -> Iterator[str]:
-    """What a field lies in: `tasks.a.ops`, `tasks.a` and `tasks` for `tasks.a.ops[0]`."""
+    """Yield the fields that contain a field: `tasks.a.ops`, `tasks.a` and `tasks` for `tasks.a.ops[0]`."""
     for end in range(len(field) - 1, 0, -1):
         if field[end] in ".[":
             yield field[:end]
@@ -284,7 +288,7 @@ _OF_PYTHON: tuple[tuple[type[inspect.Type], Any], ...] = (
 
 
 def _fits(value: Any, kind: inspect.Type) -> bool:
-    """Whether the value is of the right sort, whatever is in it."""
+    """Whether the value has the right type, regardless of its content."""
     if isinstance(kind, inspect.IntType):
         return isinstance(value, int) and not isinstance(value, bool)
     if isinstance(kind, inspect.FloatType):
@@ -295,7 +299,7 @@ def _fits(value: Any, kind: inspect.Type) -> bool:
 
 
 def _is_mapping(value: Any, kind: inspect.Type) -> bool:
-    """Whether it is a mapping, in a place for one."""
+    """Whether the value is a mapping and the field accepts one."""
     return isinstance(value, dict) and any(_fits(value, one) for one in _alternatives(kind))
 
 
@@ -311,7 +315,7 @@ _SAID: tuple[tuple[type[inspect.Type], str], ...] = (
 
 
 def _expected(kind: inspect.Type, words: tuple[str, ...]) -> str:
-    """What a field takes, in words."""
+    """Describe what a field accepts."""
     kinds = _alternatives(kind)
     said = [text for of, text in _SAID if any(isinstance(one, of) for one in kinds)]
     if "a number" in said and "a whole number" in said:
@@ -321,7 +325,7 @@ def _expected(kind: inspect.Type, words: tuple[str, ...]) -> str:
 
 
 def _seen(value: Any) -> str:
-    """What stands there, in words."""
+    """Describe a value."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -332,7 +336,7 @@ def _seen(value: Any) -> str:
 
 
 def _stand_in(kind: inspect.Type) -> Any:
-    """Something that could stand in a field that has to be there, so that the rest can be looked at."""
+    """Return a substitute for a required field, so that the rest can be checked."""
     for one in _alternatives(kind):
         if isinstance(one, inspect.IntType | inspect.FloatType):
             return 1
@@ -346,7 +350,7 @@ def _stand_in(kind: inspect.Type) -> Any:
 
 
 def words_of(hint: Any) -> Iterator[str]:
-    """The words that a field takes."""
+    """Yield the words that a field accepts."""
     if isinstance(hint, str):
         if hint:
             yield hint
@@ -356,7 +360,7 @@ def words_of(hint: Any) -> Iterator[str]:
 
 
 def _other_field(name: str, fields: dict[str, inspect.Field], value: Any) -> tuple[str, str]:
-    """The field that was probably meant, in its place or in a mapping of its own, and a hint."""
+    """Return the field that was probably meant, here or in a nested mapping, and a hint."""
     if name == "retries" and "retry" in fields:
         return "retry", f"retry: {{limit: {value if isinstance(value, int) else 3}}}"
     meant = ANOTHER_NAME.get(name, name)
@@ -377,5 +381,5 @@ def _other_field(name: str, fields: dict[str, inspect.Field], value: Any) -> tup
 
 
 def field_parts(field: str) -> list[str]:
-    """The names and places along the path of a field."""
+    """Return the names and indices along the path of a field."""
     return [part for part in re.split(r"[.\[\]]", field) if part]

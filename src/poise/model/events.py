@@ -1,7 +1,7 @@
-"""What has happened: the records of the log, and the only thing that changes the ledger.
+"""Events: the records of the log. Only an event changes the ledger.
 
-Each has `at`, nanoseconds since the creation of the log. What somebody asked for has `by`, the id of the token they
-came with; it is empty for that of the home. A record's tag never changes its meaning; a new meaning is a new tag.
+Each event has `at`, nanoseconds since the creation of the log. `by` is the id of the token that requested it; it is
+empty for the home's own token. A record's tag never changes its meaning; a new meaning gets a new tag.
 """
 
 from typing import Any
@@ -23,16 +23,16 @@ from poise.model.training import Training
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
-    """A control plane took the log. `term` fences its predecessors; `history` is how many finished jobs are kept: the
-    latest, or, where it is `fair`, the latest of each tenant, and of none more than of another that has as many. Of
-    those, as many are kept as have no more than `history_tasks` tasks together (0: any number).
+    """A control plane took over the log. `term` fences its predecessors. `history` is the number of finished jobs to
+    retain: the latest ones or, if `fair`, the latest of each tenant, with the retained jobs balanced between tenants.
+    `history_tasks` also limits the total number of their tasks (0: unlimited).
 
-    `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for people only.
+    `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for display only.
 
-    What else its views had, so that its rounds can be decided again: `seed`, `throughputs`, the `recipe` of a policy
-    that does not ship with Poise, and `code`, which tells versions of the code that decides apart. A policy that is
-    `fixed` gives each unit one place only, by its number: it is shown all that waits and all that runs. `asked` is when
-    somebody asked for the policy, in seconds since 1970; 0 for the default.
+    The other fields are the remaining inputs of its views, so that rounds can be replayed: `seed`, `throughputs`, the
+    `recipe` of a policy that does not ship with Poise, and `code`, which identifies the version of the deciding code. A
+    `fixed` policy gives each unit exactly one place, by its number: it sees all waiting and all running work. `asked`
+    is the time of the request for the policy, in seconds since 1970; 0 for the default.
     """
 
     at: int
@@ -54,9 +54,9 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
 
 
 class Configured(msgspec.Struct, frozen=True, tag="configured", kw_only=True, omit_defaults=True):
-    """Another policy decides from here on, as somebody asked for at `asked` (seconds since 1970). It remembers nothing
-    of the one before. `why` is what spoke for it where it was promoted from shadow, or that it was rolled back. The
-    other fields are those of `Began`, and count until the next of both.
+    """Another policy decides from here on, as requested at `asked` (seconds since 1970). It inherits no memory from the
+    previous policy. `why` gives the evidence for a promotion from shadow, or says that this is a rollback. The other
+    fields are those of `Began`; they apply until the next `Began` or `Configured`.
     """
 
     at: int
@@ -70,7 +70,7 @@ class Configured(msgspec.Struct, frozen=True, tag="configured", kw_only=True, om
 
 
 def configured(began: Began, event: Configured) -> Began:
-    """The control plane that began so, under the policy that was configured since."""
+    """Return `began` with the policy that `event` configured."""
     return msgspec.structs.replace(
         began, policy=event.policy, recipe=event.recipe, code=event.code, fixed=event.fixed, asked=event.asked
     )
@@ -100,8 +100,8 @@ class JobsCancelled(msgspec.Struct, frozen=True, tag="jobs-cancelled", kw_only=T
 
 
 class UnitsCancelled(msgspec.Struct, frozen=True, tag="units-cancelled", kw_only=True, omit_defaults=True):
-    """Some units of a job are cancelled, by id; what needs them is skipped, and the rest goes on. With `turns`, parts
-    of a task of which only some run at once pass theirs on.
+    """Some units of a job are cancelled, by id; units that need them are skipped, and the rest continue. With `turns`,
+    parts of a task with limited concurrency pass their turns on.
     """
 
     at: int
@@ -112,8 +112,8 @@ class UnitsCancelled(msgspec.Struct, frozen=True, tag="units-cancelled", kw_only
 
 
 class JobHeld(msgspec.Struct, frozen=True, tag="job-held", kw_only=True, omit_defaults=True):
-    """A job is on hold, or no longer (`on`): what of it has not started does not start. `why` is there if Poise has put
-    it on hold.
+    """A job is put on hold (`on`) or released; units on hold do not start. `why` is set if Poise itself put the job on
+    hold.
     """
 
     at: int
@@ -124,7 +124,7 @@ class JobHeld(msgspec.Struct, frozen=True, tag="job-held", kw_only=True, omit_de
 
 
 class JobChanged(msgspec.Struct, frozen=True, tag="job-changed", kw_only=True, omit_defaults=True):
-    """Units of a job that are not over get the values that `like` has at these `paths` (`model/changing.py`)."""
+    """Unfinished units of a job get the values that `like` has at these `paths` (`model/changing.py`)."""
 
     at: int
     job: str
@@ -153,8 +153,9 @@ class ScheduleAdded(msgspec.Struct, frozen=True, tag="schedule-added", kw_only=T
 
 
 class ScheduleTurn(msgspec.Struct, frozen=True, tag="schedule-turn", kw_only=True, omit_defaults=True):
-    """What was `due` of a schedule is done: `job` was submitted, or none, because it was `refused`. The `next` one is
-    due then. Turns since `missed` were passed over, as no control plane was there (0: none). Times as of `Schedule`.
+    """The `due` turn of a schedule was handled: `job` was submitted, or none because it was `refused`. `next` is the
+    next due time. Turns since `missed` were skipped because no control plane was running (0: none). Times as in
+    `Schedule`.
     """
 
     at: int
@@ -167,7 +168,7 @@ class ScheduleTurn(msgspec.Struct, frozen=True, tag="schedule-turn", kw_only=Tru
 
 
 class ScheduleHeld(msgspec.Struct, frozen=True, tag="schedule-held", kw_only=True, omit_defaults=True):
-    """A schedule is on hold, or no longer (`on`), and is then next due at `next`. `why` where Poise itself held it."""
+    """A schedule is put on hold (`on`) or released, and is then due at `next`. `why` is set if Poise itself held it."""
 
     at: int
     schedule: str
@@ -178,7 +179,7 @@ class ScheduleHeld(msgspec.Struct, frozen=True, tag="schedule-held", kw_only=Tru
 
 
 class ScheduleRemoved(msgspec.Struct, frozen=True, tag="schedule-removed", kw_only=True, omit_defaults=True):
-    """A schedule of a tenant submits nothing any more. Its jobs stay."""
+    """A tenant's schedule is removed and submits no more jobs. Its jobs stay."""
 
     at: int
     schedule: str
@@ -187,7 +188,7 @@ class ScheduleRemoved(msgspec.Struct, frozen=True, tag="schedule-removed", kw_on
 
 
 class Notified(msgspec.Struct, frozen=True, tag="notified", kw_only=True, omit_defaults=True):
-    """A notice of a job was delivered, by its name as of `JobState.notices`; or it was given up because it `failed`."""
+    """A job's notice was delivered, named as in `JobState.notices`; or delivery `failed` and was given up."""
 
     at: int
     job: str
@@ -196,8 +197,8 @@ class Notified(msgspec.Struct, frozen=True, tag="notified", kw_only=True, omit_d
 
 
 class DeadlinesMissed(msgspec.Struct, frozen=True, tag="deadlines-missed", kw_only=True):
-    """Deadlines of a job could not be met any more, and its user wanted such work cancelled: these units are cancelled,
-    what needs them is skipped, and the rest goes on.
+    """Deadlines of a job became impossible to meet, and the job asks to cancel such work: these units are cancelled,
+    units that need them are skipped, and the rest continue.
     """
 
     at: int
@@ -208,7 +209,7 @@ class DeadlinesMissed(msgspec.Struct, frozen=True, tag="deadlines-missed", kw_on
 class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defaults=True, gc=False):
     """A unit got its next epoch and a spot for each of its tasks, or for the first ones if it is elastic.
 
-    `brief`: others of its shape may wait behind it. `variant` is the artifact it runs.
+    `brief`: others of its shape may queue behind it. `variant` is the artifact it runs.
     """
 
     at: int
@@ -222,7 +223,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed", kw_only=True, omit_defau
 
 
 class Preempted(msgspec.Struct, frozen=True, tag="preempted", kw_only=True, omit_defaults=True):
-    """A unit is asked to save itself and end, for `to` or for its own good; it waits again once it has ended."""
+    """A unit is asked to checkpoint and end, for `to` or for its own good; it is pending again once it has ended."""
 
     at: int
     unit: str
@@ -233,9 +234,9 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted", kw_only=True, omit
 
 
 class Resized(msgspec.Struct, frozen=True, tag="resized", kw_only=True, omit_defaults=True):
-    """A gang that runs changes in place: the tasks of the numbers `leaves` are asked to end, those of `joins` begin,
-    each on its spot, in the epoch `epoch`; the others go on as they are. `generation` counts such changes since the
-    gang was placed, with those that lost members brought about.
+    """A running gang changes size in place: the tasks numbered in `leaves` are asked to end, and those in `joins`
+    start, each on its spot, in epoch `epoch`; the other tasks keep running. `generation` counts these changes since the
+    gang was placed, including those caused by lost members.
     """
 
     at: int
@@ -250,7 +251,7 @@ class Resized(msgspec.Struct, frozen=True, tag="resized", kw_only=True, omit_def
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_defaults=True, gc=False):
-    """A task runs. Short tasks skip this: their `Finished` says how long they ran."""
+    """A task runs. Short tasks skip this record: their `Finished` has the run time."""
 
     at: int
     task: str
@@ -260,7 +261,9 @@ class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_def
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, omit_defaults=True, gc=False):
-    """An attempt is over. `until`: of exclusive work that was given up unheard, when it has ended at the latest."""
+    """An attempt is over. `until`: latest end time of exclusive work that was given up without hearing from its
+    node.
+    """
 
     at: int
     task: str
@@ -270,8 +273,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, omit_d
 
 
 class Straggling(msgspec.Struct, frozen=True, tag="straggling", kw_only=True):
-    """An attempt takes longer than its like, beyond what chance explains; said once of it. When it had `ran` so long,
-    `siblings` of it were done that took `expected` on the mean.
+    """An attempt takes significantly longer than its siblings; recorded once per attempt. After it had `ran` for this
+    duration, `siblings` attempts were done, with a mean run time of `expected`.
     """
 
     at: int
@@ -284,8 +287,8 @@ class Straggling(msgspec.Struct, frozen=True, tag="straggling", kw_only=True):
 
 
 class Lagging(msgspec.Struct, frozen=True, tag="lagging", kw_only=True):
-    """A member of a gang `computes` for longer in each step than the others, which then wait for it: `siblings` on the
-    same model of device compute for `usual` on the median. Said once of an attempt.
+    """A gang member `computes` for longer in each step than the others, which then wait for it: `siblings` members on
+    the same device model compute for `usual` in the median. Recorded once per attempt.
     """
 
     at: int
@@ -298,7 +301,7 @@ class Lagging(msgspec.Struct, frozen=True, tag="lagging", kw_only=True):
 
 
 class SpeedupsTold(msgspec.Struct, frozen=True, tag="speedups", kw_only=True):
-    """A running unit has said how it scales, for the first time or noticeably otherwise than before."""
+    """A running unit reported its speedups, for the first time or with a noticeable change."""
 
     at: int
     unit: str
@@ -306,7 +309,7 @@ class SpeedupsTold(msgspec.Struct, frozen=True, tag="speedups", kw_only=True):
 
 
 class TrainingTold(msgspec.Struct, frozen=True, tag="training", kw_only=True):
-    """A running unit has said how its training gets on, and something that is read has changed noticeably."""
+    """A running unit reported its training progress, and a value that Poise uses has changed noticeably."""
 
     at: int
     unit: str
@@ -314,7 +317,7 @@ class TrainingTold(msgspec.Struct, frozen=True, tag="training", kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True, gc=False):
-    """The reasons for which a queue waits have changed."""
+    """The reasons why a queue waits have changed."""
 
     at: int
     queue: str
@@ -322,7 +325,7 @@ class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True, gc=False):
 
 
 class NodeJoined(msgspec.Struct, frozen=True, tag="joined", kw_only=True, omit_defaults=True):
-    """A node is there, and came by the token of this `by`: `home` for the home's own; empty where that is not known."""
+    """A node joined with the token `by`: `home` for the home's own token; empty if unknown."""
 
     at: int
     node: Node
@@ -330,8 +333,8 @@ class NodeJoined(msgspec.Struct, frozen=True, tag="joined", kw_only=True, omit_d
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True, omit_defaults=True):
-    """A node has been silent for too long, or what runs it has `said` that it is gone. `until`: when exclusive work on
-    it has ended at the latest.
+    """A node has been silent for too long, or its substrate `said` that it is gone. `until`: latest end time of the
+    exclusive work on it.
     """
 
     at: int
@@ -341,21 +344,23 @@ class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True, omit_defau
 
 
 class NodeSuspected(msgspec.Struct, frozen=True, tag="suspected", kw_only=True):
-    """A node has been silent for longer than its limit: nothing new is placed there, nothing is taken away."""
+    """A node has been silent for longer than its limit: nothing new is placed there, and running work stays placed."""
 
     at: int
     name: str
 
 
 class NodeTrusted(msgspec.Struct, frozen=True, tag="trusted", kw_only=True):
-    """A node that was suspected has been heard."""
+    """A suspected node has been heard from again."""
 
     at: int
     name: str
 
 
 class NodeUnfit(msgspec.Struct, frozen=True, tag="unfit", kw_only=True, omit_defaults=True):
-    """A node can start nothing, and says `why`: nothing new is placed there until it can. Without `why`, it can."""
+    """A node cannot start tasks, and reports `why`: nothing new is placed there until it can. Without `why`, it can
+    again.
+    """
 
     at: int
     name: str
@@ -363,14 +368,14 @@ class NodeUnfit(msgspec.Struct, frozen=True, tag="unfit", kw_only=True, omit_def
 
 
 class NodeForgotten(msgspec.Struct, frozen=True, tag="forgotten", kw_only=True):
-    """A node is no longer part of the fleet, and holds nothing any more."""
+    """A node is no longer part of the fleet, and holds no work."""
 
     at: int
     name: str
 
 
 class NodeLevelled(msgspec.Struct, frozen=True, tag="levelled", kw_only=True, omit_defaults=True):
-    """A node's load has changed its level and stayed there. `hot` since: above the threshold for a sustained window."""
+    """A node's load level has changed and stayed there. `hot`: above the threshold for a sustained window."""
 
     at: int
     name: str
@@ -388,9 +393,9 @@ class Triggered(msgspec.Struct, frozen=True, tag="triggered", kw_only=True, omit
 
 
 class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_defaults=True):
-    """A detector noticed something unusual about `subject` (a node, a task, a service, or the control plane where it is
-    empty), or that it is `over`. `text` says for people what was measured; `jobs` are the replicas of a service. Only
-    detectors write it, and nothing is decided by it.
+    """A detector noticed an anomaly of `subject` (a node, a task, a service, or the control plane if empty), or that it
+    is `over`. `text` describes the measurement for people; `jobs` are the replicas of a service. Only detectors write
+    this record, and no decision depends on it.
     """
 
     at: int
@@ -402,7 +407,7 @@ class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_def
 
 
 class IncidentTold(msgspec.Struct, frozen=True, tag="incident-told", kw_only=True, omit_defaults=True):
-    """A target was told of an incident at a `moment`, or could not be told because it `failed`."""
+    """A notification target received an incident at a `moment`, or delivery `failed`."""
 
     at: int
     incident: str
@@ -412,7 +417,7 @@ class IncidentTold(msgspec.Struct, frozen=True, tag="incident-told", kw_only=Tru
 
 
 class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit_defaults=True):
-    """`on` closes the node to new placements, off opens it again. With `moves`, what runs there goes on elsewhere."""
+    """Close a node to new placements (`on`) or open it again. With `moves`, its running work moves to other nodes."""
 
     at: int
     name: str
@@ -422,8 +427,8 @@ class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit
 
 
 class DeviceCordoned(msgspec.Struct, frozen=True, tag="device-cordoned", kw_only=True, omit_defaults=True):
-    """A device of a node has failed: it gives no room until somebody opens it again. `id` is what its driver calls it,
-    or its place where it has no name; units whose attempts it ended are never placed on it again.
+    """A device of a node has failed: nothing is placed on it until somebody opens it again. `id` is its driver's name
+    for it, or its index if it has none; units whose attempts it ended are never placed on it again.
     """
 
     at: int
@@ -435,7 +440,7 @@ class DeviceCordoned(msgspec.Struct, frozen=True, tag="device-cordoned", kw_only
 
 
 class DeviceDrained(msgspec.Struct, frozen=True, tag="device-drained", kw_only=True, omit_defaults=True):
-    """`on` closes a device to new placements, off opens it again, whatever it was closed for."""
+    """Close a device to new placements (`on`), or open it again whatever it was closed for."""
 
     at: int
     node: str
@@ -446,7 +451,7 @@ class DeviceDrained(msgspec.Struct, frozen=True, tag="device-drained", kw_only=T
 
 
 class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defaults=True):
-    """What a tenant's work may hold at once from now on; None: anything. In logs it is `user`, as it was at first."""
+    """Set a tenant's quota; None removes it. Logs call the field `user`, its first name."""
 
     at: int
     tenant: str = msgspec.field(name="user")
@@ -455,7 +460,7 @@ class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defa
 
 
 class SharesSet(msgspec.Struct, frozen=True, tag="shares-set", kw_only=True, omit_defaults=True):
-    """The fleet is shared by this tree from now on; None: by none."""
+    """Set the tree of shares of the fleet; None removes it."""
 
     at: int
     tree: ShareTree | None = None
@@ -469,7 +474,7 @@ class TokenAdded(msgspec.Struct, frozen=True, tag="token-added", kw_only=True, o
 
 
 class TokenRevoked(msgspec.Struct, frozen=True, tag="token-revoked", kw_only=True, omit_defaults=True):
-    """Whoever still has the token is refused from now on."""
+    """A token is revoked; requests with it are refused from now on."""
 
     at: int
     id: str
@@ -477,15 +482,15 @@ class TokenRevoked(msgspec.Struct, frozen=True, tag="token-revoked", kw_only=Tru
 
 
 class StopAsked(msgspec.Struct, frozen=True, tag="stop-asked", kw_only=True, omit_defaults=True):
-    """The control plane was told to end over its API."""
+    """Somebody asked the control plane to stop, over its API."""
 
     at: int
     by: str = ""
 
 
 class RulesSet(msgspec.Struct, frozen=True, tag="rules-set", kw_only=True, omit_defaults=True):
-    """These rules are evaluated from here on: the content of a rules file, none where it is empty. `policies` has what
-    `Configured` says of the policies that they may set, by the name of the rule.
+    """Set the rules to evaluate: the content of a rules file; an empty document removes them. `policies` maps a rule's
+    name to the fields of `Configured` for the policy that the rule may set.
     """
 
     at: int
@@ -495,8 +500,8 @@ class RulesSet(msgspec.Struct, frozen=True, tag="rules-set", kw_only=True, omit_
 
 
 class NodesMeasured(msgspec.Struct, frozen=True, tag="nodes-measured", kw_only=True):
-    """How busy nodes are, where that has changed noticeably: in thousandths, in the order of `Load`. Recorded only
-    while a rule reads it.
+    """Load of nodes that has changed noticeably, in thousandths, in the order of `Load`. Recorded only while a rule
+    reads it.
     """
 
     at: int
@@ -504,11 +509,10 @@ class NodesMeasured(msgspec.Struct, frozen=True, tag="nodes-measured", kw_only=T
 
 
 class RuleFired(msgspec.Struct, frozen=True, tag="rule-fired", kw_only=True, omit_defaults=True):
-    """A rule fired for a subject (a node, or the fleet where it is empty) in its evaluation at the instant `due`, when
-    it saw what `have` says. `outcome`: `done`, only recorded (`shadow`), or `asked` for approval. `actions` are those
-    that were carried out, `failed` says why others were not. With `spent` they count against the budget.
-    `before` has the policy that was set `instead` of the
-    one `before`, where the rule set one.
+    """A rule fired for a subject (a node, or the fleet if empty) in its evaluation at the instant `due`; `have` is the
+    observed value. `outcome`: `done`, recorded only (`shadow`), or `asked` for approval. `actions` were carried out;
+    `failed` says why others were not. `spent` counts against the budget. If the rule set a policy, `before` has the
+    policies before and `instead`.
     """
 
     at: int
@@ -524,8 +528,8 @@ class RuleFired(msgspec.Struct, frozen=True, tag="rule-fired", kw_only=True, omi
 
 
 class RuleOver(msgspec.Struct, frozen=True, tag="rule-over", kw_only=True, omit_defaults=True):
-    """What a rule fired for is over, by its evaluation at the instant `due`, or because the rule is no longer there;
-    these `actions` are undone.
+    """The condition of a rule has ended, at its evaluation at the instant `due` or because the rule was removed; these
+    `actions` are undone.
     """
 
     at: int
@@ -537,7 +541,7 @@ class RuleOver(msgspec.Struct, frozen=True, tag="rule-over", kw_only=True, omit_
 
 
 class RuleAnswered(msgspec.Struct, frozen=True, tag="rule-answered", kw_only=True, omit_defaults=True):
-    """Somebody allowed what a rule had asked for, or denied it. The rest as of `RuleFired`."""
+    """Somebody allowed or denied the request of a rule. Other fields as in `RuleFired`."""
 
     at: int
     rule: str
@@ -550,7 +554,7 @@ class RuleAnswered(msgspec.Struct, frozen=True, tag="rule-answered", kw_only=Tru
 
 
 class FunctionTold(msgspec.Struct, frozen=True, tag="function", kw_only=True):
-    """A job that serves calls was told of a function; calls name it by its number, counted from 0."""
+    """A function was registered with a job that serves calls; calls name it by its number, counted from 0."""
 
     at: int
     job: str
@@ -566,7 +570,7 @@ class Called(msgspec.Struct, frozen=True, tag="called", kw_only=True, gc=False):
 
 
 class CallTried(msgspec.Struct, frozen=True, tag="tried", kw_only=True):
-    """A call began for nothing, and has to be made once more: it raised and may be tried again, or its worker ended."""
+    """A call failed and has to be retried: it raised and has retries left, or its worker ended."""
 
     at: int
     job: str
@@ -585,7 +589,7 @@ class Returned(msgspec.Struct, frozen=True, tag="returned", kw_only=True, gc=Fal
 
 
 class CallsClosed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
-    """No more calls will come to this job."""
+    """This job accepts no more calls."""
 
     at: int
     job: str
@@ -599,18 +603,18 @@ class PolicyFailed(msgspec.Struct, frozen=True, tag="policy-failed", kw_only=Tru
 
 
 class Remembered(msgspec.Struct, frozen=True, tag="remembered", kw_only=True):
-    """What the policy asked to be handed back in the next view."""
+    """Memory that the policy asked to get back in the next view."""
 
     at: int
     memory: dict[str, Any]
 
 
 class Round(msgspec.Struct, frozen=True, tag="round", kw_only=True, omit_defaults=True, gc=False):
-    """A plan has been carried out: what was placed, preempted, held and remembered since the round before, as far as it
-    still could be. A round that changed nothing leaves no record.
+    """A plan has been carried out: the placements, preemptions, holds and memory since the previous round, as far as
+    they were still possible. A round that changed nothing leaves no record.
 
-    The plan was made on the view of revision `base` as of the instant `asked`, which told of the triggers that had
-    `fired`; by the safe policy where `policy` names it, else by the one in charge.
+    The plan was made on the view of revision `base` as of the instant `asked`, which listed the triggers that had
+    `fired`; by the safe policy if `policy` names it, else by the current policy.
     """
 
     at: int
@@ -701,7 +705,7 @@ AUDITED = (
     | RuleAnswered
     | StopAsked
 )
-"""What was done because somebody asked for it."""
+"""Events that somebody requested."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgpack_decoder(Event)
@@ -712,5 +716,5 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(data: bytes) -> Event:
-    """Raises msgspec.DecodeError or ValidationError for what this version does not know."""
+    """Raises msgspec.DecodeError or ValidationError for a record that this version does not know."""
     return _decoder.decode(data)

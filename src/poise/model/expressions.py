@@ -1,9 +1,9 @@
-"""Conditions of rules: a small language of our own, total and typed, whose cost is known before it runs.
+"""Conditions of rules: a small language that is total and typed, with a cost that is known before evaluation.
 
     waiting > 10 and avg_over(fleet_use, 10m) < 50%
 
 A condition compares signals with values, and joins comparisons by `and`, `or`, `not`. Functions look back over a window
-of bounded length. Nothing else exists: no loops, no names but those of signals, no effects. A signal that is missing
+of bounded length. There is nothing else: no loops, no names but those of signals, no side effects. A missing signal
 makes its comparison unknown, and an unknown condition changes nothing.
 """
 
@@ -49,9 +49,9 @@ SIGNALS: Mapping[str, Signal] = {
 FUNCTIONS = ("rate", "avg_over", "quantile_over", "changed")
 MAX_WINDOW = 24 * HOUR
 MAX_SAMPLES = 3_000
-"""Samples that one window may hold."""
+"""Maximum number of samples in one window."""
 MAX_COST = 10_000
-"""Steps that one evaluation of a condition may cost for one subject; a sample of a window is one."""
+"""Maximum cost of one evaluation of a condition for one subject, in steps; each sample of a window is one step."""
 MAX_DEPTH = 32
 MAX_LENGTH = 2_000
 
@@ -66,7 +66,7 @@ class Read(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """A comparison of a signal with a value, in the unit of the signal: shares from 0 to 1."""
+    """A comparison of a signal with a value in the signal's unit; shares are from 0 to 1."""
 
     read: Read
     operator: str
@@ -107,7 +107,7 @@ class _Token(NamedTuple):
 
 
 def reads_of(condition: Condition) -> Iterator[Read]:
-    """What a condition reads, in order."""
+    """Yield the reads of a condition, in order."""
     match condition:
         case Compare() | Truth():
             yield condition.read
@@ -119,7 +119,7 @@ def reads_of(condition: Condition) -> Iterator[Read]:
 
 
 def cost_of(condition: Condition, every: int) -> int:
-    """Steps that an evaluation costs for one subject, where signals are sampled each `every` nanoseconds."""
+    """Return the steps of one evaluation for one subject, with a sampling interval of `every` nanoseconds."""
     reads = list(reads_of(condition))
     return len(reads) + sum(-(-read.window // every) for read in reads)
 
@@ -149,7 +149,7 @@ def parse_condition(text: str, field: str, every: int) -> Condition:
 
 
 class _Parser:
-    """Recursive descent; its depth is bounded."""
+    """Recursive descent parser of bounded depth."""
 
     def __init__(self, text: str, field: str, every: int) -> None:
         self._text, self._field, self._every = text, field, every

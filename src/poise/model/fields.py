@@ -1,4 +1,4 @@
-"""How a field of a job is declared: once, where its record is, and read by all that needs to know of it.
+"""Declarations of job fields: each once, in its record, and used by all code that needs it.
 
     hang: Annotated[
         Quantity,
@@ -11,10 +11,10 @@
         ),
     ] = 0
 
-From a declaration come the JSON Schema and the reference page (`drivers/schemas.py`), the flag of `run`, `submit` and
-`plan`, the directive of a script, hints of errors (`cli/asking.py`, `cli/directives.py`), and the value that the ledger
-keeps (`model/spec.py`). `model/job_fields.py` holds the declarations. A command imports this module when it starts, so
-it stays small.
+A declaration generates the JSON Schema and the reference page (`drivers/schemas.py`), the flag of `run`, `submit` and
+`plan`, the directive of a script, hints of errors (`cli/asking.py`, `cli/directives.py`), and the ledger's value
+(`model/spec.py`). `model/job_fields.py` has the declarations. Every command imports this module at its start, so it
+stays small.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,12 +58,12 @@ NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
 def as_text(value: Any, environ: Mapping[str, str]) -> Any:
-    """The value of a flag as written. A quantity stays a text: one place reads it, with one error."""
+    """Return the value of a flag as written. A quantity stays text: it is parsed in one place, with one error."""
     return value
 
 
 def as_number(value: Any, environ: Mapping[str, str]) -> int | float | str:
-    """A number as a number, anything else as written."""
+    """Return a number as a number, and other text as written."""
     for kind in (int, float):
         try:
             return kind(value)
@@ -73,15 +73,15 @@ def as_number(value: Any, environ: Mapping[str, str]) -> int | float | str:
 
 
 def as_texts(value: Any, environ: Mapping[str, str]) -> list[str]:
-    """The values of a flag that may be repeated."""
+    """Return the values of a repeatable flag."""
     return list(value)
 
 
 class Flag(NamedTuple):
-    """A flag of the command line. `reads` makes the field's value from what was typed and the caller's environment.
+    """A flag of the command line. `reads` converts the text and the caller's environment to the field's value.
 
-    Without a `metavar` the flag takes no value. `in_service` marks the flags that `poise serve` has, too. `example` is
-    a value for hints, where the field's own example is a mapping.
+    Without a `metavar` the flag takes no value. `in_service` marks flags that `poise serve` has too. `example` is a
+    value for hints, used if the field's own example is a mapping.
     """
 
     name: str
@@ -95,17 +95,17 @@ class Flag(NamedTuple):
 
     @property
     def keyword(self) -> str:
-        """The flag as a keyword of Python and the name of a directive."""
+        """The flag as a Python keyword and as the name of a directive."""
         return self.name.removeprefix("--").replace("-", "_")
 
 
 class Field(NamedTuple):
-    """A field of a record that people write.
+    """A field of a record that users write.
 
-    `meaning` is its line in the reference, `example` a value that a hint can offer (or a whole line with the field's
-    name), `form` what its JSON Schema takes beyond its type. `read` makes what the ledger keeps, in a field of the same
-    name of `Unit`; a field without one is compiled by hand. A graph passes on to its tasks what is `inherited`.
-    `calls` is false where workers that serve calls have no use for it. `python` makes it an option of `poise.task`.
+    `meaning` is its line in the reference, `example` a value for hints (or a whole line with the field's name), `form`
+    the part of its JSON Schema beyond its type. `read` compiles the ledger's value, in a field of the same name of
+    `Unit`; a field without `read` is compiled by hand. A graph passes `inherited` fields on to its tasks. `calls` is
+    false if the field is invalid for workers that serve calls. `python` makes it an option of `poise.task`.
     """
 
     meaning: str
@@ -119,7 +119,7 @@ class Field(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """A declared field: the name it has in a file, its attribute, its type, its default and its declaration."""
+    """A declared field: its name in a file, its attribute, its type, its default and its declaration."""
 
     name: str
     attribute: str
@@ -130,7 +130,7 @@ class Declared(NamedTuple):
 
 @cache
 def declared(kind: type[msgspec.Struct]) -> Mapping[str, Declared]:
-    """The declared fields of a record, by the name that they have in a file, in order."""
+    """Return the declared fields of a record in order, by their names in a file."""
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Declared] = {}
     for one in msgspec.structs.fields(kind):
@@ -141,18 +141,18 @@ def declared(kind: type[msgspec.Struct]) -> Mapping[str, Declared]:
     return found
 
 
-# --- what a field takes ----------------------------------------------------------------------------------------------
+# --- values of a field -----------------------------------------------------------------------------------------------
 
 _NUMBER = r"[0-9]{1,40}(?:\.[0-9]{1,40})?"
 _TIME_UNIT = "(?:[nN][sS]|[uU][sS]|[mM][sS]|[sS]|[mM]|[mM][iI][nN]|[hH]|[dD])"
 
 
 def quantity(pattern: str, *examples: str) -> Schema:
-    """The JSON Schema of a number with a unit."""
+    """Return the JSON Schema of a number with a unit."""
     return {
         "type": ["string", "number"],
         "pattern": rf"^\s*{pattern}\s*$",
-        "patternErrorMessage": f"a quantity such as {' or '.join(examples)}",  # for editors that know it
+        "patternErrorMessage": f"a quantity such as {' or '.join(examples)}",  # for editors that support it
         "minimum": 0,
         "examples": list(examples),
     }
@@ -176,7 +176,7 @@ NAMES: Schema = {"pattern": f"^{NAME}$"}
 
 
 def parse_or_raise(parse: Any, value: Quantity, field: str, limit: int) -> int:
-    """Parse a quantity, bounded; errors name the field."""
+    """Parse a quantity with an upper limit; errors name the field."""
     try:
         parsed = int(parse(value))
     except ValueError as error:
@@ -202,7 +202,7 @@ _WRITTEN: dict[Any, Callable[[int], str]] = {
 
 
 def memory(value: Quantity, field: str) -> int:
-    """Bytes. A few bytes are refused: who writes `4` means 4 GiB."""
+    """Parse bytes. A few bytes are refused: `4` means 4 GiB to its writer."""
     amount = parse_or_raise(parse_bytes, value, field, MAX_BYTES)
     if 0 < amount < LEAST_MEMORY and (not isinstance(value, str) or value.strip()[-1].isdigit()):
         name = field.rpartition(".")[2]
@@ -212,12 +212,14 @@ def memory(value: Quantity, field: str) -> int:
 
 
 def duration(value: Quantity, field: str) -> int:
-    """Nanoseconds."""
+    """Parse a duration in nanoseconds."""
     return parse_or_raise(parse_duration, value, field, MAX_DURATION)
 
 
 def duration_with_unit(value: Quantity, field: str) -> int:
-    """Nanoseconds. A text that Slurm reads otherwise is refused: `5` is five minutes there, `1:30:00` 90 minutes."""
+    """Parse a duration in nanoseconds. Refuse text that Slurm reads otherwise: `5` is five minutes there, `1:30:00` 90
+    minutes.
+    """
     text = value.strip() if isinstance(value, str) else ""
     try:
         meant = duration_of_slurm(text)

@@ -1,13 +1,13 @@
-"""Who said a figure of a device, and who is believed where several did.
+"""Sources of a device's figures, and their precedence.
 
     declared     a file that a person wrote: `devices.yaml` of a home, a fleet file
     measured     `poise bench-devices` on this very device, under the driver that it has now
     driver       what the driver says of the device: its memory, its power cap
     catalogue    the maker's data sheet for its model
 
-The first in this order that says a figure is believed, figure by figure. A person goes first, because there must be a
-way to correct all others: a measurement may have been taken while the device was busy, and nobody else knows that half
-of its memory is to be left alone. What was measured is what this device does in practice, so it goes before a peak.
+The first source in this order wins, figure by figure. Declarations come first, because there must be a way to correct
+all others: a measurement may have been taken while the device was busy, and only a person knows that half of its memory
+must stay free. Measurements show what this device does in practice, so they precede peak figures.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ _FIGURES = ("memory", "bandwidth", "power", "price", "ops")
 
 
 def with_figures(device: Device, figures: Mapping[str, Any], source: Source) -> Device:
-    """The device with these fields of `Device` in place of its own. `rates` replaces the precisions that it names only;
-    a rate of 0 is a precision that the device lacks.
+    """Return the device with these fields of `Device` replaced. `rates` replaces only the listed precisions; a rate of
+    0 means that the device lacks the precision.
     """
     made = dict(figures)
     sources = device.sources | {name: source for name in figures if name in _FIGURES}
@@ -38,7 +38,7 @@ def with_figures(device: Device, figures: Mapping[str, Any], source: Source) -> 
 
 
 def with_processor(node: Node, figures: Mapping[str, Any], source: Source) -> Node:
-    """The same for the CPUs of a node: `model`, `rates`, `bandwidth`."""
+    """Return the node with these figures of its CPUs replaced: `model`, `rates`, `bandwidth`."""
     made = dict(figures)
     sources = node.sources | {name: source for name in figures if name in _FIGURES}
     if "rates" in made:
@@ -48,7 +48,7 @@ def with_processor(node: Node, figures: Mapping[str, Any], source: Source) -> No
 
 
 def sources_of(one: Device | Node) -> dict[str, str]:
-    """Who said each figure that is known: where nobody is named, the catalogue, if it knows the model."""
+    """Return the source of each known figure: by default the catalogue, if it has the model."""
     entry = entry_of(one.model) if isinstance(one, Device) else None
     known = [name for name in _FIGURES if getattr(one, name, None) and (isinstance(one, Device) or name == "bandwidth")]
     known += [f"rates.{name}" for name in one.rates]

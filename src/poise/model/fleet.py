@@ -1,7 +1,7 @@
-"""The fleet as columns: what every node has and has free, one row a node, for policies that look at all at once.
+"""The fleet as columns: capacity and free resources of every node, one row per node, for vectorized policies.
 
-Rows are in order of the nodes' names. Amounts are integers as in the ledger. Whoever is handed a `Fleet` reads it and
-never writes to it; the ledger keeps its own and hands out copies, so a view stays what it was.
+Rows are in order of the nodes' names. Amounts are integers as in the ledger. Treat a `Fleet` that you receive as
+read-only; the ledger keeps its own and hands out copies, so that a view never changes.
 """
 
 from collections.abc import Sequence
@@ -19,30 +19,32 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 CPU, MEMORY, NETWORK, DEVICES = range(4)
-"""Rows of `free` and `total`: milli-CPU, bytes, bits per second, devices of which nothing is taken."""
+"""Rows of `free` and `total`: milli-CPU, bytes, bits per second, devices that are completely free."""
 
 OPEN, LOST, DRAINED, SUSPECT, EMPTYING, UNFIT = range(6)
 """Values of `closed`."""
 
 CONDITIONS = ("up", "lost", "drained", "suspect", "emptying", "unfit")
 CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED", "NODE_SUSPECT", "NODE_DRAINED", "NODE_UNFIT")
-"""By value of `closed`: its name, and the reason it gives. One that is being emptied is drained, and what runs there
-goes on elsewhere."""
+"""By value of `closed`: its name, and its reason code. A node that is `emptying` is drained, and its running work moves
+to other nodes.
+"""
 
 CORDONED = -2 * WHOLE
-"""What `device_share` says of a device that gives no room: so little that it is none when who is there has ended."""
+"""Value of `device_share` for a cordoned device: low enough to stay negative when its current work has ended."""
 
 LOW, MEDIUM, HIGH, HOT = range(4)
-"""Load levels (`levels`); a hot node's has been high for a sustained window."""
+"""Load levels (`levels`); the load of a hot node has been high for a sustained window."""
 
 CLASSES = 4
 """Priority classes."""
 
 
 class PoolView(msgspec.Struct, frozen=True, array_like=True):
-    """Attempts of one shape on one node: how many may run at once, and how many are there, waiting ones included.
+    """Attempts of one shape on one node: the maximum number that may run at once, and the current number including
+    queued ones.
 
-    `long` counts those that are not known to be brief: nothing is queued behind them.
+    `long` counts attempts that are not known to be brief: nothing is queued behind them.
     """
 
     slots: int
@@ -51,23 +53,21 @@ class PoolView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """An attempt that holds room and is not known to be brief: what could be waited for, or asked to yield.
+    """An attempt that holds resources and is not known to be brief: a candidate to wait for or to preempt.
 
-    `since` is the instant at which it started (or was placed). `kind` and `model` are the class and the model of device
-    by which run times are learned, `declared` the run time its user said (0: none) and `work` what there is to do.
-    `checkpoint` is the interval of its checkpoints, as it says itself or as declared (0: none), `kept` the instant
-    since which it has done what is in none, if it tells of them, and `restore` what coming back costs; `preempted`
-    is how often it has yielded, `moved` how often it was stopped for its own good, `saved` what of its earlier
-    attempts need not be done again, in nanoseconds of one task, and `progress` what they themselves said of that, in
-    millionths of all its work; `foreseen` is for how long this attempt runs in all, at the pace that it tells of itself
-    (nanoseconds, 0: it does not); `size` and `least` are the tasks of its unit, now and
-    at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts; `due` is
-    when it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
-    its room is about to be free. `tenant` is whose quota it counts against, where there is one, `leaf` its share, where
-    any are declared. What `serves` goes on until it is ended. One that `resizes` changes its size in place: `task` is
-    its number in the unit, `resized` the instant of the latest change, and `losses` how often it has lost members of
-    late. `gains` is how much faster it says that it is in its size than with its least tasks, in thousandths (0: it has
-    not said).
+    `since` is the instant of its start (or placement). `kind` and `model` are the class and the device model by which
+    run times are learned, `declared` the declared run time (0: none) and `work` its declared work. `checkpoint` is its
+    checkpoint interval, reported or declared (0: none), `kept` the instant of its last checkpoint, if it reports them,
+    and `restore` the cost of resuming. `preempted` counts its preemptions, `moved` how often it was stopped for its own
+    good, `saved` is the progress of its earlier attempts that need not be repeated, in nanoseconds of one task, and
+    `progress` the progress that these attempts reported, in millionths of all its work. `foreseen` is the predicted
+    total run time of this attempt at its reported pace (nanoseconds, 0: not reported). `size` and `least` are the
+    current and the minimum number of tasks of its unit (0: all), `most` the maximum. `attained` is the service of its
+    earlier attempts; `due` is its deadline (0: none) and `weight` its business weight in thousandths. `stopping`: its
+    resources are about to be free. `tenant` is the tenant whose quota it counts against, if any, `leaf` its share, if
+    shares are declared. A unit that `serves` runs until it is stopped. A unit that `resizes` changes its size in place:
+    `task` is its number in the unit, `resized` the instant of the latest change, and `losses` the number of members it
+    lost recently. `gains` is its reported speedup over its minimum size, in thousandths (0: not reported).
     """
 
     unit: str
@@ -109,8 +109,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """The only attempt of a unit, on a node where it takes longer than its like, which took `expected`. Or a gang, of
-    which a member there `computes` for so long in each step, and the others for as long as `expected`.
+    """A straggler: the only attempt of a unit, on a node where it takes longer than similar attempts, which took
+    `expected`. Or a gang with a member that `computes` for this long in each step, while the others take `expected`.
     """
 
     resident: Resident
@@ -120,8 +120,8 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phased(msgspec.Struct, frozen=True, kw_only=True):
-    """A running unit whose training has come into another `phase`, in which it asks for another `shape`; and the nodes
-    of its tasks.
+    """A running unit whose training has entered another `phase`, in which it requests another `shape`; and the nodes of
+    its tasks.
     """
 
     resident: Resident
@@ -134,24 +134,23 @@ class Fleet:
     """Columns over N nodes of at most D devices.
 
     `total` and `free` are int64 of shape (4, N), rows CPU, MEMORY, NETWORK, DEVICES; `closed`, `levels` int8 of shape
-    (N,); `failures` float64 (N,), attempts lost or failed per attempt, smoothed; `device_model` int16 (N, D), an index
-    into `models` and -1 where there is no device; `processor` int16 (N,), the same for the node's CPUs; `device_memory`
-    and `device_share` int64 (N, D), what is free of each device (bytes, thousandths of its compute), `device_spare` how
-    many of these are not for shares; `yielding` int64 (4, 4, N), by priority class what its preemptible attempts hold
-    of each resource. `residents` holds a tuple per
-    node, `pools` by key of shape and row. `rack` and `zone` number those that are named alike, `bandwidth` and
-    `latency` int64 (N,) are of the node's network. `kind` int64 (N,) tells nodes apart that offer different things;
-    `likes` is the first row of each kind, `alike` says by kind whether its devices are all of one model and not linked.
-    `ends` has the nodes that end, and when.
-    `abilities` is what readers have worked out, by shape, of what never changes, and `runs` what they have of run times
-    with what they had it from; all copies share them.
+    (N,); `failures` float64 (N,), the smoothed fraction of attempts lost or failed; `device_model` int16 (N, D), an
+    index into `models`, -1 for no device; `processor` int16 (N,), the same for the node's CPUs; `device_memory` and
+    `device_share` int64 (N, D), the free amounts of each device (bytes, thousandths of its compute), `device_spare` the
+    thousandths that are not available for shares; `yielding` int64 (4, 4, N), by priority class the amount of each
+    resource that preemptible attempts hold. `residents` holds a tuple per node, `pools` is keyed by shape and row.
+    `rack` and `zone` number the distinct names, `bandwidth` and `latency` int64 (N,) describe the node's network.
+    `kind` int64 (N,) is equal for nodes with equal hardware; `likes` is the first row of each kind, `alike` says by
+    kind whether its devices are all of one model and not linked. `ends` lists the nodes with an end time, and that
+    time. `abilities` caches constant facts by shape, and `runs` caches run times with their source data; all copies
+    share them.
 
-    A column is listed in `CHANGING`, or its nodes say all of it: copies share it then, and a view that travels makes it
-    again from the nodes.
+    A column is either listed in `CHANGING` or derived from the nodes alone: copies share it then, and a view that
+    travels rebuilds it from the nodes.
     """
 
     CHANGING: ClassVar = ("free", "closed", "levels", "failures", "device_memory", "device_share", "yielding")
-    """The arrays that change while the nodes stay; `residents` and `pools` do too."""
+    """Arrays that change while the nodes stay; `residents` and `pools` do too."""
 
     __slots__ = (
         "abilities",
@@ -184,7 +183,7 @@ class Fleet:
     )
 
     def __init__(self, nodes: Sequence[Node] = ()) -> None:
-        """Every node open and empty."""
+        """Create a fleet with every node open and empty."""
         self.nodes = tuple(nodes)
         self.names = tuple(node.name for node in nodes)
         self.ends = tuple((node.name, node.until) for node in nodes if node.until)
@@ -231,7 +230,7 @@ class Fleet:
         self.runs: dict[Any, Any] = {}
 
     def copy(self) -> "Fleet":
-        """The same rows, in columns of its own."""
+        """Return a fleet with the same rows and its own copies of the changing columns."""
         made = object.__new__(Fleet)
         for name in Fleet.__slots__:
             setattr(made, name, getattr(self, name))
@@ -242,7 +241,7 @@ class Fleet:
         return made
 
     def take_over(self, old: "Fleet") -> list[str]:
-        """Say of every node that is what it was what `old` says of it; returns the names of the others."""
+        """Copy the state of every unchanged node from `old`; return the names of the other nodes."""
         rows = [
             row
             for row, node in enumerate(self.nodes)
@@ -283,8 +282,8 @@ class Fleet:
 
 
 class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
-    """What devices of one model have in common: all that an estimate of speed or a check of ability looks at. One that
-    has `failed` is known by its identity, and so a model of its own.
+    """Common properties of devices of one model: all inputs of speed estimates and capability checks. A `failed` device
+    is known by its identity, and so is a model of its own.
     """
 
     kind: str
@@ -299,12 +298,12 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def called(self) -> str:
-        """The name by which runs on it are told apart from others, as `model_under` has it."""
+        """The name that distinguishes its run times from those of other models, as in `model_under`."""
         return self.name or self.kind
 
 
 def model_of(device: Device) -> DeviceModel:
-    """What a device has in common with others of its model."""
+    """Return the model of a device."""
     rates = tuple(sorted(device.rates.items()))
     return DeviceModel(
         device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory, device.failed,
@@ -313,18 +312,18 @@ def model_of(device: Device) -> DeviceModel:
 
 
 def processor_of(node: Node) -> DeviceModel:
-    """A node's CPUs as a device model: work without devices runs on them."""
+    """Return a node's CPUs as a device model, for work without devices."""
     return DeviceModel("cpu", _called(node), "cpu", tuple(sorted(node.rates.items())), node.bandwidth)
 
 
 def _called(node: Node) -> str:
-    """What its CPUs are called."""
+    """Return the name of a node's CPUs."""
     return node.model or "cpu"
 
 
 def model_under(node: Node, devices: tuple[int, ...]) -> str:
-    """What an attempt with these devices of a node runs on, by which runs of a class are told apart: its first device's
-    model, or that of the CPUs.
+    """Return the model that distinguishes run times of an attempt with these devices of a node: that of its first
+    device, or of the CPUs.
     """
     if not devices:
         return _called(node)

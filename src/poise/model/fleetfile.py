@@ -1,4 +1,4 @@
-"""What people write of a fleet, and how it is compiled into nodes and a throughput table.
+"""Compile a fleet file into nodes and a throughput table.
 
     kind: fleet
     nodes:
@@ -8,8 +8,8 @@
       resnet: {H100: 40.0, cpu: 0.5}
 
 With `count`, nodes are named `big-0`, `big-1`, …; without it there is one, named as written. A device of a known model
-gets the catalogue's figures, and what the file says goes first. `compile_fleet` takes the parsed document and raises
-`SpecError` with everything that is wrong: the path of each field, what was expected and a hint.
+gets the catalogue's figures, and figures in the file take precedence. `compile_fleet` takes the parsed document and
+raises `SpecError` with every error: the path of the field, the expected value and a hint.
 """
 
 import math
@@ -32,19 +32,19 @@ from poise.model.spec import check_name, check_text, label_value
 from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate, parse_share
 
 MAX_NODES = 20_000
-"""Twice the largest fleet that a round of deciding is measured with."""
+"""Twice the largest fleet with which scheduling rounds are measured."""
 
 MAX_LOCAL = 64
-"""Nodes started on one machine: each is a process, and a keeper for each command that it runs."""
+"""Maximum number of nodes on one machine: each is a process, plus a keeper for each command that it runs."""
 
 MAX_DEVICES = 64
-"""Devices of one node."""
+"""Maximum number of devices of one node."""
 
 MAX_LINKS = 1_000_000
-"""Links of all nodes as written: `links` of one kind joins every pair."""
+"""Maximum number of links of all nodes as written: `links` of one kind joins every pair."""
 
 MAX_EXPORTERS = 8
-"""Asked about one node: one for the machine, and one for each kind of device, are enough."""
+"""Maximum number of exporters of one node: one for the machine and one for each kind of device are enough."""
 
 MAX_TEXT = 128
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
@@ -178,7 +178,7 @@ def _compile(top: FleetSpec, found: Findings) -> DeclaredFleet:
 
 
 def _exporters(targets: list[str], node: str, at: str, found: Findings) -> tuple[str, ...]:
-    """Where to ask how busy a node is, as Prometheus names targets; `{node}` stands for its name."""
+    """Return the URLs of a node's exporters, from targets in Prometheus form; `{node}` stands for its name."""
     urls = []
     for target in targets[:MAX_EXPORTERS]:
         named = target.replace("{node}", node)
@@ -228,7 +228,7 @@ _EXAMPLES = {
 
 
 def example(field: str) -> str:
-    """What could stand in a field: the last part of its path that is a name of ours and not of the user's."""
+    """Return an example for a field: that of the last part of its path that is a field name and not the user's."""
     parts = re.sub(r"\[.*?\]", "", field).split(".")
     own = parts[:1] if parts[0] in ("nodes", "throughputs") else parts
     own += [part for part in parts[2:] if part in _EXAMPLES] if parts[0] == "nodes" else []
@@ -236,7 +236,7 @@ def example(field: str) -> str:
 
 
 def _names(specs: Mapping[str, NodeSpec], found: Findings) -> dict[str, list[str]]:
-    """The names of the nodes that each entry stands for; counted before they are made."""
+    """Return the node names of each entry; the total is checked before they are built."""
     total = 0
     for name, spec in specs.items():
         found.get(None, check_name, name, f"nodes.{name}")
@@ -283,18 +283,18 @@ def _node(name: str, spec: NodeSpec, at: str, found: Findings) -> Node:
 
 
 def check_place(zone: str, rack: str, at: str, found: Findings) -> None:
-    """Zone and rack are texts that a path, a line and a command take."""
+    """Check zone and rack: text that is valid in a path, a line and a command."""
     for what, text in (("zone", zone), ("rack", rack)):
         found.get(None, check_text, text, f"{at}{what}", most=MAX_TEXT)
 
 
 def labels_from(given: Mapping[str, Any], at: str, found: Findings) -> dict[str, str]:
-    """Labels of a node, from a file."""
+    """Return a node's labels from a file."""
     return {name: found.get("", _value_of_label, name, of, f"{at}.{name}") for name, of in given.items()}
 
 
 def _value_of_label(name: str, value: Any, at: str) -> str:
-    """Checked: a job can ask for it. Raises SpecError."""
+    """Return a label value that a job can request. Raises SpecError."""
     text = label_value(name, value, at)
     if text.startswith("!") or "," in text:
         what, need = "no job could ask for this label", "a value without `,` that does not begin with `!`"
@@ -338,7 +338,7 @@ def _device(spec: DeviceSpec, at: str, found: Findings) -> Device:
 
 
 def figures_of(spec: DeviceSpec, at: str, found: Findings) -> dict[str, Any]:
-    """The fields of `Device` that are said of it; a rate of 0 is a precision that it lacks."""
+    """Return the declared fields of `Device`; a rate of 0 means that the device lacks the precision."""
     if spec.kind is not None and spec.type is not None:
         what = "`kind` and `type` are two spellings of one field"
         found.add(SpecError(what, field=f"{at}.type", hint="drop `type`"))
@@ -371,7 +371,7 @@ def figures_of(spec: DeviceSpec, at: str, found: Findings) -> dict[str, Any]:
 
 
 def processor_figures(spec: ProcessorSpec | None, at: str, found: Findings) -> dict[str, Any]:
-    """The fields of `Node` that are said of its CPUs."""
+    """Return the declared fields of `Node` for its CPUs."""
     if spec is None:
         return {}
     found.get(None, check_text, spec.model, f"{at}.model", most=MAX_TEXT)
@@ -386,7 +386,7 @@ def processor_figures(spec: ProcessorSpec | None, at: str, found: Findings) -> d
 def _declared_rates(
     compute_power: Quantity | None, rates: Mapping[str, Quantity], at: str, found: Findings
 ) -> dict[str, int]:
-    """Rates by precision; `compute_power` is that in fp32."""
+    """Return rates by precision; `compute_power` is the fp32 rate."""
     made: dict[str, int] = {}
     if compute_power is not None:
         field = f"{at}.compute_power"
@@ -443,8 +443,8 @@ def _link(spec: LinkSpec, at: str, found: Findings) -> Link:
 
 
 def _throughputs(table: Mapping[str, Mapping[str, float]], nodes: Iterable[Node], found: Findings) -> dict[str, float]:
-    """By `class@model`. A name that stands for several models (`A100`) is for all of them that are not named
-    themselves.
+    """Return throughputs by `class@model`. A name that matches several models (`A100`) applies to those that are not
+    listed themselves.
     """
     own = {device.model for node in nodes for device in node.devices} | {node.model for node in nodes if node.model}
     made: dict[str, float] = {}
@@ -475,7 +475,7 @@ def _throughput(value: float, field: str) -> float:
 
 
 def _some(parse: Callable[[Any], int], value: Quantity, field: str, limit: int) -> int:
-    """A quantity that cannot be 0."""
+    """Parse a quantity that must not be 0."""
     amount = parse_or_raise(parse, value, field, limit)
     if not amount:
         raise SpecError("the value must be above 0", code="E103", field=field, need="more than 0", have=shown(value))
@@ -483,7 +483,7 @@ def _some(parse: Callable[[Any], int], value: Quantity, field: str, limit: int) 
 
 
 def _bytes_rate(value: Quantity, field: str) -> int:
-    """Bytes per second; a bare number is bytes per second too."""
+    """Parse bytes per second; a bare number is bytes per second too."""
     bits = parse_or_raise(parse_rate, value, field, _MAX_RATE)
     return bits // 8 if isinstance(value, str) else bits
 
@@ -496,7 +496,7 @@ def check_range(value: int, least: int, most: int, field: str) -> None:
 
 
 def _parse_power(value: Quantity) -> int:
-    """Milliwatts from `700W`, `0.7kW`; a bare number is watts."""
+    """Parse milliwatts from `700W`, `0.7kW`; a bare number is watts."""
     match = _POWER.fullmatch(str(value))
     if match is None:
         raise ValueError("a power such as `700W`")
@@ -504,7 +504,7 @@ def _parse_power(value: Quantity) -> int:
 
 
 def parse_price(value: Quantity) -> int:
-    """Micro-dollars per hour from `4.0` or `$4.0/h`."""
+    """Parse micro-dollars per hour from `4.0` or `$4.0/h`."""
     match = _PRICE.fullmatch(str(value))
     if match is None:
         raise ValueError("dollars per hour, such as `4.0`")

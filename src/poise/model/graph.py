@@ -1,4 +1,4 @@
-"""Arithmetic on graphs of named steps: order, cycles, critical path, slack.
+"""Algorithms on graphs of named steps: order, cycles, critical path, slack.
 
 A graph is a mapping from a name to the names it needs. All functions are pure and run in time linear in nodes and
 edges.
@@ -11,7 +11,7 @@ Needs = Mapping[str, Sequence[str]]
 
 
 class CycleError(ValueError):
-    """The graph has a cycle; `path` names it, first and last being the same."""
+    """The graph has a cycle; `path` lists it, with the same first and last step."""
 
     def __init__(self, path: list[str]) -> None:
         super().__init__(" -> ".join(path))
@@ -19,7 +19,7 @@ class CycleError(ValueError):
 
 
 class Times(NamedTuple):
-    """When a step can start at the earliest and must start at the latest for the graph to end as early as it can.
+    """Earliest and latest start of a step for the graph to end as early as possible.
 
     Nanoseconds from the graph's start. `tail` is the length of the longest path from the step's start to the graph's
     end; a step of slack 0 is critical.
@@ -35,7 +35,7 @@ class Times(NamedTuple):
 
 
 def topological_order(needs: Needs) -> list[str]:
-    """Every step after all it needs; among the ready ones, in the order given. Raises `CycleError`."""
+    """Return the steps so that each comes after all its needs; ready ones in the order given. Raises `CycleError`."""
     missing = {name: len(set(of)) for name, of in needs.items()}
     dependents = dependents_of(needs)
     order = [name for name, count in missing.items() if count == 0]
@@ -50,7 +50,7 @@ def topological_order(needs: Needs) -> list[str]:
 
 
 def dependents_of(needs: Needs) -> dict[str, list[str]]:
-    """For each step, the steps that need it."""
+    """Return, for each step, the steps that need it."""
     dependents: dict[str, list[str]] = {name: [] for name in needs}
     for name, of in needs.items():
         for need in dict.fromkeys(of):
@@ -59,8 +59,8 @@ def dependents_of(needs: Needs) -> dict[str, list[str]]:
 
 
 def with_needs(needs: Needs, steps: Iterable[str], known: Container[str]) -> list[str]:
-    """These steps and all that they need, directly or not; without those that are `known`, of which all that they need
-    has to be known too.
+    """Return these steps and all their direct and indirect needs, without `known` steps. All needs of a known step must
+    be known too.
     """
     found: dict[str, None] = {}
     ahead = list(steps)
@@ -73,7 +73,7 @@ def with_needs(needs: Needs, steps: Iterable[str], known: Container[str]) -> lis
 
 
 def times(needs: Needs, durations: Mapping[str, int]) -> dict[str, Times]:
-    """The critical path method (Kelley and Walker, 1959) over expected durations in nanoseconds."""
+    """Apply the critical path method (Kelley and Walker, 1959) to expected durations in nanoseconds."""
     order = topological_order(needs)
     earliest: dict[str, int] = {}
     for name in order:
@@ -88,9 +88,9 @@ def times(needs: Needs, durations: Mapping[str, int]) -> dict[str, Times]:
 
 
 def due_times(needs: Needs, durations: Mapping[str, int], deadlines: Mapping[str, int]) -> dict[str, int]:
-    """The instant by which each step must end so that its own deadline and those of all that follow can be met.
+    """Return the instant by which each step must end to meet its own deadline and those of all later steps.
 
-    Steps that no deadline follows are left out.
+    Steps without a deadline at or after them are left out.
     """
     due = dict(deadlines)
     for name in reversed(topological_order(needs)):
@@ -101,7 +101,7 @@ def due_times(needs: Needs, durations: Mapping[str, int], deadlines: Mapping[str
 
 
 def critical_path(needs: Needs, durations: Mapping[str, int]) -> list[str]:
-    """The longest path, first step first; ties go to the step given first."""
+    """Return the longest path, first step first; ties go to the step given first."""
     planned = times(needs, durations)
     dependents = dependents_of(needs)
     path: list[str] = []
@@ -114,7 +114,7 @@ def critical_path(needs: Needs, durations: Mapping[str, int]) -> list[str]:
 
 
 def _find_cycle(needs: Needs, among: set[str]) -> list[str]:
-    """A cycle among steps each of which needs another one of them, told in the order work would flow."""
+    """Return a cycle among steps that each need another one of them, in order of execution."""
     path: list[str] = [next(name for name in needs if name in among)]
     seen = {path[0]: 0}
     while True:

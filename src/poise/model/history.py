@@ -1,7 +1,7 @@
-"""What `poise report` tells of a stretch of the log: figures, a timeline, every decision with its reason.
+"""Data of `poise report` for a section of the log: figures, a timeline, every decision with its reason.
 
-`begins` is a moment in seconds since 1970; every other time is nanoseconds, and every `at`, `since` and `until` counts
-from there. Parts of a whole are thousandths.
+`begins` is a time in seconds since 1970; every other time is in nanoseconds, and every `at`, `since` and `until` counts
+from there. Fractions are in thousandths.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ from poise.model.incidents import IncidentReport
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How durations are spread; all 0 where there are none. Percentiles are of the nearest rank."""
+    """Distribution of durations; all 0 if there are none. Percentiles are of the nearest rank."""
 
     count: int = 0
     mean: int = 0
@@ -21,10 +21,11 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of an amount that the nodes offered while they were there, in thousandths of it; none offered: None.
+    """Use of an amount that the nodes offered while they were present, in thousandths of it; None if nothing was
+    offered.
 
-    `held` by attempts, `used` as far as attempts that have ended measured it, `good` held by attempts that count: that
-    are done, or still go on, or yielded and keep that much at their checkpoint.
+    `held` by attempts, `used` as measured by ended attempts, `good` held by useful attempts: those that are done, still
+    run, or were preempted and keep that much in their checkpoint.
     """
 
     offered: int
@@ -34,7 +35,9 @@ class Use(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An attempt of a task on its node. `outcome` is empty while it goes on, `waited` since it could be placed."""
+    """An attempt of a task on its node. `outcome` is empty while it runs, `waited` counts from when it could be
+    placed.
+    """
 
     task: str
     job: str
@@ -52,7 +55,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the timeline of a node: a device, or a place for one attempt without a device."""
+    """One row of a node's timeline: a device, or a slot for one attempt without a device."""
 
     node: str
     name: str
@@ -60,7 +63,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True):
-    """How many units waited for room, and how many held room, from `at` on: the most in its stretch of the timeline."""
+    """Maximum numbers of pending and of active units in a stretch of the timeline that begins at `at`."""
 
     at: int
     pending: int
@@ -68,7 +71,7 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A decision or something that forced one: the record of the log in words, with its reason."""
+    """A decision or an event that forced one: the record of the log in words, with its reason."""
 
     at: int
     revision: int
@@ -78,7 +81,7 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An attempt that ended otherwise than done or as it was told to; `again`: it was, or will be, tried again."""
+    """An attempt that neither was done nor was stopped on purpose; `again`: it was or will be retried."""
 
     at: int
     task: str
@@ -91,7 +94,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Yielding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A unit that was asked to end early: for whom (`to`) or for its own good, and what was weighed."""
+    """A preempted unit: for whom (`to`) or for its own good, and the weighing."""
 
     at: int
     unit: str
@@ -102,7 +105,7 @@ class Yielding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ClassRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """Attempts of one class of work: how long those that are done ran, and how many failed."""
+    """Attempts of one class of work: run times of the done ones, and the number of failed ones."""
 
     name: str
     run: Spread
@@ -110,7 +113,7 @@ class ClassRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waste(msgspec.Struct, frozen=True, kw_only=True):
-    """Room that brought nothing, by its cause: nanoseconds of a core, and of a whole device."""
+    """Wasted resources by cause: nanoseconds of a core, and of a whole device."""
 
     cause: str
     cpu: int
@@ -118,8 +121,8 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant's work took: nanoseconds of a core and of a whole device that its attempts held, and of both what
-    was in vain; `energy` in joules above that of idle devices, `price` in dollars of the devices it held.
+    """Resources of a tenant's work: nanoseconds of a core and of a whole device that its attempts held, and the wasted
+    part of both; `energy` in joules above that of idle devices, `price` in dollars of the devices it held.
     """
 
     tenant: str
@@ -136,16 +139,16 @@ class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassWaits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long attempts of a priority class waited for room."""
+    """Waiting times of the attempts of a priority class."""
 
     name: str
     waiting: Spread
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """What devices drew and cost while they were there: `energy` in joules by the model of `model/power.py`, of the
-    `powered` of all `devices` whose power cap is known; `co2` in kg; `price` in dollars of all, `paid` of what was
-    held, of the `priced` devices.
+    """Energy and cost of devices while they were present: `energy` in joules by the model of `model/power.py`, of the
+    `powered` devices with a known power cap; `co2` in kg; `price` in dollars of all and `paid` of the held part, of the
+    `priced` devices. `devices` counts all.
     """
 
     energy: float
@@ -165,8 +168,8 @@ class NodeBill(msgspec.Struct, frozen=True):
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job at a glance: `took` from its submission to its end, or until now; `waited` until its first task ran; how
-    many `calls` of functions have returned. `energy` and `price` are those of a `TenantUse`.
+    """Summary of a job: `took` from its submission to its end, or until now; `waited` until its first task ran; the
+    number of returned function `calls`. `energy` and `price` as in `TenantUse`.
     """
 
     id: str
@@ -186,14 +189,14 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of the log. `first` and `last` are its revisions. `completion` is of the jobs that ended, from their
-    submission; `waiting` of every attempt that started, from when it could be placed; `makespan` from the first
-    submission to the last end. `asked` names the jobs it is about; empty: all.
+    """A section of the log. `first` and `last` are its revisions. `completion` covers the jobs that ended, from their
+    submission; `waiting` every attempt that started, from when it could be placed; `makespan` is the time from the
+    first submission to the last end. `asked` names the requested jobs; empty: all.
 
-    `waste`, `bill`, `nodes` and `incidents` are of the whole fleet, whichever jobs it is about; a report of one
-    `tenant` has none of them. `nodes` names those first whose devices drew most.
+    `waste`, `bill`, `nodes` and `incidents` always cover the whole fleet; a report of one `tenant` has none of them.
+    `nodes` lists the nodes with the largest energy use first.
 
-    `left_out` counts, by part, what is not in the lists because it is much; the figures are of all.
+    `left_out` counts, by part, entries that were left out of long lists; the figures cover all entries.
     """
 
     version: str

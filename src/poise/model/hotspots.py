@@ -1,13 +1,13 @@
-"""Where the time of jobs goes: by class of work and step, how often and for how long."""
+"""Hot spots: the time that jobs spend, by class of work and step, with counts."""
 
 from typing import Literal, get_args
 
 import msgspec
 
 Step = Literal["waiting", "starting", "running", "lost", "saving"]
-"""`waiting` from when it may start to its placement · `starting` from there to its start · `running` attempts that are
-done · `lost` attempts that are not: what they did is done again, but for what they had saved · `saving` training that
-stood still for a checkpoint.
+"""`waiting` from the earliest start to the placement · `starting` from there to the start · `running` attempts that are
+done · `lost` attempts that are not: their work is repeated, except what was checkpointed · `saving` training that
+waited for a checkpoint.
 """
 
 STEPS: tuple[Step, ...] = get_args(Step)
@@ -17,9 +17,9 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 class HotSpot(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one class of work: how often, and nanoseconds in all, on the mean and at the most. `where` is the
-    attempt or the unit that took longest, `why` what is known of that. `share` is its part of the time of all steps, in
-    thousandths.
+    """One step of one class of work: its count, and nanoseconds in total, in the mean and at most. `where` is the
+    attempt or the unit that took longest, `why` what is known about that. `share` is its fraction of the time of all
+    steps, in thousandths.
     """
 
     kind: str
@@ -34,8 +34,8 @@ class HotSpot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HotSpots(msgspec.Struct, frozen=True, kw_only=True):
-    """The hot spots of a log from an instant on (seconds since 1970), the hottest first; `left_out` are more that are
-    not listed.
+    """The hot spots of a log since an instant (seconds since 1970), hottest first; `left_out` counts more that are not
+    listed.
     """
 
     since: float

@@ -1,4 +1,4 @@
-"""Symptoms, the elements that may cause them, and incidents: symptoms with one cause, told as one.
+"""Symptoms, the elements that may cause them, and incidents: symptoms grouped by their common cause.
 
 Times are nanoseconds of the log's clock, except in `IncidentReport`, where they are seconds since 1970.
 """
@@ -12,7 +12,7 @@ ElementKind = Literal[
     "control plane", "store", "clock", "policy",
     "user", "program", "service", "job",
 ]  # fmt: skip
-"""What can be a cause: a part of the fleet, a part of the control plane, or a part of the work."""
+"""Possible causes: a part of the fleet, a part of the control plane, or a part of the work."""
 
 OF_WORK: frozenset[ElementKind] = frozenset(("user", "program", "service", "job"))
 """Causes that belong to a tenant."""
@@ -27,11 +27,11 @@ SymptomKind = Literal[
 ]  # fmt: skip
 
 Moment = Literal["opened", "closed"]
-"""When an incident is told."""
+"""Moments at which notification targets receive an incident."""
 
 
 class Element(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """One part of the fleet, of the control plane or of the work. `name` is empty where there is only one."""
+    """One part of the fleet, of the control plane or of the work. `name` is empty if there is only one."""
 
     kind: ElementKind
     name: str = ""
@@ -41,8 +41,8 @@ class Element(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Symptom(msgspec.Struct, frozen=True, array_like=True):
-    """Something that went wrong, read from the event of `revision`. `subject` shows it; `suspects` are the elements
-    that could have caused it.
+    """A failure or anomaly, read from the event of `revision`. It was observed on `subject`; `suspects` are its
+    possible causes.
     """
 
     at: int
@@ -54,7 +54,7 @@ class Symptom(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def fingerprint(self) -> tuple[str, str]:
-        """Symptoms of one fingerprint are one symptom, seen several times."""
+        """Symptoms with the same fingerprint count as one symptom, seen several times."""
         return self.kind, self.subject
 
 
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
-    """An element that may be the cause, and its score from 0 to 1: its share of all explanations, by likelihood."""
+    """A possible cause, and its score from 0 to 1: its share of all explanations, by likelihood."""
 
     kind: ElementKind
     name: str
@@ -88,11 +88,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     """One incident. `cause` is the likeliest suspect; `tied` are others that explain the symptoms about as well.
-    `symptoms` counts all that were folded into it, by kind. `nodes` and `jobs` are affected, of the latest few hundred
-    symptoms; `more_nodes` and
-    `more_jobs` count those that are not named. `evidence` says why this cause, `done` what Poise did about it, and
-    `hint` what to do. `closed` is 0 while it is open. `undelivered` has, by target, why it could not be told.
-    `outputs` says how the output of attempts that ended badly ends, and what device error codes in it mean.
+    `symptoms` counts all its symptoms, by kind. `nodes` and `jobs` are those affected by the latest few hundred
+    symptoms; `more_nodes` and `more_jobs` count those that are not named. `evidence` supports the cause, `done` lists
+    Poise's reactions, and `hint` is a suggestion. `closed` is 0 while it is open. `undelivered` maps targets to the
+    reason why notification failed. `outputs` has the last output of attempts that ended badly, with the meaning of
+    device error codes in it.
     """
 
     id: str
@@ -116,7 +116,7 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON that a webhook or a command gets of an incident. `id` stays the same when it is sent again."""
+    """The JSON that a webhook or a command receives about an incident. `id` stays the same when it is sent again."""
 
     id: str
     moment: Moment

@@ -1,6 +1,7 @@
-"""The records of a job file. Each field is declared here, once; `model/fields.py` says what comes from a declaration.
+"""Records of a job file. Each field is declared here, once; `model/fields.py` lists what is generated from a
+declaration.
 
-`model/spec.py` compiles these records into what the ledger keeps (`model/jobs.py`).
+`model/spec.py` compiles these records into those of the ledger (`model/jobs.py`).
 """
 
 import re
@@ -46,7 +47,9 @@ Command = str | list[str]
 PriorityName = Literal["urgent", "high", "medium", "low"]
 
 MAX_TASKS = 10_000
-"""Tasks of one job: ten times as many take 3 s to take in, which is when a node of this machine counts as lost."""
+"""Maximum number of tasks of one job: accepting ten times as many takes 3 s, after which a local node counts as
+lost.
+"""
 
 LEAST_HANG = 1 * SECOND
 """`poise.step` reports progress at most every 100 ms, and a busy machine may delay that."""
@@ -110,11 +113,11 @@ _WORKERS: Schema = {
 }
 
 
-# --- what flags and quantities become --------------------------------------------------------------------------------
+# --- conversion of flags and quantities ------------------------------------------------------------------------------
 
 
 def _hang(value: Quantity, field: str) -> int:
-    """Nanoseconds; 0: not watched."""
+    """Parse the hang limit in nanoseconds; 0: not watched."""
     hang = duration(value, field)
     if 0 < hang < LEAST_HANG:
         need, have = f"{format_duration(LEAST_HANG)} or more, or 0", shown(value)
@@ -123,7 +126,7 @@ def _hang(value: Quantity, field: str) -> int:
 
 
 def _weight(weight: float, field: str) -> int:
-    """A business weight in thousandths."""
+    """Convert a business weight to thousandths."""
     if not 0.001 <= weight <= 1000:
         raise SpecError("the weight is out of range", code="E103", field=field, need="0.001 to 1000", have=str(weight))
     return round(weight * 1000)
@@ -133,7 +136,7 @@ _SIZE = re.compile(r"\s*([0-9]{1,4})\s*x\s*([0-9]{1,4})\s*")
 
 
 def terminal(value: bool | str, field: str) -> int:
-    """The size of a terminal as the ledger keeps it; 0: none."""
+    """Return the size of a terminal as the ledger stores it; 0: none."""
     if isinstance(value, bool):
         return terminal_size(24, 80) if value else 0
     size = _SIZE.fullmatch(value)
@@ -154,13 +157,13 @@ def _not(given: bool, environ: Mapping[str, str]) -> bool:
 
 
 def _variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """`NAME=VALUE` sets a variable, `NAME` takes the caller's value."""
+    """Parse `--env`: `NAME=VALUE` sets a variable, `NAME` takes the caller's value."""
     pairs = [one.partition("=") for one in given]
     return {name: value if equals else environ.get(name) for name, equals, value in pairs}
 
 
 def _secrets(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]:
-    """`NAME` takes the caller's value, `NAME=@FILE` that in a file."""
+    """Parse `--secret`: `NAME` takes the caller's value, `NAME=@FILE` the value in a file."""
     made: dict[str, Any] = {}
     for one in given:
         name, equals, source = one.partition("=")
@@ -179,7 +182,7 @@ def _secrets(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, An
 
 
 def _swept(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]:
-    """`lr=0.1,0.01` is a list, `seed=1..5` a range."""
+    """Parse `--sweep`: `lr=0.1,0.01` is a list, `seed=1..5` a range."""
     made: dict[str, Any] = {}
     for one in given:
         name, equals, values = one.partition("=")
@@ -193,12 +196,12 @@ def _swept(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]
 
 
 def _nodes(given: tuple[str, ...], environ: Mapping[str, str]) -> list[str]:
-    """`--node a --node b`, or `--node a,b`; none where there is nothing between the commas."""
+    """Parse `--node a --node b`, or `--node a,b`; an empty value means no nodes."""
     return [name for one in given for name in one.split(",") if name]
 
 
 def _labels(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """`zone=eu` asks for a value, `zone=eu,us` for any of two, `zone!=eu` for none of that."""
+    """Parse `--label`: `zone=eu` requires a value, `zone=eu,us` one of two, `zone!=eu` excludes a value."""
     made: dict[str, list[str]] = {}
     for one in given if given != ("",) else ():
         name, equals, values = one.partition("=")
@@ -858,7 +861,7 @@ class SentSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _sync(given: str, environ: Mapping[str, str]) -> bool | str:
-    """`--sync` alone sends the working tree of the folder, `--sync=DIR` another one, `--sync=off` none."""
+    """Parse `--sync`: alone it sends the working tree of the folder, `--sync=DIR` another one, `--sync=off` none."""
     return {"": True, "true": True, "off": False, "false": False}.get(given, given)
 
 
@@ -1082,18 +1085,18 @@ RECORDS: tuple[type[msgspec.Struct], ...] = (
     ArtifactSpec,
     SentSpec,
 )
-"""The records of a job file. The fields of a task are those of a job too."""
+"""Records of a job file. The fields of a task are fields of a job too."""
 
 
 def records_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """The records that a field may hold in place of a value: `DeadlineSpec` for a deadline."""
+    """Yield the records that a field may hold instead of a value, such as `DeadlineSpec` for a deadline."""
     for one in get_args(kind) if isinstance(kind, UnionType) else (kind,):
         if isinstance(one, type) and issubclass(one, msgspec.Struct):
             yield one
 
 
 def flagged() -> Iterator[tuple[str, Declared, Flag]]:
-    """Every field of a job that has a flag, by its path: `resources.gpu`."""
+    """Yield every field of a job that has a flag, by its path, such as `resources.gpu`."""
     for name, of in declared(JobSpec).items():
         if of.field.flag is not None:
             yield name, of, of.field.flag
@@ -1104,7 +1107,7 @@ def flagged() -> Iterator[tuple[str, Declared, Flag]]:
 
 
 def example_of(name: str) -> str:
-    """What could stand in a field, as a line of YAML; empty for what is no field of a job file."""
+    """Return an example for a field as a line of YAML; empty for an unknown field."""
     for record in RECORDS:
         of = declared(record).get(name)
         if of is not None and of.field.example:

@@ -1,7 +1,7 @@
-"""A job as the ledger keeps it: compiled, with every quantity an integer and every reference resolved.
+"""Compiled jobs, as the ledger stores them: every quantity is an integer and every reference is resolved.
 
-A *job* is what a user submits; it holds *tasks*; tasks that must be placed together form one *unit*: a task alone, or a
-gang. `model/spec.py` compiles what people write into these records.
+A *job* is what a user submits; it holds *tasks*; tasks that must be placed together form one *unit*: a single task or a
+gang. `model/spec.py` compiles job files into these records.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,20 +30,19 @@ started, which does not count as a try · `unstartable` the command could not be
 """
 
 FAILED: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable")
-"""Outcomes of attempts that were in vain."""
+"""Outcomes of failed attempts."""
 
 Lease = Literal["fenced", "exclusive"]
-"""What holds while it is not known whether work still runs on a node that is silent.
+"""Guarantee while it is unknown whether work still runs on a silent node.
 
-`fenced` it goes on there and may be placed elsewhere at once: the older copy can no longer report · `exclusive` its
-node stops it in time, and it is placed elsewhere only when no copy can be left.
+`fenced` the work continues there and may be placed elsewhere at once: the older copy can no longer report · `exclusive`
+its node stops it in time, and it is placed elsewhere only when no copy can be running.
 """
 
 RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost")
 
 ANY_FAILURE: frozenset[Outcome] = frozenset(("failed", "killed", "signal", "oom", "hung"))
-"""Outcomes that a number of retries is about where nothing else is said. A time limit is a limit: it is not among them.
-"""
+"""Outcomes that a retry limit covers by default. A time limit is final, so `timeout` is not included."""
 
 
 class Priority(IntEnum):
@@ -56,14 +55,13 @@ class Priority(IntEnum):
 
 
 CLASS_WEIGHT = (8, 4, 2, 1)
-"""By priority class: how many of the class below a second of it is worth, doubled each time."""
+"""By priority class, the weight of a second of its work; each class weighs twice as much as the class below."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time; of these
-    at most `ooms` times after it ran out of memory, and then smaller where it can be (0, as in logs of old: as after
-    anything else). A unit that was lost is tried again at most `losses` times in addition (0, as in logs of old: it
-    counts as anything else).
+    """Retry rule of a unit: at most `limit` retries, after `backoff` nanoseconds, doubled each time; of these at most
+    `ooms` after running out of memory, then smaller if possible (0, as in old logs: no separate limit). A lost
+    unit is retried at most `losses` times in addition (0, as in old logs: losses count against `limit`).
     """
 
     limit: int = 3
@@ -73,19 +71,19 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     losses: int = 0
 
     def counts(self, outcome: Outcome) -> bool:
-        """Whether an attempt that ended so counts against `limit`, and not as a loss."""
+        """Whether an attempt with this outcome counts against `limit`, and not as a loss."""
         return outcome != "lost" or not self.losses
 
     def allows(self, outcome: Outcome, tries: int, ooms: int, lost: int) -> bool:
-        """Whether it is tried again after this many `tries` that count against `limit`, of which `ooms` ran out of
-        memory, and after it was `lost` this many times in addition to them.
+        """Whether to retry after `tries` that count against `limit`, of which `ooms` ran out of memory, and `lost`
+        losses in addition to them.
         """
         if outcome not in RETRYABLE or outcome not in self.when or (outcome == "oom" and 0 < self.ooms < ooms):
             return False
         return tries <= self.limit if self.counts(outcome) else lost <= self.losses
 
     def sentence(self) -> str:
-        """What is tried again, for people: `any failure 2 times; lost work 3 times in addition`."""
+        """Describe the rule for people: `any failure 2 times; lost work 3 times in addition`."""
         outcomes = [one for one in RETRYABLE if one in self.when and not (one == "lost" and self.losses)]
         named = "any failure" if set(outcomes) == ANY_FAILURE else ", ".join(outcomes)
         times = f"{named} {self.limit} time{'' if self.limit == 1 else 's'}" if outcomes and self.limit else ""
@@ -98,7 +96,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def retries_of(retries: Iterable[Retry]) -> str:
-    """What is retried of all units of a job, for people; empty where that is the default, or differs among them."""
+    """Describe the retry rule of all units of a job; empty if it is the default or differs between units."""
     first, *others = dict.fromkeys(retries)
     return "" if others or first == INTERRUPTED else first.sentence()
 
@@ -118,8 +116,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, cache_hash=True):
-    """What one task has to do, as far as its user says: floating-point operations, bytes of device memory it moves,
-    bytes of input and bytes of its model. From these come its weight and, where nothing was learned, its speed.
+    """Work of one task, as declared by its user: floating-point operations, bytes of device memory traffic, bytes of
+    input and bytes of its model. They determine its weight and, without learned run times, its speed estimate.
     """
 
     flops: int = 0
@@ -131,52 +129,52 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 RETRY = Retry()
 
 LOSSES = 3
-"""How often a unit is placed again after it was lost, at least: what brings down each of its nodes must end."""
+"""Minimum number of placements after a loss: work that brings down each of its nodes must end."""
 
 INTERRUPTED = Retry(losses=LOSSES)
-"""What is tried again of a job that says nothing of it."""
+"""Retry rule of a job that declares none."""
 
 NEVER = Retry(limit=0)
 """Started once, even if lost."""
 
 ALL = 1_000_000
-"""Millionths of its work: all of it."""
+"""The whole work, in millionths."""
 
 GRACE = 10 * SECOND
 """Time between SIGTERM and SIGKILL, unless a task says otherwise."""
 
 EXCLUSIVE_GRACE = 1 * SECOND
-"""The same for exclusive work, and the most that it may have: it is stopped when its lease has all but run out."""
+"""Grace of exclusive work, and its maximum: it is stopped shortly before its lease expires."""
 
 NO_WORK = Work()
 
 WEIGHT = 1000
-"""The business weight of what was given none, in thousandths."""
+"""Default business weight, in thousandths."""
 
 
 MAX_TASKS_TOLD = 1024
-"""In how many sizes a unit says its speed."""
+"""Maximum number of sizes for which a unit reports its speed."""
 
 NOTICEABLE = 0.05
-"""A speed that has changed by less is not told again."""
+"""Smallest relative change of a speed that is reported again."""
 
 
 class Speedups(msgspec.Struct, frozen=True, array_like=True):
-    """How fast a unit gets on with 1, 2, ... tasks, in thousandths of what it does with one, as it says itself: with
-    all of them on one node (`together`), or on as few nodes as hold them where one does not (`apart`). It is the
-    progress that counts, not the steps. With more tasks than that it is as fast as with the most.
+    """Progress rate of a unit with 1, 2, ... tasks, in thousandths of its rate with one task, as it reports itself:
+    with all tasks on one node (`together`), or on as few nodes as possible but more than one (`apart`). Progress
+    counts, not steps. Beyond the listed sizes the rate is that of the largest.
     """
 
     together: tuple[int, ...]
     apart: tuple[int, ...]
 
     def within(self, tasks: int) -> "Speedups":
-        """Of so many tasks at most, and nothing that is no speed."""
+        """Return the entries for at most `tasks` tasks, with negative values set to 0."""
         most = min(tasks, MAX_TASKS_TOLD)
         return Speedups(tuple(max(0, of) for of in self.together[:most]), tuple(max(0, of) for of in self.apart[:most]))
 
     def differs(self, other: "Speedups") -> bool:
-        """Whether any of it has changed noticeably."""
+        """Whether any entry has changed noticeably."""
         if len(self.together) != len(other.together) or len(self.apart) != len(other.apart):
             return True
         pairs = zip(self.together + self.apart, other.together + other.apart, strict=True)
@@ -184,7 +182,7 @@ class Speedups(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One more artifact of the same work, for other devices: another command, in another shape."""
+    """Another artifact of the same work, for other devices: another command with another shape."""
 
     name: str
     argv: tuple[str, ...]
@@ -192,7 +190,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 FIRST_PHASE = "initial"
-"""What training is in until it says otherwise."""
+"""Training phase until the task reports one."""
 
 
 class InPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -206,21 +204,20 @@ class InPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What is placed together: one task, or the tasks of a gang. All tasks of a unit have one shape.
+    """The unit of placement: one task, or the tasks of a gang. All tasks of a unit have one shape.
 
-    `needs` names units of the same job. `kind` is the class by which run times are learned. `begin` (not before) and
-    `deadline` in nanoseconds after submission, `expect` in nanoseconds (0: not said). An elastic unit starts with
-    `least` tasks or more (0: all). `artifact` names its own artifact where it has several, `variants` the others; the
-    placer chooses one. `checkpoint` is how often the work saves itself (0: never, so that all it did is lost when it
-    ends) and `restore` what coming back costs, in nanoseconds; `preemptible` whether it may be asked to yield. `weight`
-    is its business weight in thousandths. Of the parts of one task that have an `at_most` so many are placed at once
-    (0: any number). Its commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what
-    has an exclusive `lease` no two copies run at once, whatever happens to its node. What `serves` answers requests
-    until it is ended: the text says for which service, and why it was asked for. What trains may ask for less in some
-    of its `phases`. `if_late` says what becomes of it when its deadline cannot be met. An attempt of a task may run for
-    `time_limit` nanoseconds (0: for any time). Its first task has `stdin` kept open for whoever gives it input, or a
-    terminal of the size `tty`, as `terminal_size` makes it (0: none). What its tasks write is copied to the file
-    `output`, where `%j` and others stand for what tells them apart (empty: nowhere).
+    `needs` names units of the same job. `kind` is the class by which run times are learned. `begin` (earliest start)
+    and `deadline` are nanoseconds after submission, `expect` is in nanoseconds (0: not declared). An elastic unit
+    starts with `least` tasks or more (0: all). `artifact` names its own artifact if it has several, `variants` the
+    others; the placer chooses one. `checkpoint` is the checkpoint interval (0: none, so all progress is lost when it
+    ends) and `restore` the cost of resuming, in nanoseconds; `preemptible` is whether it may be preempted. `weight` is
+    its business weight in thousandths. `at_most` limits how many parts of one task are placed at once (0: unlimited).
+    Its commands report progress at least every `hang` nanoseconds (0: they do not report). With an exclusive `lease` no
+    two copies run at once, whatever happens to its node. A unit that `serves` answers requests until it is stopped: the
+    text names the service and the reason for the replica. Training may request less in some of its `phases`. `if_late`
+    is the action when its deadline cannot be met. `time_limit` limits the run time of an attempt in nanoseconds (0:
+    unlimited). Its first task has an open `stdin` for input, or a terminal of size `tty`, as `terminal_size` returns it
+    (0: none). The output of its tasks is copied to the file `output`, with placeholders such as `%j` (empty: no copy).
     Its `secrets` add to the job's.
     """
 
@@ -257,22 +254,22 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
     @property
     def declared(self) -> int:
-        """The run time in nanoseconds to plan with until history says more: what is expected, at most the time limit;
-        the limit itself where nothing is expected; 0 where nothing is said.
+        """The run time in nanoseconds to plan with until there is history: the declared run time, at most the time
+        limit; the limit itself if no run time is declared; 0 without either.
         """
         return min(self.expect or self.time_limit, self.time_limit) if self.time_limit else self.expect
 
     def shape_of(self, variant: int) -> Shape:
-        """The shape of its artifact number `variant`; 0 is the unit's own."""
+        """Return the shape of artifact number `variant`; 0 is the unit's own."""
         return self.variants[variant - 1].shape if variant else self.shape
 
     def in_phase(self, phase: str) -> InPhase | None:
-        """What it asks for in a phase of its training, where that is not what it asks for in any."""
+        """Return the request for a training phase, if it differs from the unit's usual request."""
         phase = phase or FIRST_PHASE
         return next((one for one in self.phases if one.phase == phase), None)
 
     def shape_in(self, phase: str, variant: int) -> Shape:
-        """The shape of its artifact number `variant` in a phase of its training."""
+        """Return the shape of artifact number `variant` in a training phase."""
         shape, asks = self.shape_of(variant), self.in_phase(phase)
         if asks is None:
             return shape
@@ -280,15 +277,15 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
         return msgspec.structs.replace(shape, cpu=cpu, gpu_memory=shape.gpu_memory * asks.memory // 1000)
 
     def artifact_of(self, variant: int) -> str:
-        """The name of its artifact number `variant`; empty where it has none to choose from."""
+        """Return the name of artifact number `variant`; empty if the unit has only one."""
         return self.variants[variant - 1].name if variant else self.artifact
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What a node holds a running command to; each field is one of `Unit` too. `grace` nanoseconds pass between SIGTERM
-    and SIGKILL. A command has hung when it has been silent for `hang` nanoseconds (0: it is not watched). It is stopped
-    when it has run for `time_limit` nanoseconds (0: it may run for any time). `stdin` and `tty` are what the first task
-    of a unit reads from, `output` the file that gets a copy of what each writes.
+    """Limits that a node enforces on a running command; each field is also a field of `Unit`. `grace` is the time
+    between SIGTERM and SIGKILL in nanoseconds. A command is hung after `hang` nanoseconds without progress (0: not
+    watched). It is stopped after `time_limit` nanoseconds (0: unlimited). `stdin` and `tty` are the input of the first
+    task of a unit, `output` is the file for a copy of each task's output.
     """
 
     grace: int = 0
@@ -300,23 +297,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
 
 def terminal_size(rows: int, columns: int) -> int:
-    """The size of a terminal as one number."""
+    """Return the size of a terminal as one number."""
     return rows << 16 | columns
 
 
 def limits_of(held: "Unit | Limits") -> dict[str, Any]:
-    """The fields of `Limits`, to make another record that has them."""
+    """Return the fields of `Limits`, for constructing another record."""
     return {name: getattr(held, name) for name in Limits.__struct_fields__}
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be over first:
-    those of `after_any` however they end, those of `after_failure` by failing, and all others by being done;
-    `note` is what the user was told when it was submitted, `user` who the client says its user is, for people to read.
-    With `calls` its units are workers that serve calls of functions. One on `hold` waits until it is released.
-    `retry_of` is the job of which it runs again what was not done. `secrets` are variables of all its units, as sealed
-    texts (`model/secrets.py`). `notify` says who is told of it. With a `tree` its commands run in a copy of
-    files that were sent with it. It counts for a `project` of its tenant, where one is named.
+    """A compiled job. `name` is empty unless the user set one. `after` holds ids of jobs that must be over first: those
+    in `after_any` with any outcome, those in `after_failure` by failing, and all others by being done. `note` is the
+    message shown at submission, `user` the user name that the client sent, for display only. With `calls` its units are
+    workers that serve function calls. A job on `hold` waits until it is released. `retry_of` is the job whose
+    unfinished work it runs again. `secrets` are variables of all its units, as sealed texts (`model/secrets.py`).
+    `notify` lists the notification targets. With a `tree` its commands run in a copy of the files that were sent with
+    it. `project` is the project of its tenant that it is accounted to, if any.
     """
 
     id: str
@@ -339,18 +336,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     project: str = ""
 
     def sealed_texts(self) -> Iterator[str]:
-        """Those of the job and of its units."""
+        """Yield the sealed texts of the job and of its units."""
         for secrets in (self.secrets, *(unit.secrets for unit in self.units)):
             yield from secrets.values()
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """How one attempt ended, as its keeper saw it.
+    """How one attempt ended, as observed by its keeper.
 
-    Times in nanoseconds, `peak` resident memory in bytes, `limit` the memory limit it had. `device` is the mean use of
-    its devices in thousandths and `device_peak` the most memory it held on one, where they could be measured. `result`
-    is what the task wrote to its result file: JSON text of at most 64 KiB. `progress` is how much of all its work is
-    done and need not be done again, in millionths, if it says so itself (-1: it does not).
+    Times in nanoseconds, `peak` resident memory in bytes, `limit` its memory limit. `device` is the mean use of its
+    devices in thousandths and `device_peak` its peak memory on one device, if they could be measured. `result` is the
+    content of the task's result file: JSON text of at most 64 KiB. `progress` is the fraction of all its work that is
+    done and saved, in millionths, if the task reports it (-1: it does not).
     """
 
     outcome: Outcome

@@ -1,12 +1,12 @@
-"""The keys that a gateway lets in, as people write them down, and how they are compiled.
+"""Compile a file of API keys for a gateway.
 
     kind: keys
     keys:
     - {name: app, tenant: ann, sha256: 2cf24d..., scopes: [ask], models: [twice], rate: 600/m, tokens: 1000000/d}
     - {name: ci, token: t3, rate: 10/s}
 
-A key is known by the SHA-256 of its secret, so that the file gives nobody away; or it is a token of the control plane,
-by the id that `poise token ls` shows. `compile_keys` raises `SpecError` with everything that is wrong.
+A key is identified by the SHA-256 of its secret, so that the file contains no secrets; or it is a token of the control
+plane, identified by the id that `poise token ls` shows. `compile_keys` raises `SpecError` with every error.
 """
 
 import re
@@ -22,7 +22,7 @@ from poise.model.tenants import DEFAULT, Role
 from poise.units import DAY, HOUR, MINUTE, SECOND
 
 Scope = Literal["ask", "read", "forget"]
-"""What a key may do: ask models; read metrics and canaries; forget cached answers."""
+"""Permissions of a key: ask models; read metrics and canaries; delete cached answers (`forget`)."""
 
 SCOPES_OF = {
     Role.NODE: frozenset[str](),
@@ -32,7 +32,7 @@ SCOPES_OF = {
     Role.OPERATOR: frozenset({"ask", "read", "forget"}),
     Role.ADMIN: frozenset({"ask", "read", "forget"}),
 }
-"""What tokens of the control plane may do, by their role."""
+"""Permissions of control-plane tokens, by role."""
 
 MOST_KEYS = 10_000
 ALLOWANCE = r"[1-9][0-9]{0,14}/[smhd]"
@@ -40,7 +40,7 @@ WINDOWS = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY}
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """`amount` in each `window` of nanoseconds."""
+    """A limit of `amount` in each `window` of nanoseconds."""
 
     amount: int
     window: int
@@ -67,8 +67,8 @@ class KeysSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled key. `digest`: SHA-256 of its secret; `token`: the id of a token of the control plane instead. No
-    `scopes`, and no `tenant`, are those of that token; no `models` are all. No allowance is no limit.
+    """A compiled key. `digest`: SHA-256 of its secret; `token`: the id of a control-plane token instead. Without
+    `scopes` or `tenant`, those of that token apply; no `models` means all models. None for an allowance means no limit.
     """
 
     name: str

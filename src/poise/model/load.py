@@ -1,7 +1,7 @@
-"""How busy a node is, and its load level: low, medium or high, from two signals together.
+"""Load of a node, and its load level: low, medium or high, from two signals together.
 
-CPU use alone is high on a node that runs one busy loop as it should; a long run queue alone is seen where work waits
-for a disk. Only both together say that a node has more to do than it can.
+CPU use alone is high on a node that runs one busy loop as intended; a long run queue alone occurs when work waits for a
+disk. Only both together mean that a node is overloaded.
 
 >>> LEVELS[level_of(Load(cpu=900, load1=1300))]
 'high'
@@ -14,15 +14,15 @@ from typing import Annotated
 import msgspec
 
 LEVELS = ("low", "medium", "high")
-"""Names of the levels; a level is a place here."""
+"""Names of the levels; a level is an index here."""
 
 NOTICEABLE = 50
-"""Thousandths by which a signal moves before it is worth a message: 5 %."""
+"""Smallest change of a signal worth a message, in thousandths: 5 %."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sample, in thousandths: of the node's CPU that was in use, threads that ran or waited for a CPU per core as a
-    mean over one minute (`load1`), memory in use, time that its busiest disk was busy, and network capacity in use.
+    """One sample, in thousandths: the node's CPU in use, the one-minute mean of runnable threads per core (`load1`),
+    memory in use, busy time of its busiest disk, and network capacity in use.
     """
 
     cpu: int = 0
@@ -33,16 +33,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Upkeep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node's agent costs itself, over the last minute or less: bytes a second that it sends, and CPU in
-    millionths of a core.
-    """
+    """Cost of a node's agent over the last minute or less: bytes sent per second, and CPU in millionths of a core."""
 
     sent: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     cpu: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """From which values on, in thousandths, CPU use and load per core count as medium and as high.
+    """Thresholds, in thousandths, from which CPU use and load per core count as medium and as high.
 
     By default CPU 60 and 85 %, load 0.7 and 1.2 per core.
     """
@@ -57,22 +55,22 @@ DEFAULT_LIMITS = Limits()
 
 
 def level_of(load: Load, limits: Limits = DEFAULT_LIMITS) -> int:
-    """The place in `LEVELS` that both signals have reached."""
+    """Return the level, an index in `LEVELS`, that both signals have reached."""
     by_cpu = (load.cpu >= limits.cpu_medium) + (load.cpu >= limits.cpu_high)
     by_load1 = (load.load1 >= limits.load1_medium) + (load.load1 >= limits.load1_high)
     return min(by_cpu, by_load1)
 
 
 def has_changed(said: Load | None, now: Load) -> bool:
-    """Whether any signal has moved noticeably since it was last said (none: never)."""
+    """Whether any signal has changed noticeably since it was last reported (None: never)."""
     if said is None:
         return True
     return any(abs(getattr(now, name) - getattr(said, name)) >= NOTICEABLE for name in Load.__struct_fields__)
 
 
 class Pace:
-    """How soon to look again, in nanoseconds: as soon as may be (`fast`) while signals change or something begins or
-    ends, and else twice as late each time, up to `slow`.
+    """Sampling interval in nanoseconds: the shortest (`fast`) while signals change or something starts or ends;
+    otherwise it doubles each time, up to `slow`.
 
     >>> pace = Pace(fast=1, slow=5)
     >>> [pace.after(Load(cpu=cpu)) for cpu in (900, 910, 900, 905, 900, 100)]
@@ -85,7 +83,7 @@ class Pace:
         self._seen: Load | None = None
 
     def after(self, load: Load) -> int:
-        """This was seen; what has not moved noticeably since it last did is seen again soon enough."""
+        """Take a sample, and return the interval to the next one: it grows while no signal changes noticeably."""
         if has_changed(self._seen, load):
             self._seen = load
             self.stir()
@@ -94,5 +92,5 @@ class Pace:
         return self._next
 
     def stir(self) -> None:
-        """Something has happened that may change them."""
+        """Return to the shortest interval, after an event that may change the signals."""
         self._next = self._fast

@@ -1,7 +1,8 @@
-"""What agent and control plane say to each other over the node's channel: msgpack frames, one record each.
+"""Messages between agent and control plane over the node's channel: msgpack frames, one record each.
 
-Level-triggered: on every connection the agent says what it holds (`Hello`), the control plane answers with what should
-be there (`Desired`, complete), and both then send changes. Everything is idempotent by attempt: a task and its epoch.
+Level-triggered: on every connection the agent sends its current state (`Hello`), the control plane answers with the
+complete desired state (`Desired`), and both then send changes. Every message is idempotent by attempt: a task and its
+epoch.
 """
 
 from typing import Annotated
@@ -18,7 +19,7 @@ from poise.units import SECOND
 
 
 class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
-    """One try at one task: `task` is `job.task`, `epoch` counts its unit's placements from 1."""
+    """One attempt at one task: `task` is `job.task`, `epoch` counts its unit's placements from 1."""
 
     task: str
     epoch: int
@@ -28,18 +29,18 @@ class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False
 
 
 class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
-    `secrets` are sealed; as the launch leaves for its node they are opened, and become part of `env`.
+    """Everything a node needs to run one attempt. `env` is complete except for the POISE_ variables and devices, which
+    the node adds. `secrets` are sealed; when the launch is sent to its node they are opened and become part of `env`.
 
-    `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
-    for another of them to end, any other has room of its own. One that `serves` gets a `key`, by which whoever
-    sends it work knows it; its node makes that if there is none. `expect` is the run time that the control plane
-    foresees in nanoseconds; 0 is unknown. Exclusive work has a `lease` in nanoseconds (0: none), from when the node
-    sent what was last answered: when that runs out, nothing of it runs. A member of an elastic `gang` joins it in a
-    `generation`, as `rank` of `world`; `founded` is the epoch in which the gang was placed (0: it is not elastic);
-    `first` is the address of the machine of its first member (empty: there is one machine only). Its job was
-    `submitted` then, which tells it from others of that name. With a `tree` it runs in a copy of files that it fetches
-    by its `key`.
+    `slots` is the maximum number of attempts of `shape` that may run at once on this node, as of this launch; a
+    `queued` attempt waits for one of them to end, any other has its own resources. An attempt that `serves` gets a
+    `key` that authenticates it to senders of work; its node creates the key if there is none. `expect` is the run time
+    in nanoseconds that the control plane predicts; 0 is unknown. Exclusive work has a `lease` in nanoseconds (0: none),
+    counted from when the node sent its latest acknowledged message: after it expires, none of the work runs. A member
+    of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the epoch in which the gang was
+    placed (0: not elastic); `first` is the address of its first member's machine (empty: there is only one machine).
+    `submitted` is the submission time of its job, which distinguishes the job from others with the same name. With a
+    `tree` it runs in a copy of files that it fetches with its `key`.
     """
 
     attempt: Attempt
@@ -70,12 +71,12 @@ class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def orders(self) -> Orders:
-        """Who belongs to its gang as it is launched."""
+        """The gang membership at launch."""
         return Orders(generation=self.generation, world=self.world, rank=self.rank)
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """An attempt has started; `cpus` are the cores it is bound to (none: unbound)."""
+    """An attempt has started; `cpus` are the cores it is bound to (empty: unbound)."""
 
     attempt: Attempt
     pid: int
@@ -90,7 +91,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a running attempt says of how its unit scales, and of its training."""
+    """A running attempt's report of its unit's speedups and of its training."""
 
     attempt: Attempt
     speedups: Speedups | None = None
@@ -98,31 +99,31 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Ordered(msgspec.Struct, frozen=True, array_like=True):
-    """What an attempt is to be told of its gang."""
+    """Gang membership to send to an attempt."""
 
     attempt: Attempt
     orders: Orders
 
 
 class Limited(msgspec.Struct, frozen=True, array_like=True):
-    """The time limit of an attempt from now on, in nanoseconds from its start (0: none)."""
+    """New time limit of an attempt, in nanoseconds from its start (0: none)."""
 
     attempt: Attempt
     time_limit: int
 
 
 MAX_NODE_FRAME = 64 * 2**20
-"""Bytes of one frame of a node: it may hold as many attempts as a control plane takes units."""
+"""Maximum bytes of one frame of a node: it may hold as many attempts as a control plane accepts units."""
 
 _MANY = msgspec.Meta(max_length=200_000)
 
 MOST_TOLD = 256
-"""So many attempts are told of in one report; the others in the next."""
+"""Maximum number of attempts in one report; the others go into the next."""
 
 
 class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device has failed such that no work should be given to it. `code` as its driver has it, such as `XID 79`. `id`
-    is what the device is known by: by the time this is heard another may be in its place.
+    """A device failure after which no work should be placed on the device. `code` is the driver's code, such as `XID
+    79`. `id` is the identity of the device: when this message arrives, another device may be in its place.
     """
 
     index: int
@@ -135,12 +136,12 @@ class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
-    """First frame of a connection: who this is and every attempt it holds; it counts as report 0.
+    """First frame of a connection: the node's identity and every attempt it holds; it counts as report 0.
 
-    `queued` are held but not started, `faults` are those of which it is not known that they were heard. `unfit` says
-    why nothing can be started there; empty where work can. `address` is this machine's, for members of gangs on other
-    machines; empty where there are none. `withdrawn` are devices that attempts hold, and that are there, but are not
-    offered any more. The node ends after `left` nanoseconds (0: it does not).
+    `queued` attempts are held but not started; `faults` are those not yet acknowledged. `unfit` is the reason why
+    nothing can be started there; empty if work can start. `address` is this machine's address, for gang members on
+    other machines; empty if there are no other machines. `withdrawn` are devices that attempts hold and that still
+    exist, but are no longer offered. The node ends after `left` nanoseconds (0: no end).
     """
 
     node: Node
@@ -155,8 +156,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):
-    """What has changed since the last report. `serial` counts reports; it is acknowledged when durable. `unfit` as in
-    `Hello`; None where that has not changed.
+    """Changes since the last report. `serial` counts reports; a report is acknowledged when durable. `unfit` as in
+    `Hello`; None if unchanged.
     """
 
     serial: int
@@ -168,12 +169,11 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):
-    """Nothing to say, but alive; or the node's load, where it has changed noticeably since it was last said on this
-    connection.
+    """A heartbeat; with the node's load if it has changed noticeably since it was last sent on this connection.
 
-    Each has a `number`, by which it is answered. The next word comes within `every` nanoseconds, unless the node is
-    lost; after any other message it comes within a second. `windows` are minutes of which there is something to tell,
-    `upkeep` what telling costs.
+    Each heartbeat has a `number`, which the reply repeats. The next message comes within `every` nanoseconds, unless
+    the node is lost; after any other message it comes within a second. `windows` are minutes with data to report,
+    `upkeep` is the cost of reporting.
     """
 
     load: Load | None = None
@@ -184,8 +184,8 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
-    """What an attempt wrote on a machine whose files the control plane does not see: the bytes of its standard output
-    or error from `start` on, and when it wrote them, in nanoseconds since 1970 (0: not known).
+    """Output of an attempt on a machine whose files the control plane cannot read: the bytes of its standard output or
+    error from `start` on, and the time of writing, in nanoseconds since 1970 (0: unknown).
     """
 
     attempt: Attempt
@@ -196,8 +196,8 @@ class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
 
 
 class Met(msgspec.Struct, frozen=True, tag="met", kw_only=True):
-    """What a member of a gang has left for the others, as a file in their folder: said by its node, and to theirs.
-    Without a name a node asks for all that is there of the gang.
+    """A file that a gang member shares with the other members in their folder: sent by its node, and to theirs. Without
+    a name the node requests all files of the gang.
     """
 
     gang: str
@@ -207,8 +207,8 @@ class Met(msgspec.Struct, frozen=True, tag="met", kw_only=True):
 
 
 class Fed(msgspec.Struct, frozen=True, tag="fed", kw_only=True):
-    """Bytes of its input that a command has taken so far, and whether it takes more. It is that of an attempt, or the
-    one of a name that runs beside an attempt.
+    """Bytes of input that a command has taken so far, and whether it accepts more. The command is that of an attempt,
+    or a named one that runs beside an attempt.
     """
 
     whose: Attempt | str
@@ -217,7 +217,7 @@ class Fed(msgspec.Struct, frozen=True, tag="fed", kw_only=True):
 
 
 class Said(msgspec.Struct, frozen=True, tag="said", kw_only=True):
-    """What the command of a name wrote to one of its streams, `out` or `err`, beside an attempt."""
+    """Output of a named command beside an attempt, from one of its streams, `out` or `err`."""
 
     name: str
     stream: str
@@ -225,7 +225,7 @@ class Said(msgspec.Struct, frozen=True, tag="said", kw_only=True):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left", kw_only=True, omit_defaults=True):
-    """The command of a name has ended with this exit code. `note` is why, where that is not its own doing."""
+    """A named command has ended with this exit code. `note` is the reason if it did not end by itself."""
 
     name: str
     code: int
@@ -236,11 +236,11 @@ class Left(msgspec.Struct, frozen=True, tag="left", kw_only=True, omit_defaults=
 
 
 class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_defaults=True):
-    """Launch these, stop those. When `complete`, whatever the node holds beyond `keep` must be stopped.
+    """Attempts to launch and to stop. If `complete`, the node must stop every attempt that is not in `keep`.
 
-    `recalls` are handed back if they still wait for a slot, and go on otherwise. `orders` are told before any of it.
-    `limited` are attempts whose time limit has changed since they were launched.
-    The output of `removed` jobs is deleted; a node that is away keeps its copy until it is pruned.
+    `recalls` are handed back if they still wait for a slot, and continue otherwise. `orders` are delivered before the
+    rest. `limited` are attempts whose time limit has changed since they were launched. The output of `removed` jobs is
+    deleted; a node that is away keeps its copy until it is pruned.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -254,9 +254,9 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of the input of a command: `data` from `at` on, and whether that is the `end` of it. Each byte is taken
-    once. A terminal gets a `size`, as `terminal_size` makes it (0: as it is); it hangs up when it is told to, and when
-    no other piece comes within `hold` nanoseconds (0: it never does).
+    """A piece of the input of a command: `data` from `at` on, and whether it is the `end`. Each byte is taken once. A
+    terminal gets a `size`, as `terminal_size` returns it (0: unchanged); it hangs up on `hang_up`, or if no other piece
+    comes within `hold` nanoseconds (0: never).
     """
 
     at: int = 0
@@ -268,16 +268,16 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Feed(msgspec.Struct, frozen=True, tag="feed", kw_only=True):
-    """Input for the command of an attempt, or for the one of a name; answered with `Fed`, once more can come."""
+    """Input for the command of an attempt or for a named command; answered with `Fed` once more input is accepted."""
 
     whose: Attempt | str
     piece: Piece
 
 
 class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=True):
-    """Run a command beside that of an attempt, under a name, for as long as this connection lasts. What it writes comes
-    as `Said`, at most `CREDIT` bytes before a `Credit`; at its end comes `Left`. `env` adds to the attempt's. With
-    `capture` it is the node's own program that takes captures, with these arguments.
+    """Run a named command beside that of an attempt, for as long as this connection lasts. Its output comes as `Said`,
+    at most `CREDIT` bytes before a `Credit`; at its end comes `Left`. `env` adds to the attempt's. With `capture` the
+    command is the node's own capture program, with these arguments.
     """
 
     name: str
@@ -290,8 +290,8 @@ class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=
 
 
 class Get(msgspec.Struct, frozen=True, tag="get", kw_only=True, omit_defaults=True):
-    """Give a file or a folder that an attempt has left, as a tar archive: `path` in its folder, which is `folder` on
-    this node, or in its copy of a tree `within`. What it holds comes as `Said` under this name, at most `CREDIT` bytes
+    """Send a file or a folder that an attempt has left, as a tar archive: `path` in its folder, which is `folder` on
+    this node, or in its copy of a tree `within`. The content comes as `Said` with this name, at most `CREDIT` bytes
     before a `Credit`; at its end comes `Left`.
     """
 
@@ -303,32 +303,34 @@ class Get(msgspec.Struct, frozen=True, tag="get", kw_only=True, omit_defaults=Tr
 
 
 class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):
-    """So many more bytes of output may come of the command of this name."""
+    """Allow this many more bytes of output from the named command."""
 
     name: str
     bytes: int
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave", kw_only=True):
-    """Nobody waits for the command of this name any more: it gets SIGHUP, and SIGKILL after 5 s."""
+    """Nobody waits for the named command any more: it gets SIGHUP, and SIGKILL after 5 s."""
 
     name: str
 
 
 class Acked(msgspec.Struct, frozen=True, tag="acked", kw_only=True):
-    """Reports up to `serial` are durable; their evidence may be forgotten."""
+    """Reports up to `serial` are durable; the node may discard its records of them."""
 
     serial: int
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard", kw_only=True):
-    """The beat of this number has come: the way is open in both directions. It waits for no disk."""
+    """The heartbeat with this number has arrived: the channel is open in both directions. Sent without waiting for a
+    disk.
+    """
 
     beat: int
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
-    """What an attempt wrote is kept here up to this place. It may still be lost with the machine."""
+    """The output of an attempt is stored here up to this offset. It may still be lost with the machine."""
 
     attempt: Attempt
     err: bool
@@ -340,7 +342,7 @@ ToAgent = Desired | Acked | Heard
 
 FromConsole = Fed | Said | Left
 ToConsole = Feed | Exec | Get | Credit | Leave
-"""What a node passes on between people and commands. It changes nothing that the ledger knows."""
+"""Messages that a node relays between people and commands. They do not change the ledger."""
 
 ToNode = ToAgent | Kept | Met | ToConsole
-"""All that a node can be told."""
+"""All messages to a node."""

@@ -1,4 +1,4 @@
-"""What a metric is, apart from any library: its declaration, and the values that it has by its labels."""
+"""Metrics, independent of any library: their declarations, and their values by labels."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -9,12 +9,12 @@ Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of their names."""
 
 Seen = Literal["standby", "tenant", "operator"]
-"""Where a metric is shown: also by a control plane that stands by, or by the leader only; to every bearer, or only to
-those who see all tenants.
+"""Visibility of a metric: also on a standby control plane, or only on
+the leader; to every bearer, or only to those who see all tenants.
 """
 
 OTHER = "other"
-"""The label value into which all beyond the limit fold."""
+"""The label value that collects all values beyond the limit."""
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Bins:
-    """The values of one histogram: how many fell into each bucket, the last of which has no bound, and their sum."""
+    """Values of one histogram: the count of each bucket, the last of which is unbounded, and the sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -55,4 +55,4 @@ class Bins:
 
 Values = Mapping[Labels, float | Bins]
 Families = dict[Metric, Values]
-"""The values of each metric that is to be shown."""
+"""Values of each metric to show."""

@@ -42,8 +42,8 @@ _TARGET, _NAME = re.compile(TARGET), re.compile(NAME)
 
 
 class Notify(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The `targets` of a job and the moments at which they are told. Webhooks of one that is `trusted` may be at
-    private addresses: an admin, or the home itself, has named them.
+    """The `targets` of a job and the moments at which they are notified. Webhooks of a `trusted` one may be at private
+    addresses: an admin, or the home itself, has named them.
     """
 
     targets: tuple[str, ...]
@@ -83,7 +83,7 @@ class NotificationsSpec(msgspec.Struct, forbid_unknown_fields=True, rename={"not
 
 class Notifications(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. Webhooks are signed with `key`, unless it is empty. `private` are hosts at private addresses
-    that everybody may name; `notify` is for jobs that say nothing themselves. `incidents` are targets of incidents.
+    that every user may name; `notify` applies to jobs without their own. `incidents` are targets of incidents.
     """
 
     key: str = ""
@@ -94,7 +94,7 @@ class Notifications(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compile_notifications(document: Any) -> Notifications:
-    """Compile a parsed file. Raises SpecError with everything that is wrong."""
+    """Compile a parsed file. Raises SpecError with every error."""
     found = Findings()
     top = found.convert(document, NotificationsSpec) or NotificationsSpec()
     if top.kind != "notifications":
@@ -126,7 +126,7 @@ def compile_notifications(document: Any) -> Notifications:
 
 
 def compile_notify(targets: list[str], on: list[Moment], field: str, found: Findings) -> Notify | None:
-    """What a job, or a home for all its jobs, says of notifications. None where it names nobody."""
+    """Compile the notifications of a job, or the defaults of a home. None without targets."""
     if len(targets) > MOST_TARGETS:
         need = f"at most {MOST_TARGETS}"
         found.add(SpecError("there are too many targets", field=field, need=need, have=str(len(targets))))
@@ -140,7 +140,7 @@ def compile_notify(targets: list[str], on: list[Moment], field: str, found: Find
 
 def check_target(target: str, field: str) -> None:
     """Raise SpecError unless it is a webhook's URL or the name of a command."""
-    from urllib.parse import urlsplit  # only where there is one: commands import this module when they start
+    from urllib.parse import urlsplit  # only if there is a target: commands import this module at their start
 
     problem = "" if len(target) <= MOST_URL and _TARGET.fullmatch(target) else "this is no target"
     if not problem and target.startswith(WEBHOOK):
@@ -156,7 +156,7 @@ def check_target(target: str, field: str) -> None:
 
 
 def unknown_command(target: str, known: dict[str, Any]) -> SpecError:
-    """The error for a command that the home does not know."""
+    """Return the error for a command that the home does not define."""
     names = ", ".join(known) or "none"
     hint = "`commands:` in `notifications.yaml` of the home"
     what = "this home has no such command for notifications"

@@ -1,4 +1,4 @@
-"""What observers of a control plane are told: durable events, and how long the phases of rounds and commits take."""
+"""Data for observers of a control plane: durable events, and durations of the phases of rounds and commits."""
 
 import msgspec
 
@@ -6,16 +6,16 @@ from poise.model.events import Event
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True):
-    """Events that are durable, from the revision `first` on."""
+    """Durable events, starting with the revision `first`."""
 
     first: int
     events: tuple[Event, ...]
 
 
 class RoundTook(msgspec.Struct, frozen=True, kw_only=True):
-    """One round: decided by `policy` on the view of `revision`, carried out at the instant `at`. Nanoseconds for each
-    phase: making the `view`, in the turn that asked; to `decide`, with the way to the policy and back; the `wait` for
-    the next turn; to `apply` the plan, checked and as far as it still could be.
+    """One round: decided by `policy` on the view of `revision`, applied at the instant `at`. Nanoseconds of each phase:
+    creating the `view`, in the turn that asked; to `decide`, including the way to the policy and back; the `wait` for
+    the next turn; to `apply` the plan, after checking what is still possible.
     """
 
     at: int

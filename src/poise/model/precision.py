@@ -1,7 +1,7 @@
-"""What was measured of a model in one precision beside the model as it is, and what was made of that.
+"""Measurements of a model in several precisions compared with the original, and the choice between them.
 
-Bytes, and nanoseconds by the number of inputs in a batch. How they are measured is in `poise_train.smaller`; who is
-taken is decided in `policy.precision`.
+Sizes are bytes; durations are nanoseconds by the number of inputs in a batch. `poise_train.smaller` measures;
+`policy.precision` chooses.
 """
 
 from math import prod
@@ -10,25 +10,25 @@ from typing import Literal
 import msgspec
 
 VARIABLE = "POISE_PRECISION"
-"""The environment variable that tells a replica what `precision` its service asks for."""
+"""The environment variable with the `precision` that a replica's service requests."""
 
 AS_IT_IS = "fp32"
-"""The model as it was given."""
+"""The original model."""
 
 AUTO = "auto"
-"""The quickest of all that keep enough."""
+"""The fastest candidate that keeps enough quality."""
 
 PrecisionName = Literal["", "auto", "fp32", "mixed", "bf16", "fp16", "int8"]
-"""What a service may ask for; empty: nothing, and the model decides."""
+"""Precisions that a service may request; empty: none, and the model decides."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate. `weights`: bytes of all that it keeps between two batches. `peak`: by how many more memory was in
-    use at some moment while it answered the largest batch. `takes`: the median of what batches of each size took.
+    """One candidate. `weights`: bytes that it keeps between two batches. `peak`: peak of additional memory while it
+    answered the largest batch. `takes`: median duration of batches of each size.
 
-    Beside the answers of the model as it is: `largest` and `mean` are the difference over the largest and over the mean
-    size of a number in them, `kept` is the share of what they are good for (1: all of it). `failed` says why nothing
-    was measured: it cannot be made, or cannot answer.
+    Compared with the answers of the original: `largest` and `mean` are the difference relative to the largest and to
+    the mean size of a number in them, `kept` is the retained fraction of their quality (1: all of it). `failed` is the
+    reason why nothing was measured: it cannot be created, or cannot answer.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
 
     def quicker_than(self, other: "Measured") -> float:
-        """How many times as quick as the other: the geometric mean over sizes of batches."""
+        """Return the speedup over the other: the geometric mean over batch sizes."""
         ratios = [other.takes[size] / took for size, took in self.takes.items()]
         return prod(ratios) ** (1 / len(ratios))
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole comparison: what was `asked` for, the share that had to be `kept` as counted `by`, all that was
-    `measured` (first the model as it is), which is `taken`, and `why`, with a sentence on each of the others.
+    """A whole comparison: the precision that was `asked` for, the fraction to be `kept` by the measure `by`, all that
+    was `measured` (first the original), the one that was `taken`, and `why`, with a sentence on each of the others.
     """
 
     asked: str

@@ -1,4 +1,4 @@
-"""What has been learned of a class of tasks from its finished attempts: run time, memory, CPU and device use."""
+"""Profiles of classes of tasks, learned from finished attempts: run time, memory, CPU and device use."""
 
 from math import log
 from typing import Any, NamedTuple
@@ -18,31 +18,37 @@ faster."""
 DEFAULT_RUN = 1 * SECOND
 
 MOST_RATIO = 1_000_000
-"""Thousandths of what was declared that a run is counted with at most: a declaration may be wrong without bounds."""
+"""Upper limit, in thousandths, for the ratio of a run time to the declared one: a declaration may be
+arbitrarily wrong.
+"""
 
 BRIEF = 200 * MILLISECOND
-"""Runs up to one round of deciding: shorter than the time that passes until the control plane looks again."""
+"""Run times up to one scheduling round: shorter than the time until the control plane's next look."""
 
 ENOUGH_RUNS = 3
 """Finished runs of a class before its run time is trusted."""
 
 CERTAIN = 2
-"""Mean deviations added to a mean for what nearly all runs stay under. For a normal distribution a mean deviation is
-0.8 standard deviations, so that about 95 % of runs are shorter."""
+"""Mean deviations added to a mean for a bound that nearly all runs stay under. For a normal distribution a mean
+deviation is 0.8 standard deviations, so about 95 % of runs are shorter.
+"""
 
 UNLIKE = 2 * CERTAIN
-"""Mean deviations, as shares of their means and added up, by which the logarithm of what is declared must lie away from
-that of a class. Of estimates with lognormal noise one in a thousand does, and one in ten at `CERTAIN`."""
+"""Distance of a declared run time from that of its class from which it counts as different: the difference of their
+logarithms, in summed relative mean deviations. Of estimates with lognormal noise one in a thousand exceeds it, and one
+in ten exceeds `CERTAIN`.
+"""
 
 
 class Profile(msgspec.Struct, frozen=True):
     """Exponentially weighted means and mean deviations of a class.
 
-    Run time in nanoseconds (`mean`, `deviation`), peak memory in bytes (`memory`; `peak` is the most ever seen), CPU in
-    milli-CPU, device use in thousandths, peak device memory in bytes. `failures` is the share of attempts that failed
-    by themselves, in thousandths; `ratio` what runs took of what their users had declared, in thousandths, where they
-    had (0: none has). `seen` is the revision of the last run; what was not seen for longest is forgotten
-    first."""
+    Run time in nanoseconds (`mean`, `deviation`), peak memory in bytes (`memory`; `peak` is the maximum), CPU in
+    milli-CPU, device use in thousandths, peak device memory in bytes. `failures` is the fraction of attempts that
+    failed by themselves, in thousandths; `ratio` is the run time relative to the declared one, in thousandths (0: none
+    was declared). `seen` is the revision of the last run; profiles that have been unused for longest are forgotten
+    first.
+    """
 
     count: int = 0
     mean: int = 0
@@ -61,10 +67,10 @@ class Profile(msgspec.Struct, frozen=True):
     ratio_deviation: int = 0
 
     def observe(self, ending: Ending, seen: int = 0, run: int | None = None, declared: int = 0) -> "Profile":
-        """With one more finished run (the update of RFC 6298, section 2); `run` is what all of its work took, where
-        that is not what its last attempt took, and `declared` what its user had said that it would (0: nothing).
+        """Return the profile with one more finished run (the update of RFC 6298, section 2). `run` is the run time of
+        all its work, if it differs from that of its last attempt, and `declared` the declared run time (0: none).
         """
-        cpu = ending.cpu * 1000 // ending.run if ending.run >= BRIEF else self.cpu  # starting is most of a brief run
+        cpu = ending.cpu * 1000 // ending.run if ending.run >= BRIEF else self.cpu  # startup dominates a brief run
         run, peak = ending.run if run is None else run, ending.peak
         failures = self.failures - int(ALPHA * self.failures)
         kept_to = min(MOST_RATIO, max(1, run * 1000 // declared)) if declared else 0
@@ -94,20 +100,22 @@ class Profile(msgspec.Struct, frozen=True):
 
     @property
     def missed_by(self) -> tuple[float, float]:
-        """How far runs were from what was declared of them: their mean deviation as a part, times the weight of what
-        was seen, and that weight. What was assumed with the first run, a half, is not in it.
+        """Mean relative deviation of runs from their declared run times, times the weight of the observations, and that
+        weight. It excludes the one half that is assumed with the first run.
         """
         assumed = (1 - ALPHA) ** (self.count - 1)
         return max(0.0, self.ratio_deviation / self.ratio - assumed / 2) if self.ratio else 0.0, 1 - assumed
 
     def failed(self, seen: int = 0) -> "Profile":
-        """With one more attempt that failed by itself: what it took says nothing of those that succeed."""
+        """Return the profile with one more attempt that failed by itself; its resource use says nothing about
+        successful ones.
+        """
         failures = self.failures + int(ALPHA * (1000 - self.failures))
         return msgspec.structs.replace(self, failures=failures, seen=seen)
 
 
 class Estimate(NamedTuple):
-    """A foreseen amount, its mean deviation, and where it comes from, as `policy/predict.py` lists it."""
+    """A predicted amount, its mean deviation, and its source, as listed in `policy/predict.py`."""
 
     mean: int
     deviation: int
@@ -115,24 +123,24 @@ class Estimate(NamedTuple):
 
     @property
     def most(self) -> int:
-        """What nearly all stay under."""
+        """The bound that nearly all runs stay under."""
         return self.mean + CERTAIN * self.deviation
 
 
 ENDLESS = 2**60
 NO_END = Estimate(ENDLESS, 0, SERVES)
-"""Of what serves: it goes on until it is ended. In nanoseconds that is longer than anything (36 years)."""
+"""Run time of a unit that serves: it runs until it is stopped. In nanoseconds it exceeds any other time (36 years)."""
 
 
 def expected_run(profile: Profile | None, declared: int) -> int:
-    """Nanoseconds a run is expected to take: from history, else as declared, else one second."""
+    """Return the expected nanoseconds of a run: from history, else as declared, else one second."""
     return estimate_run(profile, declared).mean
 
 
 def estimate_run(profile: Profile | None, declared: int) -> Estimate:
-    """The same with its uncertainty: as seen, half of what a user declared, and all of a guess. Where runs of the class
-    keep closer to what is declared of each than to their mean, they are foreseen by that; and so is one of which so
-    different a time is declared that it cannot be like them.
+    """Return the expected run time with its uncertainty: as observed, half of a declared time, and all of a default. If
+    runs of the class stay closer to their declared times than to their mean, the declared time is used; and also if it
+    differs so much that the run cannot be like its class.
     """
     if profile is not None and profile.count:
         if declared and profile.ratio:
@@ -148,20 +156,20 @@ def estimate_run(profile: Profile | None, declared: int) -> Estimate:
 
 
 def _is_unlike(profile: Profile, mean: int) -> bool:
-    """Whether a run that is declared to take so long cannot be like its class: it is as many times longer, or shorter,
-    as neither what is seen of the class nor how closely runs keep to what is declared can make up. Both err by factors:
-    half as long is as far away as twice as long.
+    """Whether a run with this declared time cannot be like its class: it is longer or shorter by a factor that neither
+    the variation of the class nor that of the declarations explains. Both errors are factors: half as long is as far
+    away as twice as long.
     """
     varies = profile.ratio_deviation / profile.ratio + profile.deviation / max(1, profile.mean)
     return abs(log(max(1, mean) / max(1, profile.mean))) > UNLIKE * varies
 
 
 def remaining(elapsed: int, expected: int, deviation: int) -> int:
-    """Nanoseconds that a run is still expected to take.
+    """Return the expected remaining nanoseconds of a run.
 
-    What has overrun by more than its uncertainty is estimated anew: as long again as it has run already. That is the
-    expectation of a Pareto-distributed run time of shape 2, `E[T - t | T > t] = t`; run times of training jobs are
-    heavy-tailed (Jeon et al., 2019, on the Philly trace).
+    A run that has exceeded its estimate by more than its uncertainty is re-estimated: as long again as it has already
+    run. That is the expectation of a Pareto-distributed run time of shape 2, `E[T - t | T > t] = t`; run times of
+    training jobs are heavy-tailed (Jeon et al., 2019, on the Philly trace).
     """
     left = expected - elapsed
     if elapsed <= expected + CERTAIN * deviation:
@@ -170,13 +178,15 @@ def remaining(elapsed: int, expected: int, deviation: int) -> int:
 
 
 def remaining_each(elapsed: Any, expected: Any, deviation: Any) -> Any:
-    """The same of many: arrays of int64, all of one shape."""
+    """Vectorized `remaining`: arrays of int64 of one shape."""
     left = np.maximum(expected - elapsed, deviation // 2)
     return np.where(elapsed <= expected + CERTAIN * deviation, left, elapsed)
 
 
 def outlasting(estimate: Estimate, outlived: int) -> Estimate:
-    """The estimate for work of which an earlier attempt was stopped, and had not ended after `outlived` nanoseconds."""
+    """Return the estimate for work whose earlier attempt was stopped after `outlived` nanoseconds without
+    having ended.
+    """
     if outlived <= 0:
         return estimate
     longer = outlived + remaining(outlived, estimate.mean, estimate.deviation)
@@ -184,9 +194,9 @@ def outlasting(estimate: Estimate, outlived: int) -> Estimate:
 
 
 def is_brief(profile: Profile | None, shape: Shape, tasks: int) -> bool:
-    """Whether a unit is known to end so soon that others of its shape may wait right behind it, and it behind them.
+    """Whether a unit is known to end so soon that others of its shape may queue right behind it, and it behind them.
 
-    A gang and a unit with devices never are: they need all their room at once.
+    A gang or a unit with devices never is: it needs all its resources at once.
     """
     return (
         profile is not None

@@ -10,7 +10,7 @@ from poise.units import format_bytes, format_cpu
 
 
 class Amounts(NamedTuple):
-    """milli-CPU, bytes of memory that were asked for, and thousandths of devices."""
+    """milli-CPU, bytes of requested memory, and thousandths of devices."""
 
     cpu: int = 0
     memory: int = 0
@@ -21,17 +21,17 @@ class Amounts(NamedTuple):
         return Amounts(cpu + times * more_cpu, memory + times * more_memory, gpus + times * more_gpus)
 
     def holds(self, other: "Amounts") -> bool:
-        """Whether there is as much of all that the other has any of."""
+        """Whether there is enough of each amount that the other needs."""
         (cpu, memory, gpus), (need_cpu, need_memory, need_gpus) = self, other
         enough = need_cpu <= max(0, cpu) and need_memory <= max(0, memory)
         return enough and need_gpus <= max(0, gpus)
 
     def room_for(self, each: "Amounts") -> int:
-        """How many times it holds another."""
+        """Return how many times `each` fits."""
         return max(0, min((have // need for have, need in zip(self, each, strict=True) if need), default=PLENTY))
 
     def refusal(self, tenant: str, other: "Amounts") -> Reason:
-        """Why it does not hold another: of what there is too little in the quota, and how much is left of that."""
+        """Return the reason why another does not fit: the amounts that are short, and what is left of them."""
         short = [place for place, (have, need) in enumerate(zip(self, other, strict=True)) if need > max(0, have)]
         have = ", ".join(_words(place, max(0, self[place])) for place in short)
         need = ", ".join(_words(place, other[place]) for place in short)
@@ -43,7 +43,7 @@ def _words(place: int, amount: int) -> str:
 
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The most that a tenant's running work may have taken: milli-CPU, bytes, thousandths of devices."""
+    """Maximum amounts that a tenant's running work may hold: milli-CPU, bytes, thousandths of devices."""
 
     cpu: int = PLENTY
     memory: int = PLENTY
@@ -55,5 +55,5 @@ class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def asked(shape: Shape, tasks: int = 1) -> Amounts:
-    """What so many tasks of a shape count for; a share of a device counts as its share."""
+    """Return what tasks of a shape count for; a share of a device counts as a fraction."""
     return Amounts(shape.cpu * tasks, shape.memory * tasks, shape.gpus * shape.share * tasks)

@@ -6,8 +6,8 @@ The checksum starts from the revision: the same bytes under another revision nev
 from zlib import crc32
 
 FORMAT = 2
-"""The version of records, checkpoints and tables. Raise it when an older Poise could not read what is written; then an
-older one refuses the log with E206. Every version up to this one is read.
+"""The version of records, checkpoints and tables. Raise it when an older Poise could not read the new data; an older
+one then refuses the log with E206. Every version up to this one is readable.
 
 1: Poise 0.1. 2: compressed checkpoints, and events that 0.1 does not know.
 """
@@ -23,7 +23,7 @@ def seal(revision: int, event: bytes) -> bytes:
 
 
 def is_whole(revision: int, record: object) -> bool:
-    """Whether this is what was written under this revision, in whatever format."""
+    """Whether this record was written under this revision, in whatever format."""
     return (
         isinstance(record, bytes)
         and len(record) > _CHECKSUM_BYTES

@@ -1,4 +1,4 @@
-"""Recurring work: at which times a schedule submits a job."""
+"""Schedules: the times at which a schedule submits a job."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -10,8 +10,8 @@ from poise.model.jobs import Job
 from poise.units import format_duration
 
 Overlap = Literal["skip", "allow", "replace"]
-"""What happens when a job is due while an earlier job of the schedule is unfinished: `skip` submits none · `allow`
-submits it all the same · `replace` cancels the earlier one, and submits it.
+"""Action when a job is due while an earlier job of the schedule is unfinished: `skip` submits none · `allow` submits it
+anyway · `replace` cancels the earlier one, and submits it.
 """
 
 DEFAULT_ZONE = "UTC"
@@ -20,7 +20,7 @@ _ANY_DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`every` so many nanoseconds, or at the times of the `cron` expression in the time zone `zone`."""
+    """An interval of `every` nanoseconds, or the times of the `cron` expression in the time zone `zone`."""
 
     every: int = 0
     cron: str = ""
@@ -28,12 +28,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overlap: Overlap = "skip"
 
     def sentence(self) -> str:
-        """For people: `every 1h`, `0 3 * * * (UTC)`."""
+        """Format for people: `every 1h`, `0 3 * * * (UTC)`."""
         return f"every {format_duration(self.every)}" if self.every else f"{self.cron} ({self.zone})"
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A schedule as it was submitted. Each of its jobs is like `job`, which has no id. The first is due at `due`: an
+    """A schedule as submitted. Each of its jobs is a copy of `job`, which has no id. The first is due at `due`: an
     instant of the log with `every`, nanoseconds since 1970 with `cron`.
     """
 
@@ -46,7 +46,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def check_cron(text: str, field: str) -> None:
     """Raise SpecError unless the text has the five fields of a cron expression."""
-    from cronsim import CronSim, CronSimError  # only where there is one: commands import this module when they start
+    from cronsim import CronSim, CronSimError  # only if needed: commands import this module at their start
 
     need = "minute, hour, day of the month, month, day of the week"
     problem = "" if len(text.split()) == 5 else f"{len(text.split())} fields"

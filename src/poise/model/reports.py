@@ -1,6 +1,6 @@
-"""What `ls`, `show` and `nodes` tell, as records: the command line and the API only draw them.
+"""Records behind `ls`, `show`, `nodes` and other views: the command line and the API only format them.
 
-Times of day are seconds since 1970 (0: not yet), durations are nanoseconds.
+Times of day are seconds since 1970 (0: not yet); durations are nanoseconds.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ STATUSES = {
     "cancelled": "it was cancelled, or its deadline could no longer be met (`if-late: cancel`)",
     "skipped": "something that it needs has failed or was cancelled",
 }
-"""What a task is, and what that means. All of a job is one of them too."""
+"""Status of a task, and its meaning. A whole job has one of them too."""
 
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,10 +46,10 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
-    that was started, `sweep` what it tries of a sweep, `pid` its process, if it has one now. `time_limit` is how long
-    an attempt may run, in nanoseconds (0: without limit), `retries` says what is retried, and how often, `input` what
-    it takes input from (empty: it takes none). `expected` is 0 where nothing is known of the run time.
+    """One task: where and when it ran, and why it was placed there or still waits. `artifact` is the artifact that was
+    started, if there are several; `sweep` has its sweep values; `pid` is its current process, if any. `time_limit`
+    limits the run time of an attempt, in nanoseconds (0: no limit), `retries` describes the retry rule, and `input` is
+    the kind of its input (empty: none). `expected` is 0 if the run time is unknown.
     """
 
     task: str
@@ -88,8 +88,8 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of a job that serves them: how many are open, done and failed, and the mean time that one that is done
-    took, in nanoseconds. `closed` says why no more will come; empty while they may.
+    """Calls of a job that serves functions: the numbers of open, done and failed calls, and the mean duration of a done
+    call in nanoseconds. `closed` is the reason why the job accepts no more calls; empty while it accepts them.
     """
 
     open: int
@@ -101,7 +101,7 @@ class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a unit said of its training, and when that was heard (seconds since 1970)."""
+    """Training progress that a unit reported, and when (seconds since 1970)."""
 
     unit: str
     heard: float
@@ -109,13 +109,11 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished. `note`
-    is what the user was told when it was submitted, `user` what the client called them. `retries`: see `PlanReport`.
-    `secrets` are names.
-    `remaining` is the expected run time of the rest of the critical path; None where a run time in it is unknown.
-    `hold`: it is on hold, and what of it has not started does not start.
-    `unnotified` are notices that could not be delivered, each with the reason. `tree` is the hash of the files that it
-    brings along.
+    """One job. `exit_code` is the exit code of `poise wait`: 0, or the first failed task's; None while unfinished.
+    `note` is the message shown at submission, `user` the user name that the client sent. `retries`: see `PlanReport`.
+    `secrets` are names. `remaining` is the expected run time of the rest of the critical path; None if it contains an
+    unknown run time. `hold`: the job is on hold, and tasks that have not started do not start. `unnotified` are
+    undelivered notices, each with the reason. `tree` is the hash of the files that were sent with it.
     """
 
     id: str
@@ -144,15 +142,15 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]
-"""The statuses of a job: the most telling of its tasks'. `idle` workers wait for calls. A job is `skipped` when one
-that it comes after has not ended as it had to.
+"""Status of a job: the most significant status of its tasks. `idle` workers wait for calls. A job is `skipped` when a
+job in its `after` did not end as required.
 """
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One accelerator: what it can do, and who holds it. Units as in `Device`; `per_watt` is peak operations per joule
-    by precision. `sources` tells of each figure that is known (`rates.fp16`) who said it: `declared`, `measured`,
-    `driver` or `catalogue`. `cordoned` says why it gives no room, where it does not.
+    """One accelerator: its capabilities and its holder. Units as in `Device`; `per_watt` is peak operations per joule
+    by precision. `sources` maps each known figure (`rates.fp16`) to its origin: `declared`, `measured`, `driver` or
+    `catalogue`. `cordoned` is the reason why nothing is placed on it, if so.
     """
 
     index: int
@@ -175,9 +173,9 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule: `every` in nanoseconds (0: by `cron`, in the time zone `time_zone`), and the `overlap` of its jobs.
-    `next` is when it is due (0: it is `held`), `last_due` when it was, in seconds since 1970. `jobs` counts those that
-    it has submitted; `last_job` is the latest, with its status (empty: it has been removed). `refused` says why the
-    last turn submitted none.
+    `next` is its next due time (0: it is `held`), `last_due` the previous one, in seconds since 1970. `jobs` counts the
+    submitted jobs; `last_job` is the latest, with its status (empty: it has been removed). `refused` is the reason why
+    the last turn submitted no job.
     """
 
     id: str
@@ -199,8 +197,8 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the work of a tenant may hold at once (none: without bound), and what it holds. CPU in milli-CPU, memory in
-    bytes, devices as a number, of which shares are parts.
+    """Quota of a tenant (None: unlimited) and its current use. CPU in milli-CPU, memory in bytes, devices as a number;
+    shared devices count as fractions.
     """
 
     tenant: str
@@ -213,10 +211,10 @@ class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the tree of shares. `within` names the one above it, `depth` counts those. Amounts are numbers of
-    devices by model, `gpu` for any model, and cores of work without devices (`cpu`). `share` is its part of the weights
-    beside it; `used` its part of what these owe (none: nobody owes anything). `borrows` is in dollars per hour, `debt`
-    in dollars. `rank` is 1 for the one that is served first of those beside it.
+    """A node of the tree of shares. `within` names its parent, `depth` is its distance from the root. Amounts are
+    numbers of devices by model, `gpu` for any model, and cores of work without devices (`cpu`). `share` is its fraction
+    of the weights of its siblings; `used` its fraction of their debts (None: no debts). `borrows` is in dollars per
+    hour, `debt` in dollars. `rank` is 1 for the sibling that is served first.
     """
 
     name: str
@@ -237,8 +235,8 @@ class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The shares in force, each after the one above it. `half_life` is in nanoseconds, `prices` are in dollars per hour
-    by model of device. `notes` say what does not add up.
+    """The shares in force, each after its parent. `half_life` is in nanoseconds, `prices` are in dollars per hour by
+    device model. `notes` list inconsistencies.
     """
 
     shares: tuple[ShareReport, ...] = ()
@@ -254,8 +252,8 @@ class SharesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ShareForeseen(msgspec.Struct, frozen=True, kw_only=True):
-    """A share with work that waits: how many units were looked at, and for how long these wait from now on (median, in
-    nanoseconds), with the shares as they are and as they would be. None: that cannot be said.
+    """A share with waiting work: the number of simulated units, and their median remaining wait in nanoseconds with the
+    current shares (`now`) and the proposed ones (`then`). None: unknown.
     """
 
     name: str
@@ -265,16 +263,16 @@ class ShareForeseen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharesForeseen(msgspec.Struct, frozen=True, kw_only=True):
-    """What other shares would change, from futures of the twin."""
+    """Effect of other shares, from simulated futures of the twin."""
 
     shares: tuple[ShareForeseen, ...]
     futures: int
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What work held: `device_hours`, and `core_hours` of work without devices. `charge` in dollars is by the prices of
-    devices, as declared in the fleet file, else in the shares, else by the catalogue. Fields that were not asked for
-    are empty. `day` is a date in UTC.
+    """Resources held by work: `device_hours`, and `core_hours` of work without devices. `charge` in dollars uses the
+    device prices of the fleet file, else of the shares, else of the catalogue. Fields that were not requested are
+    empty. `day` is a date in UTC.
     """
 
     day: str = ""
@@ -289,8 +287,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks: the tenant and role that a token is bound to, and its id and name (none: the home's own). `expires` as
-    of `TokenReport`.
+    """Identity of the caller: the tenant and role of its token, and the token's id and name (empty: the home's own
+    token). `expires` as in `TokenReport`.
     """
 
     tenant: str
@@ -301,7 +299,7 @@ class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A token that was given to somebody; nobody knows its secret but them. `expires` and `revoked` are 0 for never."""
+    """A token. Its secret is not stored. `expires` and `revoked` are 0 for never."""
 
     id: str
     tenant: str
@@ -313,8 +311,8 @@ class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody asked for: when, `what`, and who by the id, name and tenant of their token (no id: that
-    of the home).
+    """An audited request: the time, the action `what`, and the id, name and tenant of the token (no id: the home's own
+    token).
     """
 
     revision: int
@@ -326,7 +324,9 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A request that was refused before it was looked at: the code of its error, and whose token it carried, if any."""
+    """A request that was refused before it was processed: its error code, and the id and tenant of its token,
+    if any.
+    """
 
     at: float
     code: str
@@ -336,18 +336,18 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class RefusalsReport(msgspec.Struct, frozen=True):
-    """How many requests were refused since the control plane started, by code, and the latest of them."""
+    """Number of requests refused since the control plane started, by code, and the latest ones."""
 
     counts: dict[str, int]
     latest: tuple[Refusal, ...]
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One node: what it has, what is taken. CPU in milli-CPU, memory in bytes; the rest as in `Node`.
+    """One node: its resources and their use. CPU in milli-CPU, memory in bytes; the rest as in `Node`.
 
-    `level` is low, medium or high, `load` what it was made from; empty and none where the node has not said. `failures`
-    is the smoothed share of attempts that failed there, in thousandths. `upkeep` is what its agent costs itself,
-    `unfit` why it can start nothing.
+    `level` is low, medium or high, `load` the measurement behind it; empty and None before the node's first report.
+    `failures` is the smoothed fraction of attempts that failed there, in thousandths. `upkeep` is the cost of its
+    agent, `unfit` the reason why it cannot start tasks.
     """
 
     name: str
@@ -378,8 +378,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, or some of its tasks, got new values: how many units did, and how many `running` ones keep what they hold
-    or were started with, until they are started again.
+    """A job, or some of its tasks, got new values: the number of changed units, and how many of them are `running` and
+    keep their old resources and settings until they are restarted.
     """
 
     job: str
@@ -388,8 +388,8 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drained(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node, or a device of one (`n1:0`), that was closed or opened. Of one that is being emptied, how many of its
-    tasks go on elsewhere once there is room (`moves`), and how many go on there to their end (`stays`).
+    """A node, or one of its devices (`n1:0`), that was closed or opened. For a drain: the number of tasks that move to
+    other nodes once there is room (`moves`), and of tasks that run there to their end (`stays`).
     """
 
     node: str
@@ -398,7 +398,7 @@ class Drained(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeReport:
-    """What a node offers, with nothing taken of it; `held_by` names who holds a device, by its index."""
+    """Report a node with all its resources free; `held_by` maps device indices to their holders."""
     holders = held_by or {}
     return NodeReport(
         name=node.name,
@@ -443,7 +443,7 @@ def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeRe
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that `poise doctor` looked at: what was found, and what to type where that is not well."""
+    """One check of `poise doctor`: the finding and, unless it is ok, the command to type."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -452,15 +452,15 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `poise doctor` found; `well` if nothing failed."""
+    """Result of `poise doctor`; `well` if nothing failed."""
 
     well: bool
     checks: tuple[Check, ...]
 
 
 class PhaseTimes(msgspec.Struct, frozen=True):
-    """How long a phase took lately, in nanoseconds, over `count` rounds or commits: half of them at most `p50`, 99 of
-    100 at most `p99`.
+    """Recent durations of a phase in nanoseconds, over `count` rounds or commits: the median `p50`, the 99th percentile
+    `p99` and the maximum `most`.
     """
 
     count: int
@@ -470,15 +470,14 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of the control plane. `unfinished` counts jobs, `pending` units that could be placed, `active` units
-    that hold room. `policy` decides; `fleet` is the declared one, empty for this machine. Without `up` no control plane
-    of the home runs, and it is what another one says, or else the log. One that `stands_by` tells what the one that
-    leads has written. `leader` is the address of the one that leads in its place, where it is known. `held` nodes have
-    been silent for too long, and are not given up yet: most of the fleet is missing, or nodes are still coming back.
-    `elsewhere` counts nodes that have joined with a token of their own: they see the files of another machine. Those
-    of the substrate of `--on` do not count.
-    `phases` says how long the phases of its rounds took lately (`view`, `decide`, `wait`, `apply`), and of its commits
-    (`append`, `sync`).
+    """Status of the control plane. `unfinished` counts jobs, `pending` units that could be placed, `active` units that
+    hold resources. `policy` decides; `fleet` is the declared fleet, empty for this machine. If not `up`, no control
+    plane of the home runs, and the data come from another one or from the log. A standby control plane (`stands_by`)
+    reports what the leader has written. `leader` is the address of the leader, if known. `held` nodes have been silent
+    for too long but are not declared lost yet, because most of the fleet is missing or nodes are still coming back.
+    `elsewhere` counts nodes that joined with their own token and see the files of another machine, without the nodes of
+    the substrate of `--on`. `phases` has recent durations of the phases of a round (`view`, `decide`, `wait`, `apply`)
+    and of a commit (`append`, `sync`).
     """
 
     version: str
@@ -501,8 +500,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy that decides: its name in the log, which ends with a digest where it is from a file or from a package,
-    and the content of the file. `asked` is when somebody asked for it, in seconds since 1970; 0 for the default.
+    """The deciding policy: its name in the log, which ends with a digest if it comes from a file or a package, and the
+    content of the file. `asked` is the time of the request for it, in seconds since 1970; 0 for the default.
     """
 
     policy: str
@@ -511,9 +510,9 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
-    """The last time that a rule fired for a `subject`: a node, or empty for the fleet. `outcome` is `done`, `shadow`,
-    `asked` or `denied`, and `have` what the rule saw. `actions` were carried out; `failed` says why others were not.
-    `over`: it has ended, and the actions are undone. `at` in seconds since 1970.
+    """The last firing of a rule for a `subject`: a node, or empty for the fleet. `outcome` is `done`, `shadow`, `asked`
+    or `denied`, and `have` the observed value. `actions` were carried out; `failed` is the reason why others were not.
+    `over`: the condition has ended, and the actions are undone. `at` in seconds since 1970.
     """
 
     subject: str
@@ -526,7 +525,9 @@ class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule and how it stands. `why_not` says why it does not act now. `firings` are its latest, the last first."""
+    """A rule and its state. `why_not` is the reason why it does not act now. `firings` are the latest ones, newest
+    first.
+    """
 
     name: str
     mode: str
@@ -554,7 +555,7 @@ class RulesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RuleAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer to what a rule asks for a `subject`: a node, or empty for the fleet."""
+    """Answer to the approval request of a rule for a `subject`: a node, or empty for the fleet."""
 
     rule: Annotated[str, msgspec.Meta(max_length=128)]
     allowed: bool
@@ -562,7 +563,7 @@ class RuleAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RuleDone(msgspec.Struct, frozen=True, kw_only=True):
-    """What was carried out."""
+    """Actions that were carried out."""
 
     rule: str
     subject: str
@@ -570,7 +571,7 @@ class RuleDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A firing in a test on a log, or the end of one (`over`). `at` in seconds since 1970."""
+    """A firing in a test on a log, or its end (`over`). `at` in seconds since 1970."""
 
     at: float
     rule: str
@@ -580,8 +581,8 @@ class TestedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestedRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule on a log: how often it fired, what it would have done, and how often it flapped, that is, fired again for
-    the same subject within an hour of its end. `open` firings had not ended with the log.
+    """A rule tested on a log: the number of firings, the actions it would have taken, and the number of flaps: firings
+    for the same subject within an hour of the end of the previous one. `open` firings had not ended when the log ended.
     """
 
     name: str
@@ -593,9 +594,9 @@ class TestedRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulesEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """What rules change: `jobs` simulated without them (`live` of the figures) and with them (`shadow`), each job in
-    both, with intervals that hold a part `level`. `firings` counts those with the rules in force, by rule. Without
-    figures the jobs were too few.
+    """Effect of rules: `jobs` simulated without the rules (`live` in the figures) and with them (`shadow`), paired by
+    job, with confidence intervals of `level`. `firings` counts the firings in the simulation with the rules, by rule.
+    There are no figures if there were too few jobs.
     """
 
     jobs: int
@@ -605,9 +606,9 @@ class RulesEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulesTest(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules on a log: revisions `first` to `last` and the `hours` that they span, the number of evaluations, and the
-    first of all `changes` in order. `conflicts` are subjects on which several rules stood at once. `missing` are
-    signals that the log does not have. `effect` is there if it was asked for.
+    """Rules tested on a log: revisions `first` to `last` and the `hours` that they span, the number of evaluations, and
+    the first of all `changes` in order. `conflicts` are subjects for which several rules were active at once. `missing`
+    are signals that the log does not contain. `effect` is set if it was requested.
     """
 
     first: int
@@ -622,7 +623,7 @@ class RulesTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A view, by its revision, on which two policies decide differently: what only one of them does."""
+    """A view, by its revision, on which two policies decide differently: the decisions that only one of them makes."""
 
     revision: int
     live: tuple[str, ...]
@@ -630,8 +631,8 @@ class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairedFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure under the policy that decides (`live`) and under the other one (`shadow`): nanoseconds, a count or a
-    share. Less is better, except of `use`. The `difference` lies between `low` and `high`.
+    """A figure under the deciding policy (`live`) and under the other one (`shadow`): nanoseconds, a count or a
+    fraction. Lower is better, except for `use`. The confidence interval of the `difference` is `low` to `high`.
     """
 
     name: str
@@ -644,11 +645,12 @@ class PairedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorldReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The simulated fleet of a policy in shadow, beside that of the policy that decides: `hours` of both, up to `at`
-    (seconds since 1970), which was `late` seconds ago. The intervals of the `figures` hold a part `level`; there are no
-    figures of few `jobs`, of which `ended` have ended in both. The run times of `guessed` units were estimated, and
-    those of `converted` ones were seen on another model of device. `left_out` counts what it does not follow, by kind.
-    `failed` says why the policy decides no more there. `cpu` is the part of a core that it took.
+    """The simulated fleet of a policy in shadow, compared with that of the deciding policy: `hours` simulated in both,
+    up to `at` (seconds since 1970), which was `late` seconds ago. The confidence level of the `figures` is `level`;
+    there are no figures for few `jobs`, of which `ended` have ended in both. The run times of `guessed` units were
+    estimated; those of `converted` units were observed on another device model. `left_out` counts what the simulation
+    does not model, by kind. `failed` is the reason why the policy no longer decides there. `cpu` is the fraction of a
+    core that it used.
     """
 
     at: float
@@ -666,11 +668,10 @@ class WorldReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy in shadow, `since` a time in seconds since 1970. Of the `rounds` in which it was
-    asked, it decided the `same` as the policy in charge. `live_alone` and `shadow_alone` count decisions that only one
-    of the two made. Views were `passed_over` while it was busy or resting, and in `failed` rounds it had no plan.
-    `differences` are the latest, and `units` those on which the two differed most often. `world` is there once there is
-    something to tell of its simulated fleet.
+    """A policy in shadow, `since` a time in seconds since 1970. Of the `rounds` in which it was asked, it decided the
+    `same` as the current policy. `live_alone` and `shadow_alone` count decisions that only one of the two made. Views
+    were `passed_over` while it was busy or paused, and in `failed` rounds it had no plan. `differences` are the latest,
+    and `units` those on which the two differed most often. `world` is set once its simulated fleet has results.
     """
 
     policy: str
@@ -687,22 +688,20 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request to let a policy in shadow decide; with `force`, whatever its figures say."""
+    """A request to promote a policy from shadow; with `force`, regardless of its figures."""
 
     force: bool = False
 
 
 class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy that is to decide: its `name`, or the content of a policy file."""
+    """A request to change the deciding policy: its `name`, or the content of a policy file."""
 
     name: Annotated[str, msgspec.Meta(max_length=128)] = ""
     document: dict[str, Any] | None = None
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A node and how much of it is taken, in the units of `NodeReport`; `devices_used` counts those that somebody
-    holds, whole or in part.
-    """
+    """Use of a node, in the units of `NodeReport`; `devices_used` counts devices that are held, whole or in part."""
 
     name: str
     status: str
@@ -719,8 +718,8 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that holds room: where, which devices, since when, and the expected run time in nanoseconds
-    (0: unknown). `pid` is its process, once it has one.
+    """A task that holds resources: its node, devices, start time, and expected run time in nanoseconds (0: unknown).
+    `pid` is its process, once it has one.
     """
 
     task: str
@@ -737,7 +736,7 @@ class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that waits for room, since when in nanoseconds, and the first reason why."""
+    """A unit that waits for resources: the wait so far in nanoseconds, and the first reason."""
 
     unit: str
     user: str
@@ -747,11 +746,11 @@ class UnitWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks that wait for room and ask for the same: `cpu` in milli-CPU, `memory` in bytes, `gpus`, and `where` as its
-    user said (empty: anywhere). `shape` is all that each of them asks for. So many start `together`.
+    """Waiting tasks with the same request: `cpu` in milli-CPU, `memory` in bytes, `gpus`, and `where` as the user wrote
+    it (empty: anywhere). `shape` is the full request of each task. `together` tasks must start at once.
 
-    `work` is the sum of their expected run times, and `longest` the time that nearly all of them stay under, in
-    nanoseconds. Of `unknown` tasks neither history nor a declaration tells the run time; they count as none.
+    `work` is the sum of their expected run times, and `longest` the run time that nearly all of them stay under, in
+    nanoseconds. The run time of `unknown` tasks is neither declared nor learned; they count as none.
     """
 
     tasks: int
@@ -767,8 +766,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The work that `waits`, by what it asks for. `busy` has each node on which something runs, with the nanoseconds
-    until the first of it is expected to end.
+    """Waiting work, grouped by request. `busy` maps each node with running tasks to the nanoseconds until the first of
+    them is expected to end.
     """
 
     waits: tuple[Demand, ...]
@@ -776,8 +775,8 @@ class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for machines, which a substrate has made of its system, or cannot make: which one, and its state. It is
-    expected to be met at `starts` (seconds since 1970; 0: unknown). One that is `refused` is not met unless something
+    """A request for machines that a substrate has made to its system, or cannot make: its text and state. It is
+    expected to be met at `starts` (seconds since 1970; 0: unknown). A `refused` request is not met unless something
     changes.
     """
 
@@ -786,17 +785,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
 
     def sentence(self, now: float) -> str:
-        """The text, and in how long it is expected to be met."""
+        """Return the text, and the expected time until the request is met."""
         left = round(self.starts - now)
         return f"{self.text}, expected to start in {format_duration(left * SECOND)}" if left > 0 else self.text
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """What `poise top` shows. `queue` counts units that wait for room, by class; `blocked` those that wait for others.
+    """Data of `poise top`. `queue` counts units that wait for resources, by class; `blocked` counts units that wait for
+    other work.
 
-    `starts`, `ends` and `returns` are tasks placed, tasks ended and calls returned, for each second of the latest few.
-    Of nodes, tasks and units that wait the first ones are told: the fullest nodes, the oldest tasks, who is served
-    first; `more_` counts the others.
+    `starts`, `ends` and `returns` are the tasks placed, tasks ended and calls returned per second, over the last few
+    seconds. The lists of nodes, tasks and waiting units have only the first entries: the fullest nodes, the oldest
+    tasks, the units served first; `more_` counts the rest.
     """
 
     policy: str
@@ -819,8 +819,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes and jobs, without tasks, that events have changed up to `revision`; the `gone_` ones are no longer known.
-    `whole`: too much has changed to list it, and nothing is listed; ask for everything instead.
+    """Nodes and jobs, without tasks, that events have changed up to `revision`; the `gone_` ones no longer exist.
+    `whole`: too much has changed, and nothing is listed; request everything instead.
     """
 
     revision: int
@@ -848,7 +848,7 @@ class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
 
 
 class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
-    """The job is over (or was not followed): no more comes. `exit_code` is none while it is unfinished."""
+    """The job is over (or was not followed): no more output follows. `exit_code` is None while it is unfinished."""
 
     exit_code: int | None
 
@@ -857,8 +857,8 @@ LogLine = LogPiece | LogEnd
 
 
 class InputReport(msgspec.Struct, frozen=True):
-    """How much of its input the attempt `epoch` of a task has `taken`, in bytes, and whether it takes more. `epoch` is
-    0 while the task does not run, `taken` -1 while its node says nothing. `over`: it will not run any more.
+    """Bytes of input that the attempt `epoch` of a task has `taken`, and whether it accepts more. `epoch` is 0 while
+    the task does not run, `taken` is -1 while its node has not reported. `over`: it will not run again.
     """
 
     epoch: int = 0
@@ -868,20 +868,20 @@ class InputReport(msgspec.Struct, frozen=True):
 
 
 class ExecStarted(msgspec.Struct, frozen=True, tag="started", tag_field="kind"):
-    """A command is being started beside a task; `name` is what it goes by where it is given input."""
+    """A command is being started beside a task; `name` identifies it for input."""
 
     name: str
 
 
 class ExecOutput(msgspec.Struct, frozen=True, tag="output", tag_field="kind"):
-    """Bytes that it wrote to one of its streams, `out` or `err`."""
+    """Bytes that the command wrote to one of its streams, `out` or `err`."""
 
     stream: str
     data: bytes
 
 
 class ExecEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
-    """It has ended with this exit code; `note` is why, where that is not its own doing."""
+    """The command has ended with this exit code; `note` is the reason if it did not end by itself."""
 
     exit_code: int
     note: str = ""
@@ -890,12 +890,12 @@ class ExecEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
 ExecLine = ExecStarted | ExecOutput | ExecEnd
 
 
-# --- explanations: durations are nanoseconds from now, `revision` is that of the view on which was decided ---------
+# --- explanations: durations are nanoseconds from now, `revision` is that of the view behind the decision -----------
 
 
 class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
-    """A foreseen amount, its mean deviation, and where it comes from, as in `Estimate`. Both are None where the source
-    is `default`: nothing is known of it.
+    """A predicted amount, its mean deviation, and its source, as in `Estimate`. Both are None if the source is
+    `default`: there is no data.
     """
 
     mean: int | None
@@ -910,8 +910,8 @@ class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a task is foreseen to take: its run time in nanoseconds by model of device (or of processor) that could run
-    it; memory in bytes, CPU in milli-CPU and device use in thousandths where `runs` finished runs of its class told.
+    """Predicted needs of a task: its run time in nanoseconds for each device model (or processor) that could run it;
+    memory in bytes, CPU in milli-CPU and device use in thousandths, learned from `runs` finished runs of its class.
     """
 
     run: dict[str, Foreseen]
@@ -922,12 +922,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When the first of the units starts, in nanoseconds from now: a tenth of so many `futures` is before `earliest`,
-    half before `likely`, nine tenths before `latest`. None where it does not start in as many, and `why`; an `earliest`
-    alone is a bound. `guesses` names units that end before it and of whose run time nothing is known; then all
-    three are None. `preempts` names running units that are preempted for it in at least half of the futures,
-    `preempts_in` has the median time until then of each, in nanoseconds from now. `displaced` are those that are
-    preempted before that, with the unit for which they are.
+    """When the first of the units starts, in nanoseconds from now: a tenth of the `futures` start before `earliest`,
+    half before `likely`, nine tenths before `latest`. None if too few futures start it, with the reason in `why`; an
+    `earliest` alone is a lower bound. `guesses` names units with unknown run times that end before it; then all three
+    are None. `preempts` names running units that are preempted for it in at least half of the futures, `preempts_in`
+    maps each to the median time until then, in nanoseconds from now. `displaced` maps units preempted before that to
+    the unit that displaces them.
     """
 
     earliest: int | None = None
@@ -942,7 +942,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Refusing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Nodes that are alike and refuse one task for the same reasons; `nodes` names some of the `count`."""
+    """Identical nodes that refuse one task for the same reasons; `nodes` names some of the `count`."""
 
     count: int
     nodes: tuple[str, ...]
@@ -950,8 +950,9 @@ class Refusing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Freeing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A running unit whose end makes room: on which nodes, expected when, known from where. `overrun`: it has taken
-    longer than foreseen, and is estimated anew. `protected`: why it is of a lower class and is still not preempted now.
+    """A running unit whose end frees resources: its nodes, and the expected time left with its source. `overrun`: it
+    has run longer than predicted and is re-estimated. `protected`: the reason why it is not preempted now although its
+    class is lower.
     """
 
     unit: str
@@ -962,17 +963,17 @@ class Freeing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Ahead(msgspec.Struct, frozen=True):
-    """A unit that is served before another, and why it stands where it does."""
+    """A unit that is served before another one, and the reason for its position."""
 
     unit: str
     why: str
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Units of a job that are alike and wait; `named` names some of the `count`. Everything else is told of the first.
+    """Identical waiting units of a job; `named` names some of the `count`. All other fields describe the first of them.
 
-    `ahead` counts the units that are served before it, `first` names the first of them. `share` says which share is
-    served first, and why.
+    `ahead` counts the units that are served before it, `first` names the first of them. `share` is the share that is
+    served first, with the reason.
     """
 
     count: int
@@ -990,8 +991,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Going(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A unit that holds room: where, in which `artifact` of several, and since when, what is left of it, and why it was
-    placed there.
+    """A unit that holds resources: its nodes, its `artifact` if there are several, the time since its start, the time
+    left, and why it was placed there.
     """
 
     unit: str
@@ -1007,16 +1008,16 @@ class Going(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Something that has happened, and when (seconds since 1970)."""
+    """A past event and its time (seconds since 1970)."""
 
     at: float
     text: str
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to say of a job: why it waits and what frees it, why it runs where it does, what happened to it.
+    """Full explanation of a job: why it waits and what frees resources, why it runs where it does, and its history.
 
-    `left_out` counts what was not told because it is much; asked for all, nothing is left out.
+    `left_out` counts entries that were left out for brevity; none if everything was requested.
     """
 
     job: str
@@ -1031,8 +1032,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyNot(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a unit is not on a node: every reason; or it fits there, and scores less than the `chosen` node, if any. Of
-    work that has several artifacts, `artifact` would be started there, `chosen_artifact` is on the chosen one.
+    """Why a unit is not on a node: every reason; or it fits there but scores lower than the `chosen` node, if any. If
+    its work has several artifacts, `artifact` would be started there and `chosen_artifact` on the chosen node.
     """
 
     job: str
@@ -1050,7 +1051,7 @@ class WhyNot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Units that would be placed alike: where, and why. `queued`: behind their like."""
+    """Units that would be placed in the same way: where, and why. `queued`: behind others of their shape."""
 
     count: int
     named: tuple[str, ...]
@@ -1061,7 +1062,7 @@ class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class PlannedYield(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that would be asked to yield, for whom, and what is lost by that."""
+    """A unit that would be preempted, for which unit, and the cost."""
 
     unit: str
     to: str
@@ -1069,7 +1070,7 @@ class PlannedYield(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedLater(msgspec.Struct, frozen=True, kw_only=True):
-    """Units that wait for others: for which units of the job, or for which jobs."""
+    """Units that wait for other units of the job, or for other jobs."""
 
     count: int
     named: tuple[str, ...]
@@ -1092,11 +1093,11 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change with which a unit starts, found by deciding on it.
+    """A change with which a unit starts, verified by a trial decision.
 
     `kind`: open, memory, cpu, gpus, gpu_memory, network, wishes, smaller, workers, priority, end or node. `size` is the
-    share of what was asked that is given up (of `priority`: classes, as a share of all; of `end`: hours of work that
-    are lost), `command` what can be typed, `yields` who is asked to yield then.
+    fraction of the request that is given up (`priority`: classes, as a fraction of all; `end`: hours of work lost),
+    `command` is the command to type, `yields` names units that are preempted then.
     """
 
     kind: str
@@ -1108,8 +1109,8 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UnblockReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest change of each kind that lets a unit start now, the smallest first; `text` where there is none, or
-    none is needed, and for a unit on a lost node what it waits for.
+    """The smallest change of each kind that lets a unit start now, smallest first. `text` is set if there is no such
+    change or none is needed, and says what a unit on a lost node waits for.
     """
 
     job: str
@@ -1120,14 +1121,12 @@ class UnblockReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A service, or the version of it that is on trial, and its figures for the last `window` nanoseconds. `rate`:
-    answers per second, those from the cache included. `answered`: answers of the model, `failed`: those of them with an
-    error, `faulty`: those with status 500 and above, `cached`: answers from the cache. `p50`, `p95` and `p99`:
-    latencies from when a request came to when its answer was there, in nanoseconds, 0 without answers; deferred
-    requests and answers from the cache do not count.
-    `refused`: requests without an answer, by reason. `objective`: the latency that `p99` shall not exceed, 0 for none.
-    `waiting` and `serving`: requests at this moment. `replicas` are ready, `started` are those that were asked for;
-    `jobs` are their ids.
+    """A service, or its version on trial, and its figures for the last `window` nanoseconds. `rate`: answers per
+    second, including cached ones. `answered`: answers of the model, `failed`: those with an error, `faulty`: those with
+    status 500 and above, `cached`: answers from the cache. `p50`, `p95` and `p99`: latencies from arrival to answer, in
+    nanoseconds, 0 without answers; deferred requests and cached answers do not count. `refused`: requests without an
+    answer, by reason. `objective`: the upper limit of `p99`, 0 for none. `waiting` and `serving`: current requests.
+    `replicas` are ready, `started` were requested; `jobs` are their ids.
     """
 
     service: str
@@ -1154,5 +1153,5 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def met(self) -> bool:
-        """Whether the objective holds in this window; also where there are no answers, or no objective."""
+        """Whether the objective is met in this window; True without answers or without an objective."""
         return not self.objective or self.p99 <= self.objective

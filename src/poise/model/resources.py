@@ -1,6 +1,6 @@
-"""Amounts of what a node has and a task asks for, and the shapes by which tasks are told apart.
+"""Resource amounts of nodes and tasks, and shapes.
 
-Tasks of equal `Shape` are interchangeable to placement: they fit on the same nodes and leave the same room.
+Tasks of equal `Shape` are interchangeable for placement: they fit on the same nodes and leave the same resources free.
 """
 
 import re
@@ -13,12 +13,12 @@ from poise.errors import SpecError
 from poise.units import format_bytes, format_cpu, format_rate
 
 PLENTY = 2**62
-"""An amount without bound, such as the network of a node that did not say: never the reason to refuse."""
+"""An unlimited amount, such as the network of a node that did not report it: never a reason to refuse a task."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=2**56)]
 Rate = Annotated[int, msgspec.Meta(ge=0, le=PLENTY)]
-"""What a node may say of itself: sums over a fleet are kept in 64 bits. Checked where a message is read."""
+"""Limits for amounts that a node reports, because sums over a fleet use 64 bits. Checked when a message is decoded."""
 
 WHOLE = 1000
 """Thousandths of a device's compute: all of it."""
@@ -26,26 +26,28 @@ WHOLE = 1000
 Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE)]
 
 SHARED_CAP = 800
-"""Thousandths of a device's compute that shares may take together, unless it is said otherwise of the device; the rest
-absorbs what sharing itself costs."""
+"""Thousandths of a device's compute that shares may take together, unless the device declares another value; the rest
+absorbs the overhead of sharing.
+"""
 
 _NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9._:-]{0,254}")
 
 DECLARED = {"declared": "true"}
-"""The label of a node that offers what a file says, and not what was found."""
+"""Label of a node whose resources are declared in a file, not detected."""
 
 
 ALLOCATED = "allocation"
-"""The label of a node that another system has allocated because it was asked to: it may allocate larger ones as well.
-Its value is the id of the allocation there."""
+"""Label of a node that another system has allocated on request: the system may allocate larger nodes as well. The value
+is the id of the allocation in that system.
+"""
 
 
 class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
-    """What a device must be. Empty fields ask for nothing.
+    """Requirements for a device. Empty fields require nothing.
 
-    `models` names any that will do; `backend` is what the artifact was built for (cuda, rocm, cann, …); `precision` is
-    the one the work would use, or the next wider one the device has; `ops` must all be supported. `without` names
-    devices that have failed this work before: by their identity.
+    `models` lists acceptable models; `backend` is the backend of the artifact (cuda, rocm, cann, …); `precision` is the
+    precision of the work, or the next wider one that the device has; `ops` must all be supported. `without` lists the
+    identities of devices that have failed this work before.
     """
 
     kind: str = "gpu"
@@ -59,18 +61,18 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
 ANY_GPU = Wants()
 
 Labels = tuple[tuple[str, tuple[str, ...]], ...]
-"""Names of labels, each with values of which any will do."""
+"""Label names, each with its acceptable values."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
-    """Which nodes a task may run on. Empty fields ask for nothing.
+    """Requirements for the node of a task. Empty fields require nothing.
 
-    `nodes` names any that will do, `without` those that will not; of each of `labels` a node must have one of the
-    values, and none of those in `without_labels`. A node's zone, rack and name (`node`) are labels too. Of a gang, all
-    tasks run on different values of the label `spread`, and on one value of the label `together`.
+    `nodes` lists the allowed nodes, `without` the excluded ones. For each of `labels` a node must have one of the
+    values, and none of those in `without_labels`. A node's zone, rack and name (`node`) are labels too. The tasks of a
+    gang run on different values of the label `spread`, and on one value of the label `together`.
 
-    In a snapshot, `ending` names the nodes that end before the work would, with the nanoseconds that they have left in
-    whole minutes; the work needs one that `lasts` for so many.
+    In a snapshot, `ending` lists the nodes that end before the work would, with their remaining time in nanoseconds,
+    rounded to minutes; the work needs a node that `lasts` for this many nanoseconds.
     """
 
     nodes: tuple[str, ...] = ()
@@ -84,15 +86,15 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
 
     @property
     def groups(self) -> bool:
-        """Whether the tasks of a gang may not run on just any nodes that each could run on."""
+        """Whether the tasks of a gang constrain each other's nodes."""
         return bool(self.spread or self.together)
 
     def admits(self, node: "Node") -> bool:
-        """Whether a task may run on this node, and it lasts for long enough."""
+        """Whether a task may run on this node, and the node lasts long enough."""
         return self.allows(node) and not (self.ending and any(name == node.name for name, _ in self.ending))
 
     def allows(self, node: "Node") -> bool:
-        """Whether a task may run on this node, for as long as it is there."""
+        """Whether a task may run on this node, regardless of when the node ends."""
         if (self.nodes and node.name not in self.nodes) or node.name in self.without:
             return False
         if self.groups and not all(node.label(name) for name in (self.spread, self.together) if name):
@@ -102,7 +104,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
         )
 
     def describe(self) -> str:
-        """For people: `node gpu-1 or gpu-2, zone=eu, not spot=yes`; the flags say the same."""
+        """Describe for people: `node gpu-1 or gpu-2, zone=eu, not spot=yes`; the flags use the same terms."""
         told = [f"node {' or '.join(self.nodes)}"] if self.nodes else []
         told += [f"{name}={' or '.join(values)}" for name, values in self.labels]
         told += [f"not {name}={' or '.join(values)}" for name, values in self.without_labels]
@@ -115,11 +117,11 @@ ANYWHERE = Where()
 
 
 class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
-    """What one task asks of one node.
+    """Resources that one task requests of one node.
 
     `cpu` in milli-CPU, `memory` and `gpu_memory` in bytes (`gpu_memory` per device), `gpus` in devices, `share` in
-    thousandths of each device's compute, `network` in bits per second. A memory of 0 means that none was asked for:
-    nothing is reserved and nothing is limited. `where` says which nodes will do.
+    thousandths of each device's compute, `network` in bits per second. A memory of 0 means no request: nothing is
+    reserved and nothing is limited. `where` constrains the node.
     """
 
     cpu: int = 1000
@@ -133,15 +135,15 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
 
     @property
     def is_part(self) -> bool:
-        """Whether it asks for a share of one device."""
+        """Whether it requests a share of one device."""
         return self.gpus == 1 and self.share != WHOLE
 
     def key(self) -> str:
-        """A short text that is equal for equal shapes; keys maps in the ledger."""
+        """Return a short text that is equal for equal shapes; a key for mappings in the ledger."""
         return _key_of(self)
 
     def describe(self) -> str:
-        """For people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`; `1 CPU on zone=eu`; `1 CPU, not node n1`."""
+        """Describe for people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`; `1 CPU on zone=eu`; `1 CPU, not node n1`."""
         parts = [f"{format_cpu(self.cpu)} CPU"]
         if self.memory:
             parts.append(format_bytes(self.memory))
@@ -155,7 +157,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
         return ", ".join(parts) + (f" on {where}" if where else "")
 
     def describe_devices(self) -> str:
-        """For people: `2 H100 GPU of 40 GiB`, `0.5 of a GPU`; of what it needs to be, all that was asked."""
+        """Describe the devices for people, with all requirements: `2 H100 GPU of 40 GiB`, `0.5 of a GPU`."""
         wants = self.wants
         name = " ".join(part for part in ("/".join(wants.models), wants.backend, wants.kind.upper()) if part)
         text = f"{self.gpus} {name}" if self.share == WHOLE else f"{self.share / WHOLE:g} of {self.gpus} {name}"
@@ -179,15 +181,15 @@ def _key_of(shape: Shape) -> str:
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One accelerator of a node. `index` is its position on the node, `uuid` what its driver calls it.
+    """One accelerator of a node. `index` is its position on the node, `uuid` its driver's name for it.
 
-    `rates` are peak operations per second by precision, `bandwidth` bytes per second of its memory, `ops` the operators
-    it supports (none: not said, so all are), `socket` the host socket it hangs on, `price` micro-dollars per hour,
-    `power` its cap in milliwatts, `share_cap` the thousandths of its compute that shares may take together. What is not
-    known is 0 or empty. `driver_index` is the number that its driver gives
-    it where it is not `index`. `sources` tells who said a figure (`model/figures.py`), where it is not the catalogue.
-    `failed` is its identity if it has ever failed. A `withdrawn` one is offered no longer, while its work goes on. No
-    node says that of itself: it is what the ledger knows.
+    `rates` are peak operations per second by precision, `bandwidth` bytes per second of its memory, `ops` the supported
+    operators (empty: not reported, so all), `socket` its host socket, `price` micro-dollars per hour, `power` its cap
+    in milliwatts, `share_cap` the thousandths of its compute that shares may take together. Unknown values are 0 or
+    empty. `driver_index` is the driver's number for it if that is not `index`. `sources` maps figures to their origin
+    (`model/figures.py`) unless it is the catalogue. `failed` is its identity if it has ever failed. A `withdrawn`
+    device is no longer offered, but its running work continues. Only the ledger sets these two fields; no node reports
+    them.
     """
 
     index: Count
@@ -210,7 +212,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def identity_of(node: str, device: Device) -> str:
-    """What a device is known by, wherever it turns up again: the name that its driver gives it, else its place."""
+    """Return the permanent identity of a device: its driver's name for it, else its place."""
     return device.uuid or f"{node}:{device.index}"
 
 
@@ -225,13 +227,13 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One agent identity and what it offers.
+    """One agent identity and the resources it offers.
 
-    `incarnation` changes when the machine is booted or the node's folder is made anew: processes of an older
-    incarnation are gone. `cpu` in milli-CPU, `memory` in bytes, `network` in bits per second and `latency` in
-    nanoseconds to the rest of the fleet (0: not said). `model` names its processor, `rates` and `bandwidth` are what it
-    can do and `sources` who said so, as of a device. Work may run there `until` an instant (0: without end): nothing is
-    placed there that is expected to take longer.
+    `incarnation` changes when the machine reboots or the node's folder is recreated: processes of an older incarnation
+    are gone. `cpu` in milli-CPU, `memory` in bytes, `network` in bits per second and `latency` in nanoseconds to the
+    rest of the fleet (0: not reported). `model` names its processor, `rates` and `bandwidth` are its capabilities and
+    `sources` their origins, as for a device. Work may run there `until` an instant (0: no end): work that is expected
+    to take longer is not placed there.
     """
 
     name: str
@@ -252,12 +254,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     until: int = 0
 
     def label(self, name: str) -> str:
-        """The value of a label, `zone`, `rack` and `node` among them; empty where it has none of this name."""
+        """Return the value of a label, including `zone`, `rack` and `node`; empty if there is none of this name."""
         return self.labels.get(name) or {"zone": self.zone, "rack": self.rack, "node": self.name}.get(name, "")
 
 
 def check_node_name(name: str, field: str) -> None:
-    """Machines have names of their own. Raises `SpecError` for what no path, line or command takes."""
+    """Check the name of a node. Raises `SpecError` for a name that is invalid in a path, a line or a command."""
     if not _NAME.fullmatch(name):
         raise SpecError(
             "a node's name has at most 255 letters, digits, `.`, `_`, `:` and `-`",
@@ -269,11 +271,11 @@ def check_node_name(name: str, field: str) -> None:
 
 
 def is_larger(node: Node, before: Node) -> bool:
-    """Whether it has more to offer than it had, by more than what a kernel takes of the memory from boot to boot."""
+    """Whether a node offers more than before, beyond the small differences in kernel memory between boots."""
     grown = node.cpu > before.cpu or node.memory > before.memory + before.memory // 16
     return grown or len(node.devices) > len(before.devices)
 
 
 def is_declared(node: Node) -> bool:
-    """Whether it offers what a file says, and not what was found."""
+    """Whether the node's resources are declared in a file, not detected."""
     return "declared" in node.labels

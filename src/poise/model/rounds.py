@@ -1,4 +1,4 @@
-"""Rounds that decided something, for people: every decision with its reason and the alternatives that were weighed."""
+"""Rounds that decided something, for people: every decision with its reason and the considered alternatives."""
 
 from typing import Literal
 
@@ -8,10 +8,10 @@ What = Literal["placed", "preempted", "resized", "held"]
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One decision. `of` is a unit, or of what is held the first units of a queue, and `more` how many follow. `where`
-    names the nodes, with devices in brackets; `instead_of` the best nodes that were not chosen, with their scores where
-    known, and `fitting` how many nodes would have done. `score` has the terms of the chosen node, or what was weighed
-    of a preemption.
+    """One decision. `of` is a unit or, for a hold, the first units of a queue, and `more` counts the others. `where`
+    names the nodes, with devices in brackets; `instead_of` the best rejected nodes, with their scores if known, and
+    `fitting` is the number of suitable nodes. `score` has the terms of the chosen node, or the weighing of a
+    preemption.
     """
 
     what: What

@@ -9,8 +9,8 @@
         sustained_for: 5m
         actions: [cordon: true, notify: true]
 
-A rule fires for a subject, a node or the fleet, once its trigger has held for long enough; it is over once `clear` has
-held for as long, and what it did is undone. Each rule is off until its file says otherwise.
+A rule fires for a subject, a node or the fleet, once its trigger has held for `sustained_for`; it ends once `clear` has
+held for as long, and its actions are undone. Each rule is off until its file sets another mode.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ ACTIONS: dict[str, Scope | Literal[""]] = {
     "set_policy": "fleet",
     "notify": "",
 }
-"""What a rule may do, and the scope that it needs; empty: either."""
+"""Actions of rules, and the scope that each needs; empty: either."""
 
 UNAVAILABLE = {
     "scale_up_replicas": "a service scales its replicas itself: `max` and `objective` of its file",
@@ -53,10 +53,10 @@ UNAVAILABLE = {
     "mirror_traffic": "a copy of live requests is declared in the file of a service",
     "change_priority": "rules have no jobs as subjects: `poise set JOB --priority CLASS`",
 }
-"""Actions that have no actuator, and what there is instead."""
+"""Actions without an actuator, and their alternatives."""
 
 KNOBS = {"cordon": "the cordon of a node", "migrate_task": "the cordon of a node", "set_policy": "the policy"}
-"""What an action sets. One rule owns it."""
+"""The setting that an action changes. Each is owned by one rule."""
 
 
 class RuleSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,14 +82,14 @@ class RulesSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Action(NamedTuple):
-    """What a rule does; `value` is the policy of `set_policy`, by name or as the content of a file."""
+    """An action of a rule; `value` is the policy of `set_policy`, by name or as the content of a file."""
 
     name: str
     value: Any = True
 
 
 class Rule(NamedTuple):
-    """A rule that can be evaluated. Times in nanoseconds; `nodes` names its subjects, none: all nodes."""
+    """A compiled rule. Times in nanoseconds; `nodes` names its subjects, None: all nodes."""
 
     name: str
     scope: Scope
@@ -103,7 +103,7 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The rules of a file: evaluated each `every` nanoseconds, with at most `budget` actions an hour."""
+    """The rules of a file: evaluated every `every` nanoseconds, with at most `budget` actions per hour."""
 
     rules: tuple[Rule, ...] = ()
     every: int = EVERY
@@ -111,13 +111,13 @@ class Rules(NamedTuple):
 
     @property
     def measured(self) -> bool:
-        """Whether a rule that is not off reads what agents measure."""
+        """Whether an enabled rule reads signals that agents measure."""
         reads = (read for rule in self.rules if rule.mode != "off" for of in rule[2:4] for read in reads_of(of))
         return any(SIGNALS[read.signal].measured for read in reads)
 
 
 def compile_rules(document: Any) -> Rules:
-    """Check a parsed file whole. Raises `SpecError` with everything that is wrong."""
+    """Compile a parsed file. Raises `SpecError` with every error."""
     found = Findings()
     spec = found.convert(document, RulesSpec)
     made = Rules() if spec is None else _compile(spec, found)
@@ -194,7 +194,7 @@ def _whole(scope: str) -> str:
 
 
 def _condition(written: str | dict[str, str], field: str, every: int) -> Condition:
-    """A text, or comparisons by signal that all have to hold."""
+    """Compile a condition: text, or comparisons by signal that must all hold."""
     if isinstance(written, str):
         return parse_condition(written, field, every)
     if not written:
@@ -256,7 +256,9 @@ def _check_names(spec: RulesSpec, found: Findings) -> None:
 
 
 def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
-    """One rule owns what an action sets, unless the rules have different nodes. Rules that are off own it too."""
+    """Check that each setting is owned by one rule, unless the rules have different nodes. Rules that are off count
+    too.
+    """
     owners: dict[str, list[Rule]] = {}
     for place, rule in enumerate(rules):
         knobs = dict.fromkeys(KNOBS[action.name] for action in rule.actions if action.name in KNOBS)

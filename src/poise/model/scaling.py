@@ -1,8 +1,8 @@
-"""What a scaler is shown of a service, and what it answers: how many replicas there shall be, and why.
+"""The view of a scaler and its verdict: the number of replicas of a service, and the reasons.
 
-What was seen comes in windows of one length, each counted once it has ended. A scaler keeps nothing itself: what it has
-to remember goes out with its verdict (`ScaleMemory`) and comes back with the next view. Rates are requests a second,
-instants and durations nanoseconds, use of CPU and devices a share of what the replicas have.
+Observations come in windows of equal length, each used once it has ended. A scaler has no state of its own: its memory
+goes out with the verdict (`ScaleMemory`) and comes back with the next view. Rates are requests per second, instants and
+durations are nanoseconds, use of CPU and devices is a fraction of the replicas' capacity.
 """
 
 from typing import Literal
@@ -15,10 +15,10 @@ Signal = Literal["cpu", "devices", "rate", "latency", "queue"]
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One window that ended at `at`. `queue` is how many requests waited in the mean, `replicas` how many served. What
-    was refused for want of room counts in `mean` and `p99` with what it was foreseen to take; `refused` is its share.
-    `mean` and `p99` are 0 where too few were answered to tell. `peak`: the most requests that were there at one time;
-    0 if that is not known.
+    """One window that ended at `at`. `queue` is the mean number of waiting requests, `replicas` the number of serving
+    replicas. Requests refused for lack of capacity count in `mean` and `p99` with their predicted latency; `refused` is
+    their fraction. `mean` and `p99` are 0 with too few answers. `peak`: maximum number of requests present at one time;
+    0 if unknown.
     """
 
     at: int
@@ -34,7 +34,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Announced(msgspec.Struct, frozen=True):
-    """What is known to come: from `at` to `until` there will be `rate`."""
+    """Announced load: the rate will be `rate` from `at` to `until`."""
 
     at: int
     rate: float
@@ -42,15 +42,16 @@ class Announced(msgspec.Struct, frozen=True):
 
 
 class ScaleRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a service asks of its scaling.
+    """Scaling settings of a service.
 
-    `target` is the use of CPU, of devices and of what a replica can take that is aimed at; a signal within `tolerance`
-    of its target changes nothing. `latency_p99` and `latency_mean` are objectives (0: none), `waiting` how many
-    requests may wait for each replica, `share` the part of the windows in which more may come than was provided for.
-    Wishes of the last `rise` and `fall` hold back a rise and a fall. With `least` 0 the last replica goes when nothing
-    has come for `idle`. A rate that falls below a tenth from one window to the next is not believed for `patience`:
-    the fault may be before the service, and then all of it comes back at once. With `shared` devices, as many as its
-    weight beside training gives it (`poise.policy.sharing`), as what comes needs, and all while an objective is missed.
+    `target` is the target use of CPU, of devices and of a replica's capacity; a signal within `tolerance` of its target
+    changes nothing. `latency_p99` and `latency_mean` are objectives (0: none), `waiting` is the allowed number of
+    waiting requests per replica, `share` the fraction of windows in which the load may exceed the provided capacity.
+    Recommendations of the last `rise` and `fall` nanoseconds delay an increase and a decrease. With `least` 0 the last
+    replica is removed after `idle` without requests. A rate that falls below a tenth from one window to the next is
+    ignored for `patience`: the fault may be upstream of the service, and then the full load returns at once. With
+    `shared` devices, the service gets what its load needs, up to the number that its weight beside training gives it
+    (`poise.policy.sharing`), and all of that number while an objective is missed.
     """
 
     signals: tuple[Signal, ...] = ("rate", "latency", "queue")
@@ -79,15 +80,15 @@ class ScaleRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"how many may wait for each replica, more than 0, not {self.waiting:g}")
 
 
-# --- what is remembered ----------------------------------------------------------------------------------------------
+# --- memory ----------------------------------------------------------------------------------------------------------
 
 
 class Season(msgspec.Struct, frozen=True, array_like=True):
-    """By which factor (its logarithm in `changes`, one for each part of a `period`) the rate changes from one window to
-    the next at that point of the period.
+    """Seasonal factor by which the rate changes from one window to the next (`changes` has its logarithm for each part
+    of a `period`).
 
-    `seen` counts what each was learned from. `plain` and `shaped` are mean errors of guessing without it and with it,
-    over `compared` windows: it is used only where it has proved better.
+    `seen` counts the observations of each part. `plain` and `shaped` are mean forecast errors without and with the
+    season, over `compared` windows: the season is used only if it has proved better.
     """
 
     period: int
@@ -99,8 +100,8 @@ class Season(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outlook(msgspec.Struct, frozen=True, array_like=True):
-    """What was foreseen of the window that ends at `at`: its rate, how far it may be off (`spread`), and how much the
-    replicas that were decided on can take (`enough`).
+    """Forecast for the window that ends at `at`: its rate, its uncertainty (`spread`), and the capacity of the chosen
+    replicas (`enough`).
     """
 
     at: int
@@ -110,12 +111,12 @@ class Outlook(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """What forecasting has learned of one service.
+    """Forecasting state of one service.
 
-    `last` is the last rate that was believed, `level` their moving mean. `soon` and `long` are moving means of how far
-    forecasts were off, `usual` that of their spread. `tail` counts by how many spreads rates exceeded the forecast
-    (prior and windows), `counted` all of these. `credit` is how many violated windows are to spare (negative: too many
-    have been). `doubted` is since when the rate has not been believed.
+    `last` is the last accepted rate, `level` the moving mean of accepted rates. `soon` and `long` are moving means of
+    forecast errors, `usual` that of their spread. `tail` counts by how many spreads rates exceeded the forecast (prior
+    and windows), `counted` is their total. `credit` is the number of violated windows still allowed (negative: too
+    many). `doubted` is the instant since which the rate has been ignored.
     """
 
     last: float
@@ -132,9 +133,9 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """`seen` is the end of the last window that was learned from, `busy` the last instant at which something came or
-    waited, `wishes` what was wished when (as far back as stabilisation looks), `recent` and `level` the last rates and
-    their moving mean, `learned` what forecasting knows.
+    """`seen` is the end of the last window that was learned from, `busy` the last instant with requests, `wishes` the
+    recent recommendations with their instants (as far back as stabilisation looks), `recent` and `level` the last rates
+    and their moving mean, `learned` the forecasting state.
     """
 
     seen: int | None = None
@@ -145,18 +146,17 @@ class ScaleMemory(msgspec.Struct, frozen=True, kw_only=True):
     learned: Learned | None = None
 
 
-# --- what is shown, and what is answered -----------------------------------------------------------------------------
+# --- view and verdict ------------------------------------------------------------------------------------------------
 
 
 class ScaleView(msgspec.Struct, frozen=True, kw_only=True):
     """A service at one instant.
 
-    `windows` are those that ended lately, of `window` each, oldest first: at least those since the last view; `latest`
-    is what was seen so far of the next one, where that cannot wait. Nothing is learned from it.
-    `replicas` is what each that serves or starts can take within the objective (0 where that is not learned yet),
-    `capacity` what one more could (0: nothing is known), which is ready `start_up` after it is asked for. `waiting`
-    requests wait now, for a start and not for capacity where the service is `starting`: it has no replica yet, or still
-    serves what came before it had one.
+    `windows` are recent windows of length `window`, oldest first: at least those since the last view. `latest` is the
+    unfinished window, if it is urgent; nothing is learned from it. `replicas` has the capacity of each serving or
+    starting replica within the objective (0: not learned yet), `capacity` that of one more (0: unknown), which is ready
+    `start_up` after its request. `waiting` requests wait now; while the service is `starting`, they wait for a start
+    and not for capacity: it has no replica yet, or still serves the requests from before it had one.
     """
 
     now: int
@@ -174,7 +174,7 @@ class ScaleView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Because(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of why: `wish` is how many replicas it speaks for, `have` what was seen, `need` what is aimed at."""
+    """One reason: `wish` is the number of replicas it recommends, `have` the observed value, `need` the target."""
 
     code: str
     wish: int
@@ -182,11 +182,11 @@ class Because(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     need: str = ""
 
     def sentence(self) -> str:
-        """For people: `5 replicas: CPU is 91 % busy, 70 % is aimed at`."""
+        """Format for people: `5 replicas: CPU is 91 % busy, 70 % is aimed at`."""
         return f"{self.wish} {'replica' if self.wish == 1 else 'replicas'}: {self.text()}"
 
     def text(self) -> str:
-        """The same without the number."""
+        """Format without the number."""
         return BECAUSES.get(self.code, self.code).format(have=self.have, need=self.need)
 
 
@@ -214,7 +214,7 @@ BECAUSES = {
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """How many `replicas` there shall be, and every reason. `until`: when the answer may change by itself."""
+    """The number of `replicas`, and every reason. `until`: when the verdict may change by itself."""
 
     policy: str
     replicas: int
@@ -223,11 +223,11 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
 
     def sentence(self) -> str:
-        """For people: what held the number last comes last."""
+        """Format for people; the reason that determined the number comes last."""
         return "; ".join(each.sentence() for each in self.because)
 
     def cause(self) -> str:
-        """Why there are so many, in a few words: a missed objective before all else, or what asks for the most."""
+        """Return the main reason in a few words: a missed objective first, else the largest recommendation."""
         missed = (line for line in self.because if line.code == "LATENCY")
         return next(missed, self.because[0]).text()
 

@@ -12,29 +12,29 @@ from typing import NamedTuple
 HOUR, WEEK = 3600, 7 * 24 * 3600
 
 LEAST_WEEKS = 2
-"""Weeks of history from which on the hour of the week counts."""
+"""Weeks of history needed for a comparison by hour of the week."""
 
 LEAST_MINUTES = 60
-"""Without those, minutes of history from which on the day counts."""
+"""Minutes of history needed otherwise, for a comparison with the last day."""
 
 LATELY = 10
-"""The latest minutes, of which the mean is judged."""
+"""Number of latest minutes whose mean is judged."""
 
 LIMIT = 6.0
-"""Spreads from what is usual from which on a value is unusual."""
+"""Distance from the usual value, in spreads, from which a value is unusual."""
 
 FLOOR, RELATIVE_FLOOR = 20.0, 0.05
-"""The least spread: in units of the signal, and as a part of what is usual."""
+"""Minimum spread: in units of the signal, and as a fraction of the usual value."""
 
 CLIP = 3.0
-"""Deviations by which one value moves an `Ewma` at most."""
+"""Maximum influence of one value on an `Ewma`, in deviations."""
 
 At = tuple[int, int]
 """Seconds since 1970, and a value."""
 
 
 class Unusual(NamedTuple):
-    """The mean of the latest minutes, what is usual, and by how many spreads they are apart. `by` is `hour of week` or
+    """The mean of the latest minutes, the usual value, and their distance in spreads. `by` is `hour of week` or
     `day`.
     """
 
@@ -45,7 +45,7 @@ class Unusual(NamedTuple):
 
 
 class Ewma:
-    """A mean and a variance with exponential decay. A value that is far away counts as one of `CLIP` deviations."""
+    """A mean and a variance with exponential decay. An outlier counts as a value at `CLIP` deviations."""
 
     def __init__(self, weight: float = 0.05, floor: float = FLOOR) -> None:
         self._weight = weight
@@ -55,7 +55,7 @@ class Ewma:
         self.variance = 0.0
 
     def score(self, value: float) -> float:
-        """Deviations from the mean, with sign."""
+        """Return the signed distance from the mean, in deviations."""
         return (value - self.mean) / self.deviation if self._seen else 0.0
 
     @property
@@ -63,7 +63,7 @@ class Ewma:
         return max(sqrt(self.variance), self._floor)
 
     def take(self, value: float) -> float:
-        """Its score, before it is learned."""
+        """Learn a value, and return its score before that."""
         score = self.score(value)
         self._seen += 1
         weight = max(self._weight, 1.0 / self._seen)
@@ -76,8 +76,8 @@ class Ewma:
 
 
 def robust(values: Sequence[float]) -> tuple[float, float]:
-    """The median, and the spread by the median absolute deviation, at least the floor."""
-    from statistics import median  # dear: every command imports this module
+    """Return the median, and the spread by the median absolute deviation, at least the floor."""
+    from statistics import median  # slow to import, and every command imports this module
 
     middle = median(values)
     spread = 1.4826 * median([abs(value - middle) for value in values])
@@ -85,8 +85,8 @@ def robust(values: Sequence[float]) -> tuple[float, float]:
 
 
 def unusual(minutes: Sequence[At], hours: Sequence[At]) -> Unusual | None:
-    """What is unusual about the latest of these minutes, oldest first. `hours` are means of earlier hours; of them the
-    same hours of the week are compared.
+    """Judge the latest of these minutes, oldest first; None if it is usual. `hours` are means of earlier hours; those
+    of the same hour of the week are compared.
     """
     if not minutes:
         return None

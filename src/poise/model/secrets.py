@@ -1,9 +1,9 @@
-"""The secrets of a job: environment variables whose values the log never holds in plain text.
+"""Secrets of a job: environment variables whose values never appear in the log in plain text.
 
-A document has them in one of three forms, for the whole job and for tasks of a graph. A file names them, and says where
-a value comes from: `secrets: [HF_TOKEN]` or `secrets: {HF_TOKEN: {file: token.txt}}`. A request holds the values as
-texts. The control plane replaces each text by a `Sealed` as the request arrives, and `model/spec.py` compiles no text:
-so no path leads from a value to the log. Errors name a secret and never show its value.
+A document has them in one of three forms, for the whole job and for tasks of a graph. A file names them and the source
+of their values: `secrets: [HF_TOKEN]` or `secrets: {HF_TOKEN: {file: token.txt}}`. A request has the values as text.
+The control plane replaces each text by a `Sealed` as the request arrives, and `model/spec.py` compiles no text, so no
+path leads from a value to the log. Errors name a secret and never show its value.
 """
 
 import re
@@ -16,19 +16,21 @@ from poise.errors import SpecError
 from poise.model.document import Findings
 
 MAX_SECRETS = 64
-"""Secrets of one task."""
+"""Maximum number of secrets of one task."""
 
 MAX_SECRET = 64 * 1024
-"""Bytes of a value. Linux takes at most 128 KiB for one variable."""
+"""Maximum bytes of a value. Linux accepts at most 128 KiB for one variable."""
 
 MAX_TOGETHER = 64 * 1024
-"""Bytes of all values of one field `secrets`: each launch carries them, and a process has little room for variables."""
+"""Maximum bytes of all values of one field `secrets`: each launch carries them, and a process has limited space for
+variables.
+"""
 
 HIDDEN = "sealed"
-"""Stands for a sealed value wherever events are shown."""
+"""Placeholder for a sealed value in displayed events."""
 
 OURS = "POISE_"
-"""Names that begin like this belong to Poise."""
+"""Prefix of names that are reserved for Poise."""
 
 
 class Sealed(msgspec.Struct, frozen=True):
@@ -38,14 +40,14 @@ class Sealed(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where the command line finds a value: in a file, or in its environment under the name of the secret."""
+    """Source of a value for the command line: a file, or the environment variable with the secret's name."""
 
     file: str = ""
 
 
 def each(document: Any, make: Callable[[dict[str, Any], str], Any]) -> Any:
-    """The document with what `make` returns in place of each field `secrets`: it is given the values by name, and the
-    path of the field. A document without secrets comes back as it is. Raises SpecError.
+    """Return the document with the result of `make` in place of each field `secrets`: `make` gets the values by name,
+    and the path of the field. A document without secrets is returned unchanged. Raises SpecError.
     """
     if not isinstance(document, Mapping):
         return document
@@ -65,7 +67,7 @@ def _of_task(task: Any, at: str, make: Callable[[dict[str, Any], str], Any]) -> 
 
 
 def by_name(told: Any, at: str) -> dict[str, Any]:
-    """Either form as a mapping; values are not looked at. Raises SpecError."""
+    """Convert either form to a mapping; values are not checked. Raises SpecError."""
     if isinstance(told, list) and all(isinstance(name, str) for name in told):
         told = dict.fromkeys(told)
     if not isinstance(told, Mapping):
@@ -87,7 +89,7 @@ def by_name(told: Any, at: str) -> dict[str, Any]:
 
 
 def source_of(name: str, told: Any, at: str) -> Source:
-    """Where a value comes from, as a file or a flag says. Raises SpecError, also for the value itself."""
+    """Return the source of a value, from a file or a flag. Raises SpecError, also for a value in plain text."""
     if told is None:
         return Source()
     if isinstance(told, Mapping) and [*told] == ["file"] and isinstance(told["file"], str) and told["file"]:
@@ -101,12 +103,12 @@ def source_of(name: str, told: Any, at: str) -> Source:
 
 
 def named(document: Any) -> Any:
-    """The document with the names of its secrets alone: all that a plan or a check needs. Raises SpecError."""
+    """Return the document with only the names of its secrets, as needed by a plan or a check. Raises SpecError."""
     return each(document, lambda told, at: [*told])
 
 
 def sealed(document: Any, seal: Callable[[str, str], Sealed]) -> Any:
-    """A request with each secret sealed: `seal` takes a name and a value. Raises SpecError."""
+    """Return a request with each secret sealed: `seal` takes a name and a value. Raises SpecError."""
     found = Findings()
 
     def make(told: dict[str, Any], at: str) -> dict[str, Sealed | None]:
@@ -121,7 +123,7 @@ def sealed(document: Any, seal: Callable[[str, str], Sealed]) -> Any:
 
 
 def check_together(told: Mapping[str, Any], at: str) -> None:
-    """Raises SpecError where the values of a field `secrets` are too large together."""
+    """Raise SpecError if the values of a field `secrets` are too large together."""
     size = sum(len(value.encode()) for value in told.values() if isinstance(value, str))
     if size > MAX_TOGETHER:
         need, have = f"at most {MAX_TOGETHER} bytes", f"{size} bytes"
@@ -138,7 +140,7 @@ def _sealed(name: str, value: Any, at: str, seal: Callable[[str, str], Sealed]) 
 
 
 def check_value(name: str, value: str, at: str) -> None:
-    """Raises SpecError for what no environment variable can hold, and for an empty value."""
+    """Raise SpecError for a value that no environment variable can hold, and for an empty value."""
     field = f"{at}.{name}"
     if not value:
         raise SpecError(f"the secret `{name}` is empty", field=field, need="a value", hint=f"export {name}=…")
@@ -155,14 +157,14 @@ def check_value(name: str, value: str, at: str) -> None:
 
 
 def size_of(told: Any) -> int:
-    """Bytes that the ledger keeps of a field `secrets`."""
+    """Return the bytes that the ledger stores for a field `secrets`."""
     values = told.items() if isinstance(told, dict) else ()
     return sum(len(name) + len(one.text) for name, one in values if isinstance(one, Sealed))
 
 
 def compiled(told: Any, taken: Collection[str], at: str, found: Findings) -> dict[str, str]:
-    """What the ledger keeps of a field `secrets`: each sealed text, or nothing where the document has names alone.
-    `taken` are the variables that have a value already.
+    """Return the ledger's value of a field `secrets`: each sealed text, or an empty text if the document has only
+    names. `taken` are variables that already have a value.
     """
     made: dict[str, str] = {}
     for name, one in found.get({}, by_name, told, at).items():

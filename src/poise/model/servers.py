@@ -1,9 +1,9 @@
-"""How fast a replica answers in a world that is tried out: tables of what was measured, and nothing else.
+"""Speed of a simulated replica, from tables of measurements only.
 
-A request is so many *steps* (tokens that are written, or one batch), of which those at once on one device are done
-together: `step` says what one takes with so many at once. What is read before, `prompt` tokens, is done by itself and
-takes what so many tokens take. Between the sizes of a table it is read off a line, and beyond them off the line of the
-last two, or in proportion where there is one.
+A request takes a number of *steps* (tokens to write, or one batch); concurrent steps on one device are done together:
+`step` has the duration of one step by the number of concurrent ones. The prompt is processed separately: `prompt` has
+the duration by the number of tokens. Values between the sizes of a table are interpolated linearly; beyond them the
+line of the last two sizes is extended, or the single size is scaled proportionally.
 
 >>> speed = Speed(step=((1, 10.0), (4, 16.0)))
 >>> speed.steps_take(2), speed.steps_take(8), speed.steps_take(1, 2.5)
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import msgspec
 
 Table = tuple[tuple[int, float], ...]
-"""Sizes, rising, and the nanoseconds that each takes."""
+"""Sizes in ascending order, with the nanoseconds that each takes."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a speed is measured: rows of a file in the form of Splitwise's `perf_model.csv`, of one `model` on so many
-    `devices` of one kind of `hardware`.
+    """Source of a measured speed: rows of a file in the form of Splitwise's `perf_model.csv`, for one `model` on this
+    number of `devices` of one kind of `hardware`.
     """
 
     file: str
@@ -30,7 +30,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds. `tokens`: a step writes one token of each answer; else a request is one step, times its size."""
+    """Durations in nanoseconds. `tokens`: a step writes one token of each answer; else a request is one step, times its
+    size.
+    """
 
     step: Table = ()
     prompt: Table = ()
@@ -38,29 +40,29 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured | None = None
 
     def steps(self, size: float, tokens: int) -> float:
-        """How many a request has."""
+        """Return the number of steps of a request."""
         return float(max(1, tokens)) if self.tokens else size
 
     def steps_take(self, at_once: int, steps: float = 1.0) -> float:
-        """What so many steps take with so many requests at once."""
+        """Return the duration of `steps` steps with `at_once` concurrent requests."""
         return steps * read_off(self.step, at_once)
 
     def batch_takes(self, asked: Sequence[tuple[float, int, int]], padded: int) -> float:
-        """What a batch of requests (size, prompt and tokens of each) takes that was filled up to so many: until the
-        longest answer is written, or as long as their mean size.
+        """Return the duration of a batch of requests (size, prompt and tokens of each), padded to `padded`: until the
+        longest answer is written, or for their mean size.
         """
         steps = [self.steps(size, tokens) for size, _, tokens in asked]
         longest = max(steps) if self.tokens else sum(steps) / len(steps)
         return self.reading_takes(sum(prompt for _, prompt, _ in asked)) + self.steps_take(padded, longest)
 
     def reading_takes(self, tokens: int) -> float:
-        """What is done before the first step."""
+        """Return the duration of processing the prompt."""
         return read_off(self.prompt, tokens) if self.prompt and tokens else 0.0
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that can be had. `price` an hour. `slots`: an upstream does so many requests at once and lets the
-    others wait, 0 for as many as it is sent.
+    """An available replica. `price` per hour. `slots`: maximum concurrent requests of an upstream, which queues the
+    others; 0 for no limit.
     """
 
     name: str
@@ -70,15 +72,15 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangUp(msgspec.Struct, frozen=True, kw_only=True):
-    """A `share` of those who ask do not wait any longer `after` so many nanoseconds."""
+    """A `share` of the clients disconnects `after` this many nanoseconds."""
 
     share: float
     after: int
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers requests. A replica serves `start` nanoseconds after it was asked for. `spread`: standard deviation
-    of what a batch takes, as a part of its mean.
+    """The servers of requests. A replica serves `start` nanoseconds after its request. `spread`: standard deviation of
+    batch durations, relative to their mean.
     """
 
     servers: tuple[Server, ...]
@@ -88,7 +90,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_off(table: Table, at: int) -> float:
-    """What so many take, by a table with at least one size."""
+    """Interpolate in a table with at least one size."""
     low, least = table[0]
     if at <= low:
         return least

@@ -1,4 +1,4 @@
-"""What people write of a service, and how it is compiled.
+"""Compile a service file.
 
     kind: service
     name: digits
@@ -8,8 +8,8 @@
     precision: int8
     resources: {cpu: 1, gpu: 1}
 
-`compile_service` takes the parsed document and raises `SpecError` with everything that is wrong. A replica is a job
-like any other: `resources`, `priority`, `env` and `secrets` are those of jobs.
+`compile_service` takes the parsed document and raises `SpecError` with every error. A replica is an ordinary job:
+`resources`, `priority`, `env` and `secrets` are those of jobs.
 """
 
 import re
@@ -32,9 +32,9 @@ MOST_REPLICAS = 64
 MOST_WAITING = 1_000_000
 LONGEST = HOUR
 MAX_BODY = 64 << 20
-"""Bytes of one request at most, whatever a file says."""
+"""Upper limit for the size of a request in bytes, whatever a file declares."""
 LARGEST = 1 << 40
-"""Bytes of a cache."""
+"""Maximum size of a cache in bytes."""
 
 
 class ObjectiveSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class ObjectiveSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Followed = Literal["rate", "latency", "queue", "devices"]
-"""What a gateway measures of a service; `devices`: the part of the time in which replicas work."""
+"""Signals that a gateway measures; `devices`: the fraction of time that replicas are busy."""
 
 
 class AnnouncedSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,14 +137,13 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled file. `job` are the fields of the job that each replica is, other than what it runs. With `rules` the
-    number of `replicas` follows the load, by the `scaler` of that name, as it is seen over a `window` of nanoseconds,
-    and what is `announced`, in nanoseconds since 1970.
-    `cache`: bytes of answers that are kept, each for `ttl` nanoseconds; `canonical`: bodies that are the same value in
-    JSON ask the same; `redis`: the URL of one that gateways share, whose password is in the variable `password_from`.
-    `record`: the file that requests are written to, what part of them, and bytes of it at most. `canary`: another
-    version, on `trial`. `openai`: which of OpenAI's routes it answers as well, if one. `precision`: what the model is
-    asked to compute in.
+    """A compiled file. `job` has the job fields of each replica, except its command. With `rules` the number of
+    `replicas` follows the load, by the scaler named `scaler`, measured over a `window` in nanoseconds, and the
+    `announced` load, in nanoseconds since 1970. `cache`: maximum bytes of cached answers, each kept for `ttl`
+    nanoseconds; `canonical`: bodies with the same JSON value are equal; `redis`: the URL of a Redis that gateways
+    share, with its password in the variable `password_from`. `record`: the file for recorded requests, the fraction to
+    record, and its maximum size in bytes. `canary`: another version, on `trial`. `openai`: the OpenAI route that it
+    also answers, if any. `precision`: the precision requested from the model.
     """
 
     name: str
@@ -172,7 +171,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> str:
-        """How many replicas it is to have, for people."""
+        """Return the wanted number of replicas, for people."""
         return str(self.replicas) if self.rules is None else f"{self.rules.least}..{self.rules.most}"
 
 
@@ -222,9 +221,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     if top.kind != "service":
         found.add(SpecError("this file is not a service", field="kind", need="service", have=top.kind))
     found.get(None, check_name, top.name, "name")
-    found.get(
-        None, check_name, f"{top.name}{'-canary' * (top.canary is not None)}-replica", "name"
-    )  # what jobs are named
+    found.get(None, check_name, f"{top.name}{'-canary' * (top.canary is not None)}-replica", "name")  # job names
     if not _CLASS.fullmatch(top.model):
         found.add(SpecError("`model` must name a class", field="model", need=_NEED_CLASS, have=top.model))
     for field in ("model", "folder", "python"):
@@ -404,7 +401,7 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
 
 
 def _check_env(env: dict[str, Any], secrets: Any) -> None:
-    """As that of a job, of a field of the canary's."""
+    """Check variables as those of a job, and report errors under the canary's field."""
     try:
         compile_spec({"run": ["true"], "env": env, "secrets": secrets}, wall=0.0)
     except SpecError as error:
@@ -419,7 +416,7 @@ _RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:\.\.\s*([0-9]{1,6})\s*)?")
 
 
 def _replicas(given: int | str) -> tuple[int, int]:
-    """The least and the most."""
+    """Return the minimum and the maximum."""
     match = _RANGE.fullmatch(str(given))
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
     if not (0 <= least <= most and 1 <= most <= MOST_REPLICAS) or (least == 0 and not (match and match[2])):

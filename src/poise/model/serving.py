@@ -1,8 +1,9 @@
-"""What is known of a replica that answers requests in batches: how long a batch of each size takes there.
+"""Batch latency of a replica: how long a batch of each size takes.
 
-The table is learned from every batch that it answers. It need not rise: a kernel that is chosen from four items on may
-make a batch of four quicker than one of three. So nothing is fitted to it; between sizes that were seen it is read off
-a line, which goes on from the two largest: larger batches than were seen are hoped to pay, and so they are tried.
+The table is learned from every batch. It need not be monotonic: a kernel chosen for four or more items may make a batch
+of four faster than one of three. So no curve is fitted; values between observed sizes are interpolated linearly, and
+the line through the two largest is extrapolated. Larger batches than observed are assumed to pay off, so that they are
+tried.
 """
 
 from collections.abc import Sequence
@@ -12,48 +13,48 @@ import msgspec
 from poise.units import SECOND
 
 RECENT = 0.05
-"""The share of a new measurement in what is remembered of its size, once there are more than twenty."""
+"""Weight of a new measurement of a size, once there are more than twenty."""
 
 AT_LEAST = 3
-"""So many batches of a size before one that took far longer than they did counts for less than they do."""
+"""Number of batches of a size after which a much slower one is treated as an outlier."""
 
 FAR = 4.0
-"""A batch that took so many times as long as its like says more of the machine than of its size …"""
+"""A batch that takes this many times as long as others of its size says more about the machine than about its size …"""
 
 TOLD_AGAIN = 3
-"""… unless that many in a row did."""
+"""… unless this many in a row did."""
 
 CHANGED = 0.03
-"""What a size takes must have moved by this share before everything is worked out again from it …"""
+"""Minimum relative change of a size's duration for a recalculation …"""
 
 AFTER = 32
-"""… and so many batches been learned from since the last time …"""
+"""… after this many batches since the last one …"""
 
 AT_ONCE = 0.2
-"""… unless it has moved by so much."""
+"""… or this change at once."""
 
 LENT = 0.3
-"""The share of a new measurement in how fast a replica is beside the one whose table it has borrowed."""
+"""Weight of a new measurement of a replica's speed relative to the replica whose table it has borrowed."""
 
 MOST = 1024
-"""Items in one batch at most."""
+"""Maximum number of items in one batch."""
 
 
 class Size(msgspec.Struct):
-    """What is remembered of batches of one size, in nanoseconds."""
+    """Statistics of batches of one size, in nanoseconds."""
 
     count: int = 0
     mean: float = 0.0
-    used: float = 0.0  # the mean that was last worked with
-    far: int = 0  # so many in a row took far longer
+    used: float = 0.0  # the mean at the last recalculation
+    far: int = 0  # number of consecutive outliers
 
     def learn(self, took: float) -> float:
-        """By which share it has moved from what was last worked with."""
+        """Add a measurement; return the relative change since the last recalculation."""
         if self.count >= AT_LEAST and took > FAR * self.mean:
             self.far += 1
             if self.far < TOLD_AGAIN:
                 return 0.0
-            self.count = 0  # the replica has become slower: begin anew
+            self.count = 0  # the replica has become slower: start over
         self.far = 0
         self.count += 1
         share = max(RECENT, 1 / self.count)
@@ -62,12 +63,12 @@ class Size(msgspec.Struct):
 
 
 class Curve:
-    """Nanoseconds that a batch of each size takes on one replica, as learned; what follows from that is worked out when
-    it is asked for, and kept until the table has changed.
+    """Learned nanoseconds for a batch of each size on one replica. Derived values are computed on demand, and cached
+    until the table changes.
 
-    `limit`: items that a batch may have (the user says so, or there was no memory for more). `room`: items for which
-    there is memory, as measured; 0 if that is not known. None is tried that is more than twice as large as the largest
-    that was seen.
+    `limit`: maximum items in a batch (set by the user, or lowered after running out of memory). `room`: items for which
+    there is memory, as measured; 0 if unknown. No batch is tried that is more than twice as large as the largest
+    observed one.
     """
 
     def __init__(self, limit: int, known: Sequence[tuple[int, float]] = ()) -> None:
@@ -88,8 +89,8 @@ class Curve:
             self.learn(size, took)
 
     def borrow(self, known: Sequence[tuple[int, float]]) -> None:
-        """Begin with what another replica takes. What is measured here says how fast this one is beside it, and all
-        sizes that were not measured yet are taken to be as much slower, or quicker.
+        """Start with another replica's table. Measurements here determine the relative speed of this replica, which
+        then scales all sizes that were not measured yet.
         """
         if not known:
             return
@@ -98,7 +99,7 @@ class Curve:
             self.learn(size, took)
 
     def learn(self, size: int, took: float) -> None:
-        """A batch of this size took so many nanoseconds."""
+        """Learn that a batch of this size took this many nanoseconds."""
         if self._lent is not None and len(self.sizes) >= len(self._lent.sizes):
             self._compare(self._lent, size, took)
         moved = self.sizes.setdefault(size, Size()).learn(took)
@@ -120,18 +121,18 @@ class Curve:
             self._lent = None
 
     def lower(self, limit: int) -> None:
-        """A batch may have no more items than that from now on: there was no memory for more."""
+        """Lower the limit, after a batch did not fit in memory."""
         self.limit = max(1, min(self.limit, limit))
         self._forget()
 
     def has_room(self, items: int) -> None:
-        """There is memory for a batch of so many."""
+        """Set the number of items for which there is memory."""
         before, self.room = self.largest, items
         if self.largest != before:
             self._forget()
 
     def known(self) -> list[tuple[int, float]]:
-        """Sizes and what they take, for another replica of the same kind to begin with."""
+        """Return sizes with their durations, as a start for another replica of the same kind."""
         return [(size, of.mean) for size, of in sorted(self.sizes.items())]
 
     @property
@@ -141,26 +142,26 @@ class Curve:
         return min(self.limit, self.room or self.limit, 2 * seen) if seen else 1
 
     def padded(self, count: int) -> int:
-        """To how many items a batch of `count` is filled up, where more take less time; else `count`."""
+        """Return the size to which a batch of `count` is padded if a larger one is faster; else `count`."""
         self._work_out()
         return self._padded[count]
 
     def takes(self, count: int) -> float:
-        """Nanoseconds that a batch of `count` takes, filled up where that is quicker; `count` is at most `largest`."""
+        """Return the nanoseconds for a batch of `count`, padded if that is faster; `count` is at most `largest`."""
         self._work_out()
         return self._takes[count]
 
     def clears(self, count: int) -> float:
-        """The least nanoseconds in which `count` items are done, in as many batches as that takes."""
+        """Return the least nanoseconds for `count` items, split into batches."""
         self._work_out()
         most = len(self._clears) - 1
         if count <= most:
             return self._clears[count]
-        whole, rest = divmod(count - 1, most)  # of at least one item is the rest, so that nothing is free
+        whole, rest = divmod(count - 1, most)  # the rest has at least one item, so that nothing is free
         return whole * self._clears[most] + self._clears[rest + 1]
 
     def pace(self) -> float:
-        """Nanoseconds an item takes where batches are as large as they may be."""
+        """Return the nanoseconds per item at the maximum batch size."""
         self._work_out()
         return self._clears[-1] / (len(self._clears) - 1)
 
@@ -174,7 +175,7 @@ class Curve:
         largest = self.largest
         raw = self._read_off(largest)
         self._takes, self._padded = [0.0] * (largest + 1), [0] * (largest + 1)
-        best = 0  # the quickest of those that are larger and were seen: nothing is promised by a line between two
+        best = 0  # the fastest observed larger size: interpolated values are not reliable
         for count in range(largest, 0, -1):
             if count in self.sizes and (not best or raw[count] < raw[best]):
                 best = count
@@ -185,7 +186,7 @@ class Curve:
             self._clears[count] = min(self._takes[size] + self._clears[count - size] for size in range(1, count + 1))
 
     def _read_off(self, largest: int) -> list[float]:
-        """What a batch of each size takes as it is, 0 to `largest`."""
+        """Return the unpadded duration of a batch of each size, 0 to `largest`."""
         for of in self.sizes.values():
             of.used = of.mean
         known = self.known()
@@ -210,9 +211,10 @@ class Curve:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`objective`: the latency that one accepted request in a hundred may exceed, 0 for none. `timeout`: after which a
-    request is given up. `queue`: so many wait at most. `batch`: items of one batch at most. `defer`: who is foreseen
-    to be late waits in the second lane instead of being refused. `body`: bytes of one request at most.
+    """`objective`: the latency that one accepted request in a hundred may exceed, 0 for none. `timeout`: time after
+    which a request is given up. `queue`: maximum number of waiting requests. `batch`: maximum items in a batch.
+    `defer`: a request that is predicted to be late waits in the second lane instead of being refused. `body`: maximum
+    bytes of a request.
     """
 
     objective: int = 0

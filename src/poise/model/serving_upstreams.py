@@ -1,4 +1,4 @@
-"""What people write of model servers that stand behind one front, and how it is compiled.
+"""Compile an upstreams file: model servers behind one front.
 
     kind: upstreams
     upstreams:
@@ -9,9 +9,8 @@
     objective: {latency_p99: 5s}
     health: {delay: 30s, every: 10s, timeout: 5s, failures: 3}
 
-An upstream is any server that speaks OpenAI's API (vLLM, SGLang, llama.cpp, another front). Only `upstreams` has to be
-there; what the defaults come from stands beside them. `compile_upstreams` takes the parsed document and raises
-`SpecError` with everything that is wrong.
+An upstream is any server that speaks OpenAI's API (vLLM, SGLang, llama.cpp, another front). Only `upstreams` is
+required. `compile_upstreams` takes the parsed document and raises `SpecError` with every error.
 """
 
 import re
@@ -28,10 +27,10 @@ from poise.units import DAY, MILLISECOND, format_duration, parse_bytes, parse_du
 
 MAX_UPSTREAMS = 1000
 MAX_MODELS = 1000
-"""Of one upstream."""
+"""Maximum number of models of one upstream."""
 
 MAX_LIMIT = 100_000
-"""Requests at once at one upstream, and requests that wait."""
+"""Maximum number of concurrent requests at one upstream, and of waiting requests."""
 
 MAX_WEIGHT = 1e6
 MAX_BODY = 2**30
@@ -109,16 +108,18 @@ class UpstreamsSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Following(msgspec.Struct, frozen=True, kw_only=True):
-    """As many requests at once as keep the P99 of answers at `target` nanoseconds, and no fewer than `least`."""
+    """Adaptive concurrency: as many requests at once as keep the P99 latency at `target` nanoseconds, at least
+    `least`.
+    """
 
     target: int
     least: int = 1
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. `url` ends without `/` and without `/v1`; no `models`: those that it tells. `limit`: requests that it
-    is sent at once, or at most where these follow `concurrency`. `key_from`: the variable of the environment that holds
-    the key it is sent.
+    """One server. `url` ends without `/` and without `/v1`; without `models`, the server is asked for them. `limit`:
+    its maximum number of concurrent requests, also with `concurrency`. `key_from`: the environment variable with its
+    API key.
     """
 
     name: str
@@ -131,15 +132,16 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
-    """Tries again: at most `share` of the requests of late, and `most` of one request."""
+    """Limits of retries: at most the fraction `share` of recent requests, and `most` for one request."""
 
     share: float
     most: int
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
-    """After so many `failures` in a row no requests for `pause`, twice that the next time, up to `longest`; in
-    nanoseconds. As a failure counts what takes `least` and `slower` times as long as at the others (0: never).
+    """After `failures` failures in a row an upstream gets no requests for `pause` nanoseconds, doubled each time up to
+    `longest`. A request also counts as failed if it takes at least `least` and `slower` times as long as at the others
+    (0: never).
     """
 
     failures: int
@@ -150,8 +152,8 @@ class Ejection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probing(msgspec.Struct, frozen=True, kw_only=True):
-    """A GET of `path` `every` so often, which has to be answered within `timeout`; `failures` of them in a row and it
-    is unhealthy, but for the first `delay`. Nanoseconds.
+    """Health probe: a GET of `path` at the interval `every`, to be answered within `timeout`. After `failures` failures
+    in a row the upstream is unhealthy, but not during its first `delay`. Nanoseconds.
     """
 
     path: str
@@ -162,11 +164,11 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Front(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled file; durations in nanoseconds, `objective` is 0 where there is none.
+    """A compiled file; durations in nanoseconds, `objective` is 0 if there is none.
 
-    `body` and `bodies`: bytes of one request and of all that are being answered, at most. `queue`: requests that wait
-    while all upstreams have as many as they may. `stalled`: a client that takes nothing of its answer for so long is
-    dropped. `router` is empty where none is named.
+    `body` and `bodies`: maximum bytes of one request, and of all requests in progress. `queue`: maximum number of
+    requests that wait while all upstreams are at their limits. `stalled`: a client that reads nothing of its answer for
+    this long is dropped. `router` is empty for the default.
     """
 
     upstreams: tuple[Upstream, ...]
@@ -195,7 +197,7 @@ def compile_upstreams(document: Any) -> Front:
 
 
 def no_upstreams() -> Front:
-    """That of a gateway which has only models of its own."""
+    """Return the front of a gateway that serves only its own models."""
     return _compile(UpstreamsSpec(kind="upstreams"), Findings())
 
 

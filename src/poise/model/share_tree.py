@@ -1,8 +1,8 @@
 """Fair shares as records: a tree of groups, tenants, projects and users, what each holds, and what it owes.
 
-What is held is charged by its price. A charge within the guarantee is free. A charge above it is *borrowed*: it becomes
-a debt, which halves in each half-life. A debt is kept as a value and an instant, in integers, and is worked out when it
-is read. So nothing ticks, and the same log gives the same debts, to the last digit.
+Held resources are charged by price. A charge within the guarantee is free. A charge above it is *borrowed*: it becomes
+a debt, which halves in each half-life. A debt is stored as a value and an instant, in integers, and computed when it is
+read. So no timer is needed, and the same log gives the same debts, to the last digit.
 
 >>> decayed(1_000_000, 0, DAY, DAY)
 500000
@@ -23,7 +23,7 @@ Amounts = dict[str, int]
 """Thousandths of devices by model, and milli-CPU of work without devices under `cpu`."""
 
 OTHERS = "others"
-"""Whoever the tree does not name, in each place where it names somebody."""
+"""All tenants, projects or users that the tree does not name, at each place where it names one."""
 
 GPU, CPU = "gpu", "cpu"
 """Devices of any model, and the CPU of work without devices."""
@@ -33,20 +33,21 @@ WEIGHT = 1000
 """A weight of 1."""
 
 PRICE = 1_000_000
-"""Micro-dollars an hour of a device of which neither the file nor the catalogue says more."""
+"""Micro-dollars per hour of a device whose price neither the file nor the catalogue determines."""
 
 PRICE_OF_CPU = 30_000
-"""Micro-dollars an hour of one core, for work without devices."""
+"""Micro-dollars per hour of one core, for work without devices."""
 
 PER_TERA = 10_000
-"""Micro-dollars an hour for 10^12 operations a second in fp16 or bf16: what a model of the catalogue is charged. So an
-hour of a T4 costs 0.65 and one of an H100 9.89 dollars, unless the file says otherwise."""
+"""Micro-dollars per hour for 10^12 operations per second in fp16 or bf16: the price of a model of the catalogue. So an
+hour of a T4 costs 0.65 dollars and one of an H100 9.89 dollars, unless the file sets other prices.
+"""
 
 
 class ShareNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node of the tree. `parent` is the place of the node above it, -1 at the top; `of` is the tenant, project or
-    user that it stands for. `weight` is in thousandths, `guaranteed` and `limit` are amounts. One that does not `lend`
-    keeps what it is guaranteed free while it does not use it.
+    """A node of the tree. `parent` is the index of its parent, -1 at the top; `of` is the tenant, project or user that
+    it stands for. `weight` is in thousandths, `guaranteed` and `limit` are amounts. A node that does not `lend` keeps
+    its unused guarantee free.
     """
 
     name: str
@@ -60,7 +61,7 @@ class ShareNode(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShareTree(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All nodes, each after the one above it. `prices` are micro-dollars an hour by model of device, as declared."""
+    """All nodes, each after its parent. `prices` are declared micro-dollars per hour by device model."""
 
     nodes: tuple[ShareNode, ...] = ()
     half_life: int = HALF_LIFE
@@ -68,12 +69,12 @@ class ShareTree(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def named(self) -> bool:
-        """Whether it names anybody."""
+        """Whether any node names a group, tenant, project or user."""
         return any(node.kind != "others" for node in self.nodes)
 
     def leaf_of(self, tenant: str, project: str, user: str) -> str:
-        """The name of the node that a job of these counts for: the deepest one that stands for them, or the one for all
-        others beside it.
+        """Return the name of the node that a job of this tenant, project and user counts for: the deepest match, or the
+        node for all others next to it.
         """
         place, at_top = -1, True
         while True:
@@ -102,7 +103,7 @@ class ShareTree(msgspec.Struct, frozen=True, omit_defaults=True):
             place = found
 
     def price(self, model: str) -> int:
-        """Micro-dollars an hour of a device of this model, or of a core (`cpu`)."""
+        """Return micro-dollars per hour of a device of this model, or of a core (`cpu`)."""
         declared = self.prices.get(model)
         if declared is not None:
             return declared
@@ -110,7 +111,7 @@ class ShareTree(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _price_of(model: str) -> int:
-    """What the catalogue's peak rate makes of it."""
+    """Return the price derived from the catalogue's peak rate."""
     known = _CATALOGUED.get(model)
     if known is None:
         entries = models_named(model) if model else ()
@@ -129,7 +130,7 @@ _ONE = 1 << 62
 _PART_BITS = 8
 _PARTS = 3
 _STEPS = 1 << (_PART_BITS * _PARTS)
-"""Parts of a half-life that a debt decays by: 36 ms of 7 days. What is shorter is added up until it is as long."""
+"""Steps of a half-life in which a debt decays: 36 ms for 7 days. Shorter times add up until they reach a step."""
 
 
 def _tables() -> tuple[tuple[int, ...], ...]:
@@ -153,11 +154,11 @@ def _tables() -> tuple[tuple[int, ...], ...]:
 
 _POWERS = _tables()
 _LIFE_OF_DEBT = 6653256548920620560
-"""1 / ln 2 in units of 2^-62: a constant rate adds up to so many half-lives of it."""
+"""1 / ln 2 in units of 2^-62: at a constant rate, the debt converges to the rate times this many half-lives."""
 
 
 def _left_after(steps: int) -> int:
-    """What is left of 2^62 after so many steps."""
+    """Return what is left of 2^62 after `steps` steps."""
     whole, part = divmod(steps, _STEPS)
     if whole >= 62:
         return 0
@@ -191,8 +192,8 @@ def decayed(value: int, since: int, now: int, half_life: int, rate: int = 0) -> 
 
 
 def borrowed_of(held: Mapping[str, int], guaranteed: Mapping[str, int], price: Callable[[str], int]) -> Amounts:
-    """What is held beyond a guarantee. A model's own guarantee counts first, then that of any device (`gpu`), for the
-    dearest ones.
+    """Return what is held beyond a guarantee. A model's own guarantee counts first, then that for any device (`gpu`),
+    applied to the most expensive devices first.
     """
     over = {model: amount - own for model, amount in held.items() if amount > (own := _own(guaranteed, model))}
     any_left = guaranteed.get(GPU, 0)
@@ -207,12 +208,12 @@ def borrowed_of(held: Mapping[str, int], guaranteed: Mapping[str, int], price: C
 
 
 def _own(guaranteed: Mapping[str, int], model: str) -> int:
-    """What is guaranteed of this very model; a device that says no model is called `gpu` too."""
+    """Return the guarantee of exactly this model; a device without a model is called `gpu` too."""
     return guaranteed.get(model, 0) if model != GPU else 0
 
 
 def unused_of(guaranteed: Mapping[str, int], held: Mapping[str, int]) -> Amounts:
-    """What of a guarantee is not held; `gpu` for what may be any device."""
+    """Return the unused part of a guarantee; `gpu` for the part that any device can fill."""
     unused = {
         model: left
         for model, amount in guaranteed.items()
@@ -225,14 +226,14 @@ def unused_of(guaranteed: Mapping[str, int], held: Mapping[str, int]) -> Amounts
 
 
 def amounts_of(shape: Shape, model: str, tasks: int = 1) -> Amounts:
-    """What so many tasks of a shape hold, on devices of this model."""
+    """Return what tasks of a shape hold, on devices of this model."""
     if shape.gpus:
         return {model: shape.gpus * shape.share * tasks}
     return {CPU: shape.cpu * tasks} if shape.cpu else {}
 
 
 def amounts_there(shape: Shape, node: Node, devices: Collection[int]) -> Amounts:
-    """What a task of a shape holds with these devices of a node."""
+    """Return what a task of a shape holds with these devices of a node."""
     if not shape.gpus:
         return {CPU: shape.cpu} if shape.cpu else {}
     amounts: Amounts = {}
@@ -244,22 +245,22 @@ def amounts_there(shape: Shape, node: Node, devices: Collection[int]) -> Amounts
 
 
 def sum_of(amounts: Mapping[str, int], named: str) -> int:
-    """How much of these is of the model `named`, or of any device (`gpu`)."""
+    """Return the amount of the model `named`, or of any device (`gpu`)."""
     if named == GPU:
         return sum(amount for model, amount in amounts.items() if model != CPU)
     return amounts.get(named, 0)
 
 
 def told(named: str, amount: int) -> str:
-    """For people: `2 GPU`, `0.5 H100`, `4 CPU`."""
+    """Describe an amount for people: `2 GPU`, `0.5 H100`, `4 CPU`."""
     return f"{amount / WEIGHT:g} {named.upper() if named in (GPU, CPU) else named}"
 
 
-# --- as a policy sees it ---------------------------------------------------------------------------------------------
+# --- view of a policy ------------------------------------------------------------------------------------------------
 
 
 class ShareView(msgspec.Struct, frozen=True):
-    """The tree, and by place of its nodes what each holds and owes (nano-dollars) at the instant of the view."""
+    """The tree and, by index of its nodes, what each holds and owes (nano-dollars) at the instant of the view."""
 
     tree: ShareTree
     held: tuple[Amounts, ...]

@@ -1,4 +1,4 @@
-"""A file of fair shares, from a parsed document to the tree.
+"""Compile a file of fair shares into the tree.
 
     kind: shares
     half_life: 7d
@@ -8,7 +8,7 @@
       - {project: search, in: product, weight: 3}
       - {user: ann, in: search}
 
-`compile_shares` raises `SpecError` with everything that is wrong in it.
+`compile_shares` raises `SpecError` with every error in the file.
 """
 
 from typing import Any
@@ -56,7 +56,7 @@ class SharesSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def compile_shares(document: Any) -> ShareTree:
-    """Check a parsed file whole. Raises `SpecError` with everything that is wrong in it."""
+    """Compile a parsed file. Raises `SpecError` with every error in it."""
     found = Findings()
     spec = found.convert(document, SharesSpec)
     tree = ShareTree() if spec is None else _compile(spec, found)
@@ -101,7 +101,7 @@ def _compile(spec: SharesSpec, found: Findings) -> ShareTree:
 
 
 _Named = tuple[str, Kind, str]
-"""Name, kind, and who it stands for."""
+"""Name, kind, and the group, tenant, project or user it stands for."""
 
 
 def _named(spec: ShareSpec, at: str, found: Findings) -> _Named:
@@ -117,7 +117,7 @@ def _named(spec: ShareSpec, at: str, found: Findings) -> _Named:
         found.get(None, check_name, of, f"{at}.{kind}")
     name = spec.name or of
     found.get(None, check_name, name, f"{at}.name")
-    if not 0 <= spec.weight <= MAX_WEIGHT:  # nor if it is no number at all (nan)
+    if not 0 <= spec.weight <= MAX_WEIGHT:  # also refuses nan
         what, need = "a weight is not negative", f"from 0 to {MAX_WEIGHT}"
         found.add(SpecError(what, code="E103", field=f"{at}.weight", need=need, have=shown(spec.weight)))
     for field, amounts in (("guaranteed", spec.guaranteed), ("limit", spec.limit)):
@@ -166,7 +166,7 @@ def _check_places(spec: SharesSpec, named: list[_Named], found: Findings) -> Non
 
 
 def _ordered(spec: SharesSpec, named: list[_Named], found: Findings) -> list[ShareNode]:
-    """Each after the one above it, with one for all others beside those that stand for somebody."""
+    """Return the nodes, each after its parent, with a node for all others next to those that name somebody."""
     inside: dict[str, list[int]] = {}
     for place, one in enumerate(spec.shares):
         inside.setdefault(one.within, []).append(place)
@@ -203,7 +203,7 @@ def _ordered(spec: SharesSpec, named: list[_Named], found: Findings) -> list[Sha
 
 
 def _with_sums(nodes: list[ShareNode]) -> list[ShareNode]:
-    """A node without a guarantee of its own has what those in it are guaranteed."""
+    """Set the guarantee of a node without its own to the sum of its children's guarantees."""
     made = list(nodes)
     for place in range(len(made) - 1, -1, -1):
         if not made[place].guaranteed:
@@ -218,7 +218,7 @@ def _with_sums(nodes: list[ShareNode]) -> list[ShareNode]:
 
 
 def _check_sums(nodes: list[ShareNode], spec: SharesSpec, found: Findings) -> None:
-    """No node is guaranteed less than those in it together."""
+    """Check that no node is guaranteed less than the sum of its children."""
     places = {name: place for place, name in enumerate(_names_of(spec))}
     promised: list[Amounts] = [{} for _ in nodes]
     for node in nodes:
@@ -239,18 +239,18 @@ def _names_of(spec: SharesSpec) -> list[str]:
 
 
 def _model(text: str) -> str:
-    """The catalogue's name of a model, if that is meant."""
+    """Return the catalogue's name of a model, if the text denotes one."""
     entries = models_named(text) if text not in (GPU, CPU) else ()
     return entries[0].name if len(entries) == 1 else text
 
 
 def _price(value: Quantity, field: str) -> int:
-    """Micro-dollars per hour."""
+    """Return micro-dollars per hour."""
     return parse_or_raise(parse_price, value, field, MAX_PRICE)
 
 
 def _holds(guaranteed: Amounts, below: Amounts) -> bool:
-    """Whether a guarantee is as much as those below it together."""
+    """Whether a guarantee covers the sum of those below it."""
     beyond = sum(
         max(0, amount - guaranteed.get(model, 0)) for model, amount in below.items() if model not in (GPU, CPU)
     )

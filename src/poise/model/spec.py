@@ -1,12 +1,12 @@
-"""What people write, and how it is compiled into a `Job`.
+"""Compile what users write into a `Job`.
 
-One shape serves files and requests: `kind: job` is one command (perhaps a gang, perhaps cut by data), `kind: graph` is
-a mapping of named tasks. `compile_spec` takes the parsed document and gives integers, resolved references and expanded
-tasks, or raises `SpecError` with everything that is wrong: the path of each field, what was expected and a hint.
+Files and requests have the same shape: `kind: job` is one command (perhaps a gang, or cut by data), `kind: graph` is a
+mapping of named tasks. `compile_spec` takes the parsed document and returns integers, resolved references and expanded
+tasks, or raises `SpecError` with every error: the path of the field, the expected value and a hint.
 
 A task with `workers: 2` becomes a gang `name` of tasks `name[0]`, `name[1]`; one with `parts: 4` becomes four units
-`name[0]` … `name[3]` and, with `merge`, one more unit `name.merge` that what needs `name` then waits for. A `sweep` is
-cut into a part for each combination of its values.
+`name[0]` … `name[3]` and, with `merge`, one more unit `name.merge`, which the tasks that need `name` then wait for. A
+`sweep` is cut into one part for each combination of its values.
 """
 
 import re
@@ -91,24 +91,26 @@ from poise.units import (
 
 MAX_COMMAND_BYTES = 128 * 1024
 MAX_JOB_BYTES = 16 * 2**20
-"""Commands, environments and secrets of all tasks together: parts multiply what a small file says."""
+"""Limit for the commands, environments and secrets of all tasks together; parts multiply the content of a small
+file.
+"""
 
 MAX_NEEDS = 100_000
-"""Needs of all units together: parts that need parts multiply."""
+"""Limit for the needs of all units together; parts that need parts multiply."""
 
 OOM_RETRIES = 2
-"""How often a unit is tried again after it ran out of memory: the same work in the same room runs out of it again."""
+"""Retries after out of memory: the same work with the same memory runs out of it again."""
 
 MAX_CYCLES = 10
-"""Cycles of one graph that are told."""
+"""Maximum number of cycles to report for one graph."""
 
 MAX_SERVES = 1024
-"""Bytes of what is said of a replica: it stands in every story of what made room for it."""
+"""Limit of `serves` in bytes: every record of what made room for the replica contains it."""
 
 LEAST_EVERY = 1 * SECOND
 
 NEVER_RECURRING = ("after", "after-any", "after-failure", "begin", "calls", "serves", "stdin", "tty")
-"""Fields that make sense of one job only."""
+"""Fields that are meaningful only for a single job."""
 
 MAX_TEXT = 4096
 _JOB_ID = re.compile(r"j[0-9]+")
@@ -117,7 +119,7 @@ _NAME = re.compile(NAME)
 
 
 class QuotaSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What the work of a tenant may hold at once; what is not named has no bound."""
+    """Quota of a tenant; fields that are not set are unlimited."""
 
     cpu: Quantity | None = None
     memory: Quantity | None = None
@@ -129,14 +131,14 @@ AUTO_PHASES = (
     InPhase(phase="fine-tuning", cpu=4000, memory=300),
     InPhase(phase="initial", cpu=16000, memory=900),
 )
-"""What `phases: auto` stands for."""
+"""The meaning of `phases: auto`."""
 
 LEAST_PART = 10
 
 
 class Compiled(NamedTuple):
-    """A job without its id, the jobs it comes after as the user named them, and what the user is to be told of it.
-    `due_by` names, by unit, the field in which its deadline was written. What `recurs` is a schedule.
+    """A job without an id, the names of the jobs it comes after as the user wrote them, and a note for the user.
+    `due_by` maps units to the field that declared their deadline. With `recurs` it is a schedule.
     """
 
     name: str
@@ -160,7 +162,7 @@ class Compiled(NamedTuple):
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
-        """The jobs that must be done first, those that must be over, and those that must have failed."""
+        """The names in `after`, `after-any` and `after-failure`."""
         return self.after, self.after_any, self.after_failure
 
     @property
@@ -169,7 +171,7 @@ class Compiled(NamedTuple):
         return tuple(unit for unit in self.units if unit.deadline and unit.if_late == "refuse")
 
     def job(self, job_id: str, ids: Mapping[str, str], user: str = "") -> Job:
-        """`ids` are those of the jobs it comes after, by the name that the user gave."""
+        """Return the job. `ids` maps the names of the jobs it comes after, as the user wrote them, to job ids."""
         return Job(
             id=job_id,
             units=self.units,
@@ -193,8 +195,8 @@ class Compiled(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What decides how finely work is cut: the fleet's `load` in [0, 1], its `spread` (how much faster its fastest node
-    is than its slowest, less one), and how many times `finer` than that it has to be for a deadline's sake.
+    """Inputs for the size of parts: the fleet's `load` in [0, 1], its `spread` (speed of its fastest node relative to
+    its slowest, minus 1), and the factor by which parts must be `finer` to meet a deadline.
     """
 
     load: float = 0.0
@@ -203,8 +205,9 @@ class Cut(NamedTuple):
 
 
 def part_size(split: SplitSpec, cut: Cut) -> int:
-    """Items per part: `max(1, floor(10 (1 - load)))`, so that a busy fleet gets smaller parts, over
-    `1 + min(spread, 3)`, so that a slow node's last part does not hold up an uneven one, over `finer`; in its bounds.
+    """Return the items per part: `max(1, floor(10 (1 - load)))`, so that a busy fleet gets smaller parts, over `1 +
+    min(spread, 3)`, so that the last part on a slow node does not hold up an uneven fleet, over `finer`; within the
+    limits of `split`.
     """
     size = max(1, int(10 * (1 - cut.load))) / (1 + min(max(0.0, cut.spread), 3.0)) / cut.finer
     least = max(split.min, -(-split.items // MAX_TASKS))
@@ -212,15 +215,15 @@ def part_size(split: SplitSpec, cut: Cut) -> int:
 
 
 def idle_and_even(devices: bool) -> Cut:
-    """How finely work is cut where nothing is known of the fleet."""
+    """Return the default inputs, for an unknown fleet."""
     return Cut()
 
 
 def compile_spec(
     document: Any, *, wall: float, cut: Callable[[bool], Cut] = idle_and_even, tenant: str = DEFAULT
 ) -> Compiled:
-    """Compile a parsed file or request of a tenant. `wall` (seconds since 1970) is what absolute deadlines are measured
-    from. `cut` says how finely a `split` of size `auto` is cut, for work on devices (True) or on CPUs alone.
+    """Compile a parsed file or request of a tenant. `wall` (seconds since 1970) is the reference for absolute
+    deadlines. `cut` returns the inputs for a `split` of size `auto`, for work on devices (True) or on CPUs only.
     """
     found = Findings()
     top = found.convert(document, JobSpec)
@@ -281,7 +284,7 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
 
 
 def _tree(top: JobSpec, found: Findings) -> Tree | None:
-    """The files of the job; None where it brings none. They have no hash until a client has sent them."""
+    """Return the files of the job; None if it brings none. They have no hash until a client has sent them."""
     if top.requirements and not is_safe(top.requirements):
         need, hint = "a path in the working tree", "requirements: requirements.txt"
         found.add(SpecError("the lock file is not in the tree", field="requirements", need=need, hint=hint))
@@ -306,7 +309,7 @@ def _tree(top: JobSpec, found: Findings) -> Tree | None:
 
 
 def _recurs(top: JobSpec, found: Findings) -> Rule | None:
-    """When a schedule submits such a job; None where it is one job."""
+    """Return when a schedule submits the job; None for a single job."""
     if top.every is None and not top.cron:
         for field, given in (("time-zone", top.time_zone), ("overlap", top.overlap)):
             if given:
@@ -350,7 +353,7 @@ def _is_set(spec: TaskSpec, of: Declared) -> bool:
 
 
 def _serves(top: JobSpec, found: Findings) -> bool:
-    """Workers that serve calls are parts of one command: each is placed by itself, and takes what calls there are."""
+    """Check workers that serve calls: they are parts of one command, placed independently, and they share the calls."""
     if not top.calls:
         return False
     if isinstance(top.deadline, DeadlineSpec) and top.deadline.if_late != "run":
@@ -366,19 +369,19 @@ def _serves(top: JobSpec, found: Findings) -> bool:
 
 
 def _example(field: str) -> str:
-    """What could stand in a field: the innermost one of its path that has a name of ours."""
+    """Return an example value for a field: that of the innermost known name in its path."""
     known = [example for part in field_parts(field) if (example := example_of(part))]
     return known[-1] if known else "run: echo hello"
 
 
 class _Due(NamedTuple):
-    """A deadline in nanoseconds after submission (0: none), and what becomes of work that cannot meet it."""
+    """A deadline in nanoseconds after submission (0: none), and the action for work that cannot meet it."""
 
     deadline: int = 0
     if_late: IfLate = "run"
 
     def of(self, unit: Unit) -> Unit:
-        """The unit with this deadline."""
+        """Return the unit with this deadline."""
         return msgspec.structs.replace(unit, deadline=self.deadline, if_late=self.if_late)
 
 
@@ -393,8 +396,8 @@ class _Defaults(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """Of how many tasks a task of the file is made: as a gang `least` to `most`, or cut into `parts`; of a sweep, what
-    each part is to try.
+    """Number of tasks that a task of the file expands to: a gang of `least` to `most`, or `parts`; for a sweep, also
+    the values of each part.
     """
 
     least: int
@@ -422,7 +425,7 @@ def _job_units(top: JobSpec, env: Mapping[str, str], inherited: _Defaults, found
 
 
 def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], found: Findings) -> list[Unit]:
-    """Its units; those of tasks that have a deadline of their own are named in `due_by`."""
+    """Return the units of a graph, and add those with their own deadline to `due_by`."""
     if not top.tasks:
         what = "a graph has no tasks"
         found.add(SpecError(what, field="tasks", code="E104", hint="tasks: {hello: {run: echo hello}}"))
@@ -431,7 +434,7 @@ def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], fou
             name = field.rstrip("_")
             found.add(SpecError(f"a graph has `tasks`, not `{name}`", field=name, hint=f"move `{name}` into the tasks"))
     specs = top.tasks
-    if len(specs) > MAX_TASKS:  # whatever else is in them, they are not looked at one by one
+    if len(specs) > MAX_TASKS:  # too many to check each of them
         found.add(_too_many("tasks", MAX_TASKS, len(specs)))
         return []
     for name in specs:
@@ -460,7 +463,7 @@ def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], fou
 
 
 def _size_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut], found: Findings) -> _Size:
-    """Of how many tasks it is made; of one, where what it says of that is wrong."""
+    """Return the number of tasks; one if the declaration is invalid."""
     least, most = found.get((1, 1), _workers, spec.workers, f"{field}workers")
     if bool(spec.parts) + (spec.split is not None) + (spec.sweep is not None) > 1:
         what, last = "a task is cut in one way", "split" if spec.sweep is None else "sweep"
@@ -474,7 +477,7 @@ def _size_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut], found: Find
             found.get(None, check_text, value, f"{field}sweep")
         parts = len(sweep)
         if sweep:
-            words = spec.run if isinstance(spec.run, list) else []  # a text has variables of its shell's own
+            words = spec.run if isinstance(spec.run, list) else []  # in a string, the shell has its own variables
             found.get(None, check_placeholders, words, sweep[0], f"{field}run")
             for name, text in spec.env.items():
                 found.get(None, check_placeholders, [str(text)], sweep[0], f"{field}env.{name}")
@@ -494,7 +497,7 @@ def _size_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut], found: Find
 
 
 def _parts_of(split: SplitSpec, devices: bool, field: str, cut: Callable[[bool], Cut], found: Findings) -> int:
-    """Into how many parts a task is cut by its items."""
+    """Return the number of parts of a task that is cut by its items."""
     numbers = {"items": split.items, "min": split.min, "max": split.max}
     if split.size != "auto":
         numbers["size"] = split.size
@@ -513,7 +516,7 @@ def _parts_of(split: SplitSpec, devices: bool, field: str, cut: Callable[[bool],
 
 
 def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
-    """The least and the most tasks of a gang, from `4`, `2..8` or `{min: 2, max: 8}`."""
+    """Return the minimum and maximum number of tasks of a gang, from `4`, `2..8` or `{min: 2, max: 8}`."""
     if isinstance(workers, WorkersSpec):
         least, most = workers.min, workers.max
     elif isinstance(workers, int):
@@ -535,7 +538,7 @@ def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
 def _bounded(
     specs: Mapping[str, TaskSpec], sizes: Mapping[str, _Size], found: Findings, shared: int
 ) -> Mapping[str, _Size]:
-    """The sizes, or sizes of one where the job would grow too large: a line of YAML can ask for a million tasks. Each
+    """Return the sizes, or sizes of one if the job would be too large: a line of YAML can ask for a million tasks. Each
     launch has `shared` bytes of the job's secrets.
     """
     tasks = size = needs = 0
@@ -569,7 +572,7 @@ def _too_many(what: str, most: int, have: int) -> SpecError:
 
 
 def _check_unique(units: list[Unit]) -> None:
-    """`a[0]` and `a.merge` are made from `a`: they may meet a task of that name."""
+    """Check names: `a[0]` and `a.merge` are derived from `a` and may collide with a task of that name."""
     names = [task.name for unit in units for task in unit.tasks] + [unit.name for unit in units if len(unit.tasks) > 1]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -579,11 +582,11 @@ def _check_unique(units: list[Unit]) -> None:
 
 
 _OF_A_TASK = {of.attribute: of.default for of in declared(TaskSpec).values() if not of.field.inherited}
-"""Fields of a task that mean nothing beside `tasks`, and their defaults."""
+"""Fields of a task that are invalid next to `tasks`, and their defaults."""
 
 
 def _resolve(units: list[Unit], specs: Mapping[str, TaskSpec], stands_for: Mapping[str, tuple[str, ...]]) -> list[Unit]:
-    """Needs as written name tasks of the file; needs as compiled name units. Parts share one tuple."""
+    """Replace task names in needs by unit names. Parts share one tuple."""
     resolved = {
         name: tuple(dict.fromkeys(unit for need in spec.needs for unit in stands_for[need]))
         for name, spec in specs.items()
@@ -627,7 +630,7 @@ def _check_needs(specs: Mapping[str, TaskSpec], found: Findings) -> None:
 
 
 def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults, found: Findings) -> list[Unit]:
-    """The units of one task of the file: one, a gang, or parts and their merge."""
+    """Return the units of one task of the file: one, a gang, or parts and their merge."""
     field = f"{at}." if at else ""
     artifact, argv, shape, variants = _artifacts(spec, field, found)
     _, most, parts, _ = size
@@ -643,7 +646,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         what = f"`{name}` is for a gang that keeps its size"
         need, hint = "workers: 2 or more", "workers: 2"
         have = _size_text(size) + (" of a sweep" if spec.sweep else "")
-        if parts:  # which are placed one by one
+        if parts:  # parts are placed one by one
             label = shape.where.spread or shape.where.together
             gang_of = f"`--workers {parts} --{name} {label}`, and each task finds its number in POISE_RANK"
             hint = f"{gang_of}; or one job for each {label}: `--label {label}=VALUE`"
@@ -714,7 +717,9 @@ _READ = [(of, of.field.read) for of in declared(TaskSpec).values() if of.field.r
 
 
 def _read(spec: TaskSpec, at: str, found: Findings) -> dict[str, Any]:
-    """What the ledger keeps of the fields that their declarations read; of one left at its default, the ledger's."""
+    """Return the compiled values of fields whose declarations have a `read`. Fields left at their default are
+    omitted, so that the default of the ledger applies.
+    """
     made = {}
     for of, read in _READ:
         value = getattr(spec, of.attribute)
@@ -734,8 +739,8 @@ def _size_text(size: _Size) -> str:
 
 
 def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[str, ...], Shape, tuple[Variant, ...]]:
-    """The name, command and shape of the unit's own artifact, and the other ones; their names are the backends they
-    were built for.
+    """Return the name, command and shape of the unit's own artifact, and the other artifacts; their names are the
+    backends they were built for.
     """
     if not spec.artifacts:
         told = not spec.run and found.doubts(f"{field}artifacts")
@@ -761,7 +766,7 @@ def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[
 
 
 def _output(pattern: str, field: str, *, several: bool) -> str:
-    """Checked: nothing in it is unknown, and no two tasks write to one file."""
+    """Check an output pattern: its placeholders are known, and no two tasks write to one file."""
     check_text(pattern, field)
     signs = re.findall("%(.?)", pattern)
     if unknown := [sign for sign in signs if sign not in tuple("jtra%")]:
@@ -776,7 +781,7 @@ def _output(pattern: str, field: str, *, several: bool) -> str:
 
 
 def _grace(spec: TaskSpec, field: str, found: Findings) -> int:
-    """Exclusive work is stopped when its lease has all but run out: there is no time for more."""
+    """Return the grace period. Exclusive work is stopped shortly before its lease expires, so its grace is short."""
     exclusive = spec.lease == "exclusive"
     if spec.grace is None:
         return EXCLUSIVE_GRACE if exclusive else GRACE
@@ -817,7 +822,7 @@ def _retry(task: TaskSpec, field: str, found: Findings) -> Retry:
 
 
 def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findings) -> tuple[int, int]:
-    """(interval, cost of restoring) in nanoseconds."""
+    """Return (interval, cost of restoring) in nanoseconds."""
     if spec is None:
         return 0, 0
     if isinstance(spec, CheckpointSpec):
@@ -827,7 +832,9 @@ def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findi
 
 
 def _phases(spec: TaskSpec, field: str, shape: Shape, found: Findings) -> tuple[InPhase, ...]:
-    """In no phase it asks for more than it does in all, so that it fits in each where it fits at all."""
+    """Compile phases. No phase requests more than the task itself, so a task that fits somewhere fits there in each
+    phase.
+    """
     if spec.phases == "auto":
         return AUTO_PHASES
     made = []
@@ -857,9 +864,9 @@ def _phase_name(one: InPhase) -> str:
 
 
 def _parts(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...]) -> list[Unit]:
-    """Each part of a `split` gets its items, and its share of the work and of the run time that is expected; its class
-    names how many items it has, since that is what its run time is learned by. Each part of a `sweep` gets what it is
-    to try. What was said of the parts says nothing of the merge: of that is known what its runs tell.
+    """Return the parts and their merge. Each part of a `split` gets its items, and its share of the work and of the
+    expected run time; its class includes the number of items, because run times are learned by class. Each part of a
+    `sweep` gets its values. The merge inherits no estimates from the parts; its run time is learned from its own runs.
     """
     units = []
     [whole] = base.tasks
@@ -920,7 +927,7 @@ def check_count(value: int, least: int, field: str) -> None:
 
 
 def command_of(command: Command, field: str) -> tuple[str, ...]:
-    """A command as a process is given it. Raises SpecError."""
+    """Return a command as an argument vector. Raises SpecError."""
     argv = ("/bin/sh", "-c", command) if isinstance(command, str) and command.strip() else tuple(command)
     if (isinstance(command, str) and not command.strip()) or not argv or not argv[0]:
         raise SpecError("there is no command to run", code="E104", field=field, hint="run: [python, train.py]")
@@ -939,8 +946,8 @@ def command_of(command: Command, field: str) -> tuple[str, ...]:
 
 
 def _class_of(argv: tuple[str, ...], command: Command) -> str:
-    """A class for commands that name none: the program, and what it is given first that is no flag. So each script of
-    an interpreter has a class of its own, and a text after `-c` one by its first words.
+    """Return a class for a command that names none: the program and its first argument that is not a flag. Each script
+    of an interpreter gets its own class, and a text after `-c` is classified by its first words.
     """
     if isinstance(command, str):
         return "sh " + " ".join(command.split()[:2])[:48]
@@ -955,7 +962,7 @@ def _environment(env: Mapping[str, Any], field: str, found: Findings) -> dict[st
 
 
 def variable_of(name: str, value: Any, at: str) -> str:
-    """The value of an environment variable as a process is given it. Raises SpecError."""
+    """Return the value of an environment variable as text. Raises SpecError."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise SpecError("this is not a name of an environment variable", code="E107", field=at)
     if value is None:
@@ -972,7 +979,7 @@ def variable_of(name: str, value: Any, at: str) -> str:
 
 
 def check_text(text: str, field: str, *, most: int = MAX_TEXT, code: str = "E102") -> None:
-    """What goes to a process and into the log is UTF-8, without zero bytes, and bounded."""
+    """Check text for a process and the log: UTF-8, without zero bytes, at most `most` bytes."""
     if "\0" in text:
         raise SpecError("a zero byte cannot be passed to a process", code=code, field=field)
     try:
@@ -984,7 +991,7 @@ def check_text(text: str, field: str, *, most: int = MAX_TEXT, code: str = "E102
 
 
 def _length(text: str | list[str]) -> int:
-    """Bytes in UTF-8; what cannot be encoded is found by `check_text`, which names the field."""
+    """Return the length in UTF-8 bytes; `check_text` reports text that cannot be encoded and names the field."""
     if isinstance(text, str):
         return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     return sum(_length(word) for word in text)
@@ -1042,7 +1049,7 @@ def _shape(resources: ResourcesSpec, field: str, found: Findings) -> Shape:
 
 
 def _where(resources: ResourcesSpec, field: str, found: Findings) -> Where:
-    """The nodes that will do. A name is checked when the fleet is known (`kernel/fitting.py`)."""
+    """Return the allowed nodes. Names are checked once the fleet is known (`kernel/fitting.py`)."""
     nodes, without = (
         (of,) if isinstance(of, str) else tuple(dict.fromkeys(of)) for of in (resources.node, resources.exclude_node)
     )
@@ -1077,7 +1084,7 @@ def _where(resources: ResourcesSpec, field: str, found: Findings) -> Where:
 
 
 def label_value(name: str, value: Any, at: str) -> str:
-    """The value of a label as a text. Raises SpecError for what is none, and for a name that is none."""
+    """Return the value of a label as text. Raises SpecError for an invalid value or name."""
     if not isinstance(value, str | int | float):
         raise SpecError("the value has the wrong type", field=at, need="text or number")
     check_name(name, at)
@@ -1087,16 +1094,16 @@ def label_value(name: str, value: Any, at: str) -> str:
 
 
 _NOTHING_SAID, _ONE_CPU = ResourcesSpec(), Shape()
-"""Who says nothing of what is needed gets one CPU: what the other fields' defaults come to."""
+"""A task without `resources` gets one CPU, which equals the defaults of the other fields."""
 
 
 def _or(default: T, value: T) -> T:
-    """The default itself where the value equals it: only what is the very same object is left out of a record."""
+    """Return the default itself if the value equals it: only the identical object is omitted from a record."""
     return default if value == default else value
 
 
 def _models(names: list[str]) -> tuple[str, ...]:
-    """The catalogue's models that are meant: `A100` is either of its forms. What it does not know stays as written."""
+    """Return the matching models of the catalogue: `A100` is either of its forms. Unknown names stay as written."""
     found = [model for name in names for model in [entry.name for entry in models_named(name)] or [name]]
     return tuple(dict.fromkeys(found))
 
@@ -1107,7 +1114,7 @@ def _check_gpus(value: int, field: str) -> None:
 
 
 def compile_quota(spec: QuotaSpec) -> Quota:
-    """Raises SpecError for what is no amount."""
+    """Compile a quota. Raises SpecError for an invalid amount."""
     return Quota(
         cpu=PLENTY if spec.cpu is None else parse_or_raise(parse_cpu, spec.cpu, "cpu", MAX_CPU),
         memory=PLENTY if spec.memory is None else parse_or_raise(parse_bytes, spec.memory, "memory", MAX_BYTES),
@@ -1116,7 +1123,7 @@ def compile_quota(spec: QuotaSpec) -> Quota:
 
 
 def read_moment(value: str, field: str) -> datetime:
-    """From `2026-12-01T12:00:00+01:00`; errors name the field."""
+    """Parse a time such as `2026-12-01T12:00:00+01:00`; errors name the field."""
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
@@ -1130,7 +1137,7 @@ def read_moment(value: str, field: str) -> datetime:
 
 
 def _due(value: Quantity | DeadlineSpec | None, field: str, wall: float, found: Findings) -> _Due:
-    """From `30m` or `{by: 30m, if-late: cancel}`."""
+    """Compile a deadline: `30m` or `{by: 30m, if-late: cancel}`."""
     if isinstance(value, DeadlineSpec):
         deadline = found.get(0, _time_to, value.by, f"{field}.by", wall, "deadline")
         return _Due(deadline, value.if_late if deadline else "run")
@@ -1138,12 +1145,14 @@ def _due(value: Quantity | DeadlineSpec | None, field: str, wall: float, found: 
 
 
 def _is_moment(value: Quantity | None) -> bool:
-    """Whether it is a moment, and not a duration."""
+    """Whether the value is a point in time, not a duration."""
     return isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value) is not None
 
 
 def _time_to(value: Quantity | None, field: str, wall: float, what: str) -> int:
-    """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none. `what` it is, for people."""
+    """Return nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none. `what` names the value
+    in errors.
+    """
     if value is None:
         return 0
     if isinstance(value, str) and _is_moment(value):

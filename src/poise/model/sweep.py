@@ -1,11 +1,11 @@
-"""What a sweep tries: every combination of the values of some names.
+"""Combinations of a sweep: every combination of the values of some names.
 
     sweep: {lr: [0.1, 0.01], seed: 1..5}                    every lr with every seed: ten
     sweep: {zip: {lr: [0.1, 0.01], steps: [100, 1000]}}     the first with the first, and so on: two
     sweep: [{lr: 0.1, seed: 1}, {lr: 0.01, seed: 7}]        as listed
 
-Each combination becomes a part of the task. It finds its values in `POISE_SWEEP_LR`, `POISE_SWEEP_SEED`, and `${lr}` or
-`{lr}` in the task's command and environment stands for them.
+Each combination becomes a part of the task. The part finds its values in `POISE_SWEEP_LR`, `POISE_SWEEP_SEED`, and
+`${lr}` or `{lr}` in the task's command and environment stands for them.
 """
 
 import re
@@ -23,7 +23,7 @@ Combination = Mapping[str, str]
 
 PREFIX = "POISE_SWEEP_"
 MAX_NAMES = 32
-"""Names of one sweep: each is a variable of each of its tasks."""
+"""Maximum number of names of one sweep: each is a variable of each of its tasks."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _PLACEHOLDER = re.compile(r"\$?\{([A-Za-z][A-Za-z0-9_-]{0,62})\}")
@@ -31,8 +31,8 @@ _RANGE = re.compile(r"\s*(-?[0-9]{1,12})\s*\.\.\s*(-?[0-9]{1,12})\s*(?::\s*([0-9
 
 
 def combinations(spec: SweepSpec, field: str, limit: int, found: Findings) -> list[Combination]:
-    """Every combination, at most `limit`, in the order written, the last name changing fastest; none where something is
-    wrong, which `found` then holds.
+    """Return every combination, at most `limit`, in the order written, the last name changing fastest; none if there
+    are errors, which are added to `found`.
     """
     if isinstance(spec, list):
         made: list[Combination] = [{name: as_text(value) for name, value in one.items()} for one in spec]
@@ -63,8 +63,8 @@ def combinations(spec: SweepSpec, field: str, limit: int, found: Findings) -> li
 
 
 def in_words(argv: Sequence[str], values: Combination, *, shell: bool) -> tuple[str, ...]:
-    """A command with `${lr}` and `{lr}` replaced: by the value, or, where a `shell` reads it, by a variable that it
-    looks up itself, so that a value is one word wherever a variable would be.
+    """Return a command with `${lr}` and `{lr}` replaced by the value or, for a `shell`, by a variable that the shell
+    expands, so that a value is one word wherever a variable would be.
     """
     written = {name: f"${{{PREFIX}{name.upper()}}}" for name in values} if shell else values
     pattern = _pattern(values)
@@ -72,14 +72,14 @@ def in_words(argv: Sequence[str], values: Combination, *, shell: bool) -> tuple[
 
 
 def in_env(env: Mapping[str, str], values: Combination) -> dict[str, str]:
-    """An environment with `${lr}` and `{lr}` replaced by their values."""
+    """Return an environment with `${lr}` and `{lr}` replaced by their values."""
     pattern = _pattern(values)
     return {name: pattern.sub(lambda match: values[match[1]], text) for name, text in env.items()}
 
 
 def check_placeholders(texts: Iterable[str], names: Iterable[str], field: str) -> None:
-    """Raises SpecError for the first `${lrr}` or `{lrr}` that is no name of the sweep but nearly one: it would reach
-    every task as it stands. What resembles no name is left alone; it may be meant for the command.
+    """Raise SpecError for the first `${lrr}` or `{lrr}` that is close to a name of the sweep but is none: every task
+    would receive it unchanged. Other text is left alone, since it may be meant for the command.
     """
     known = list(names)
     for text in texts:
@@ -90,7 +90,7 @@ def check_placeholders(texts: Iterable[str], names: Iterable[str], field: str) -
 
 
 def names_of(values: Combination) -> dict[str, str]:
-    """The variables that tell a task what it is to try.
+    """Return the variables with the sweep values of a task.
 
     >>> names_of({"lr": "0.1"})
     {'POISE_SWEEP_LR': '0.1'}
@@ -99,17 +99,17 @@ def names_of(values: Combination) -> dict[str, str]:
 
 
 def values_in(env: Mapping[str, str]) -> dict[str, str]:
-    """What a task is to try, from its environment; nothing where it is no part of a sweep."""
+    """Return the sweep values of a task from its environment; empty if it is not part of a sweep."""
     return {name.removeprefix(PREFIX).lower(): value for name, value in env.items() if name.startswith(PREFIX)}
 
 
 def as_text(value: Scalar) -> str:
-    """A value as a command sees it."""
+    """Convert a value to text, as a command sees it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _axis(name: str, values: object, field: str, limit: int, found: Findings) -> list[Combination]:
-    """What one entry of a sweep goes through: the values of a name, or of the names of a `zip` side by side."""
+    """Return the values of one entry of a sweep: of a name, or of the names of a `zip` side by side."""
     if isinstance(values, dict):
         if name != "zip":
             what = "only the names of a `zip` are a mapping"
@@ -126,7 +126,7 @@ def _axis(name: str, values: object, field: str, limit: int, found: Findings) ->
 
 
 def _values(name: str, values: object, field: str, limit: int) -> list[str]:
-    """The values of one name, from a list or a range such as `1..5` or `0..99:2`; both ends belong to it."""
+    """Return the values of one name, from a list or a range such as `1..5` or `0..99:2`, which includes both ends."""
     _check_names([name], field)
     if isinstance(values, list):
         made = [as_text(value) for value in values]

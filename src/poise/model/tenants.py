@@ -1,8 +1,8 @@
-"""Who may do what: a token is bound to a tenant and a role.
+"""Access control: a token is bound to a tenant and a role.
 
-A *tenant* owns jobs and may have a quota. A *bearer* is whoever came with a token: it sees what is of its tenant, or of
-every tenant as an observer and from the role operator on, and may do what its role allows. The token that lies in the
-home is that of the home's owner: tenant `default`, role admin. Of all others the ledger knows a hash only.
+A *tenant* owns jobs and may have a quota. A *bearer* is the holder of a token: it sees the work of its tenant, or of
+every tenant as an observer and from the role operator on, and may do what its role allows. The token in the home
+belongs to the home's owner: tenant `default`, role admin. Of all other tokens the ledger stores only a hash.
 """
 
 from enum import IntEnum
@@ -10,17 +10,17 @@ from enum import IntEnum
 import msgspec
 
 DEFAULT = "default"
-"""The tenant of the home's own token, and of all jobs that are older than tenants."""
+"""The tenant of the home's own token, and of all jobs from before there were tenants."""
 
 
 class Role(IntEnum):
-    """What a bearer may do; each role from viewer on may do what those below it may.
+    """Permissions of a bearer; each role from viewer on includes those below it.
 
-    A viewer reads what is of its tenant, a submitter submits and cancels it. An operator reads and cancels the work of
-    all tenants and drains nodes; an admin gives tokens and quotas, reads the audit, and stops the control plane. A node
-    is none of them: it speaks for a machine that offers itself, and may do nothing else. An observer reads what a
-    viewer of every tenant would, and changes nothing; its number is below the others', so that a comparison allows it
-    nothing.
+    A viewer reads the work of its tenant, a submitter submits and cancels it. An operator reads and cancels the work of
+    all tenants and drains nodes; an admin creates tokens and sets quotas, reads the audit, and stops the control plane.
+    A node role is separate: it belongs to a machine that offers its resources, and allows nothing else. An observer
+    reads what a viewer of every tenant may read, and changes nothing; its number is below the others', so that a
+    comparison allows it nothing.
     """
 
     OBSERVER = -2
@@ -32,8 +32,8 @@ class Role(IntEnum):
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A token as the ledger knows it: `hash` is the SHA-256 of the secret, in hexadecimal digits. `expires` and
-    `revoked` are instants, 0: never.
+    """A token in the ledger: `hash` is the SHA-256 of the secret, in hexadecimal digits. `expires` and `revoked` are
+    instants, 0: never.
     """
 
     id: str
@@ -46,12 +46,12 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def known_as(self) -> tuple[str, str]:
-        """Who it was given to."""
+        """Tenant and name of the recipient."""
         return self.tenant, self.name
 
 
 class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who asks. `token` is the id of its token, empty for that of the home."""
+    """The caller. `token` is the id of its token, empty for the home's own."""
 
     tenant: str = DEFAULT
     role: Role = Role.ADMIN
@@ -63,7 +63,7 @@ class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.role >= Role.OPERATOR or self.role is Role.OBSERVER
 
     def may(self, needed: Role) -> bool:
-        """Whether the role is enough; of what is for nodes, that an admin is too."""
+        """Whether the role is sufficient; an admin may also do what a node may."""
         if self.role is Role.OBSERVER:
             return needed is Role.VIEWER
         return self.role in (needed, Role.ADMIN) if needed is Role.NODE else self.role >= needed
@@ -77,7 +77,7 @@ HOME = Bearer()
 
 
 def class_of_tenant(kind: str, tenant: str) -> str:
-    """The name under which a class of a tenant's work is known: what is learned of it stays within the tenant.
+    """Return the name of a tenant's class of work, so that learned data stay within the tenant.
 
     >>> class_of_tenant("train", "default"), class_of_tenant("train", "ann"), class_of_tenant("a:b", "default")
     ('train', 'ann:train', 'default:a:b')
@@ -86,7 +86,7 @@ def class_of_tenant(kind: str, tenant: str) -> str:
 
 
 def declared_class(kind: str) -> str:
-    """The class as it was written, which is how a fleet's table of throughputs knows it.
+    """Return the class as it was written, which is its name in a fleet's table of throughputs.
 
     >>> declared_class("train"), declared_class("ann:train"), declared_class("default:a:b")
     ('train', 'train', 'a:b')
@@ -96,7 +96,7 @@ def declared_class(kind: str) -> str:
 
 
 def tenant_of_class(name: str) -> str:
-    """The tenant of whose work this is the name of a class.
+    """Return the tenant of a class name.
 
     >>> [tenant_of_class(name) for name in ("train", "ann:train", "default:a:b")]
     ['default', 'ann', 'default']

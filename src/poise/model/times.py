@@ -1,4 +1,4 @@
-"""The one table of times."""
+"""The single table of intervals and timeouts."""
 
 import msgspec
 
@@ -6,17 +6,17 @@ from poise.units import MINUTE, SECOND
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """The one table of times, in nanoseconds.
+    """The single table of intervals and timeouts, in nanoseconds.
 
-    A node that holds work says a word each `heartbeat`; one that has held none for `idle_after` says one more and more
-    rarely, down to one each `heartbeat_idle`. How busy it is it looks at each `sample`, and more and more rarely while
-    nothing changes, down to once each `sample_calm`. When a word is `suspect` late the node is suspect. Exclusive work
-    runs for a `lease` from the last word of its node that was answered. A node that is lost and missed by nobody is
-    forgotten after `forget`. Where several control planes share a store, another leads when the lease of `leadership`
-    was not renewed.
+    A node that holds work sends a heartbeat each `heartbeat`; after `idle_after` without work it sends them more and
+    more rarely, down to one each `heartbeat_idle`. It samples its load each `sample`, and more and more rarely while
+    nothing changes, down to once each `sample_calm`. When a heartbeat is `suspect` late the node is suspect. Exclusive
+    work runs for a `lease` from its node's last acknowledged message. A lost node that holds no work is forgotten after
+    `forget`. If several control planes share a store, another one takes over when the lease of `leadership` was not
+    renewed.
 
-    While most of the fleet is silent no node is given up, for `outage_hold` at most, nor for as long after that as a
-    silent node is given anyway.
+    While most of the fleet is silent no node is declared lost, for at most `outage_hold`, nor after that before the
+    usual timeout of a silent node.
     """
 
     heartbeat: int = 1 * SECOND

@@ -1,4 +1,4 @@
-"""Traces: the W3C trace context in which they are passed on, and spans.
+"""Traces: the W3C trace context for propagation, and spans.
 
 >>> context = Context.parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 >>> context.text if context else None
@@ -16,10 +16,10 @@ carriers*).
 """
 
 LONGEST_STATE = 512
-"""Characters of a trace state that are passed on, the least that W3C asks for; a longer one is left out."""
+"""Maximum length of a propagated trace state, the minimum that W3C requires; a longer one is dropped."""
 
 MOST_EVENTS, MOST_LINKS = 128, 128
-"""Events and links of one span: the default limits of OpenTelemetry."""
+"""Maximum number of events and of links of one span: the defaults of OpenTelemetry."""
 
 SAMPLED = 0x01
 
@@ -30,8 +30,8 @@ Value = str | bool | int | float
 
 
 class Context(msgspec.Struct, frozen=True):
-    """A span in a trace: the ids of the trace (16 bytes), of the span and of its `parent` (8 bytes; none of the first
-    one), and whether the trace is `sampled`. `state` is what tracing systems pass on beside it, unread.
+    """A span in a trace: the ids of the trace (16 bytes), of the span and of its `parent` (8 bytes; empty for the
+    root), and whether the trace is `sampled`. `state` is vendor data that is propagated unread.
     """
 
     trace: bytes
@@ -42,7 +42,7 @@ class Context(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, traceparent: str, state: str = "") -> "Context | None":
-        """The context of a `traceparent`, or None where it is not valid: then a new trace begins (W3C)."""
+        """Return the context of a `traceparent`, or None if it is invalid: then a new trace begins (W3C)."""
         found = _TRACEPARENT.fullmatch(traceparent.strip())
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
             return None
@@ -54,21 +54,21 @@ class Context(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> "Context | None":
-        """The context that an environment carries, if any."""
+        """Return the context in an environment, if any."""
         return cls.parse(environ.get(TRACEPARENT, ""), environ.get(TRACESTATE, ""))
 
     @property
     def text(self) -> str:
-        """The `traceparent` of it."""
+        """The context as a `traceparent`."""
         return f"00-{self.trace.hex()}-{self.span.hex()}-{SAMPLED if self.sampled else 0:02x}"
 
     def below(self, span: bytes) -> "Context":
-        """The span of this id below this one."""
+        """Return the context of a child span with this id."""
         return Context(self.trace, span, self.span, self.sampled, self.state)
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a valid trace context in an environment."""
+    """Return the variables of a valid trace context in an environment."""
     context = Context.of(environ)
     if context is None:
         return {}
@@ -76,7 +76,7 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class SpanEvent(msgspec.Struct, frozen=True):
-    """Something that happened in a span, in nanoseconds since 1970."""
+    """An event in a span, in nanoseconds since 1970."""
 
     at: int
     name: str
@@ -84,14 +84,14 @@ class SpanEvent(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A span of this or another trace that a span is related to, and how."""
+    """A related span of this or another trace, with attributes of the relation."""
 
     to: Context
     attributes: dict[str, Value] = {}
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of time in a trace, in nanoseconds since 1970. It failed if there is an `error`."""
+    """A span: a period in a trace, in nanoseconds since 1970. It failed if there is an `error`."""
 
     context: Context
     name: str
@@ -109,8 +109,9 @@ INTERNAL, SERVER, CLIENT = 1, 2, 3
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far the exporter of a home has come: the `revision` up to which all spans are dealt with, and the spans that
-    were `sent`, `refused` by the collector, and `lost` for want of room. `error` is why it waits, empty if it does not.
+    """State of the exporter of a home: the `revision` up to which all spans were processed, and the numbers of spans
+    that were `sent`, `refused` by the collector, and `lost` because the buffer was full. `error` is the reason why it
+    waits, if it does.
     """
 
     revision: int = 0

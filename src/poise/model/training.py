@@ -1,9 +1,8 @@
-"""What a gang that trains says of itself while it runs, and what it is told.
+"""Reports of a training gang while it runs, and the orders to it.
 
-Worker 0 writes a `Training` as JSON to the file that POISE_REPORT names, at most once a second, whole or not at all;
-the agent reads it there and passes it on. What a worker is told of its gang, `Orders`, the agent writes to the file
-that POISE_ORDERS names; the worker looks at it between two steps. Times are nanoseconds, sizes bytes, energy
-millijoules.
+Worker 0 writes a `Training` as JSON to the file that POISE_REPORT names, at most once a second, atomically; the agent
+reads it there and forwards it. The agent writes the `Orders` to a worker to the file that POISE_ORDERS names; the
+worker reads it between two steps. Times are nanoseconds, sizes bytes, energy millijoules.
 """
 
 from typing import Annotated, Literal
@@ -15,39 +14,42 @@ from poise.model.jobs import ALL, Speedups
 from poise.units import SECOND
 
 REPORT = "POISE_REPORT"
-"""The variable that names the file in which worker 0 tells of its training."""
+"""The variable that names the file for worker 0's training report."""
 
 ORDERS = "POISE_ORDERS"
-"""The variable that names the file in which a worker is told who belongs to its gang."""
+"""The variable that names the file with the gang membership of a worker."""
 
 CHECKPOINTS = "POISE_CHECKPOINTS"
-"""The variable that names the folder in which a gang keeps its checkpoints, if its script names none."""
+"""The variable that names the folder for a gang's checkpoints, if its script names none."""
 
 UNIT = "POISE_UNIT"
-"""The variable that names what is run, a task or a gang: alike in all its attempts, and in no other job of any home."""
+"""The variable that identifies a task or a gang: the same in all its attempts, and different in every other job of any
+home.
+"""
 
 PHASE, THREADS, DEVICE_MEMORY = "POISE_PHASE", "POISE_THREADS", "POISE_DEVICE_MEMORY"
-"""By these a task of a job with `phases` is told in which it was placed, how many threads it should use, and which part
-of the memory of its devices it may (0.6)."""
+"""Variables for a task of a job with `phases`: the phase in which it was placed, the number of threads to use, and the
+fraction of its devices' memory that it may use (0.6).
+"""
 
 LIBRARY_THREADS = "OMP_NUM_THREADS"
-"""Heeded by libraries that compute; set for a job with `phases` that does not set it itself."""
+"""Read by numerical libraries; set for a job with `phases` that does not set it itself."""
 
 ENDED_AS_ASKED = 128 + 15
-"""The exit code of training that was asked to end, by SIGTERM, and did so in order."""
+"""The exit code of training that ended in order after SIGTERM."""
 
 Phase = Literal["", "initial", "convergence", "fine-tuning"]
-"""Where training is, as far as its gradients and its loss tell; empty: not known yet."""
+"""Phase of training, as detected from its gradients and its loss; empty: not known yet."""
 
 MOST = 2**62
-"""No count, size or time that is told is larger."""
+"""Maximum of all reported counts, sizes and times."""
 
 MOST_BYTES = 64 << 10
-"""A report is no longer."""
+"""Maximum size of a report."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Part = Annotated[int, msgspec.Meta(ge=-1, le=ALL)]
-"""Millionths of all the work; -1: not known."""
+"""Millionths of all the work; -1: unknown."""
 
 Figure = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 Word = Annotated[str, msgspec.Meta(max_length=40, pattern=r"^[ -~]*$(?!\n)")]
@@ -55,9 +57,9 @@ Sentence = Annotated[str, msgspec.Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The newest checkpoint: of which step, when it was published (seconds since 1970), how long it was being written,
-    how long training waited for it, how large it is, and how many are kept. `slowed`: by how much all steps from its
-    beginning to its end took longer than usual, that wait included. `every`: how often one is made.
+    """The newest checkpoint: its step, its publication time (seconds since 1970), its write time, the time that
+    training waited for it, its size, and the number of stored checkpoints. `slowed`: by how much all steps from its
+    start to its end took longer than usual, including that wait. `every`: the checkpoint interval.
     """
 
     step: Count
@@ -71,26 +73,25 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How training gets on.
+    """Progress of training.
 
-    `step` counts updates of the weights and `samples` what they were made from, over all attempts, without what had to
-    be done again; `progress` is how much of all the work is done, and `safe` how much of that is in a checkpoint, both
-    in millionths (-1: not known). In one step each of `world` workers takes `accumulation` times `batch` samples, all
-    together `effective`. `step_time` is the median of recent steps (0: it makes none now, and none is missed; with
-    `evaluating` because it evaluates), `goodput` milli-samples a second since the first attempt, with all that was
-    lost, and `throughput` the same of recent steps. `loss` is the mean over a whole step, of all workers; 0 is not
-    known, or no number.
+    `step` counts updates of the weights and `samples` their samples, over all attempts, without repeated work;
+    `progress` is the done fraction of all the work, and `safe` the fraction in a checkpoint, both in millionths (-1:
+    unknown). In one step each of `world` workers takes `accumulation` times `batch` samples, all together `effective`.
+    `step_time` is the median of recent steps (0: it makes no steps now, and none is expected; with `evaluating` because
+    it evaluates), `goodput` milli-samples per second since the first attempt, including all losses, and `throughput`
+    the same of recent steps. `loss` is the mean over a whole step, of all workers; 0 if unknown or not a number.
 
-    `sent` bytes went out per step and worker, in this attempt, where `plain` would have without compression; `route` is
-    the way by which the largest part of a gradient is added up, where that is not simply a ring. `energy` was used
-    since the first attempt, as `energy_source` tells (nvml, rapl, model). `memory` is the most that a worker held on
-    its device (without a GPU: that its process held), `budget` what it may. `restored` says from which checkpoint it
-    went on, and which were passed over and why. `resizes`: it follows orders without being started anew. `advice` is
-    what the adviser of communication recommends.
+    Each worker `sent` this many bytes per step in this attempt, and `plain` would be the number without compression;
+    `route` is the method by which the largest part of a gradient is reduced, unless it is a plain ring. `energy` was
+    used since the first attempt, measured by `energy_source` (nvml, rapl, model). `memory` is the peak of a worker on
+    its device (without a GPU: of its process), `budget` its limit. `restored` names the checkpoint from which it
+    resumed, and the skipped ones with the reasons. `resizes`: it follows orders without a restart. `advice` is the
+    recommendation of the communication adviser.
 
-    Worker 0 tells all of it. Every other worker may write a report of its own with its `step`, its `step_time` and its
-    `compute`: for how long it computes in a step itself, without what it waits for others (the median of recent steps),
-    by which a worker is found that is slower than the rest.
+    Worker 0 reports all fields. Every other worker may write a report of its own with its `step`, its `step_time` and
+    its `compute`: its own compute time in a step, without waiting for others (the median of recent steps). A straggling
+    worker is detected by it.
     """
 
     step: Count
@@ -125,9 +126,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """Who belongs to the gang from now on: this worker is `rank` of `world`; -1: it is to leave. `generation` counts
-    the gang's orders from 0, which is what it was started with. Those who stay keep their order, and those who join
-    come after them.
+    """Gang membership from now on: this worker is `rank` of `world`; -1: it must leave. `generation` counts the gang's
+    orders from 0, its start. Remaining members keep their order, and new ones come after them.
     """
 
     generation: int
@@ -136,26 +136,26 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TELL_EVERY = 5 * SECOND
-"""What has changed of training is told to the log no more often."""
+"""Minimum interval between records of training progress in the log."""
 
 _SAID = (
     *("phase", "batch", "accumulation", "effective", "precision", "world", "resizes", "budget"),
     *("energy_source", "restored", "advice", "route", "evaluating"),
 )
-"""What is news whenever it has changed."""
+"""Fields whose every change is reported."""
 
 _MEASURED = ("step_time", "compute", "goodput", "throughput", "memory", "sent", "plain")
 NOTICEABLE = 0.2
-"""What is measured is news when it has changed by such a share, and how far it has come when that is"""
+"""Relative change of a measured value that is news; progress is news"""
 
 HUNDREDTH = ALL // 100
-"""... a hundredth of the whole further, or a tenth of what was done where the whole is not known."""
+"""... after a hundredth of the whole, or after a tenth of the done work if the whole is unknown."""
 
 _decoder = json_decoder(Training)
 
 
 def decode(text: bytes) -> Training:
-    """What a worker wrote. Raises msgspec.DecodeError, which says what is wrong and where."""
+    """Decode a worker's report. Raises msgspec.DecodeError, which says what is wrong and where."""
     if len(text) > MOST_BYTES:
         raise msgspec.DecodeError(f"it is longer than {MOST_BYTES >> 10} KiB")
     try:
@@ -165,7 +165,7 @@ def decode(text: bytes) -> Training:
 
 
 def is_news(now: Training, known: Training) -> bool:
-    """Whether anything has changed noticeably that a policy or a person reads."""
+    """Whether a value that a policy or a person reads has changed noticeably."""
     if any(getattr(now, name) != getattr(known, name) for name in _SAID):
         return True
     if (now.checkpoint and now.checkpoint.step) != (known.checkpoint and known.checkpoint.step):

@@ -1,8 +1,8 @@
-"""A working tree as it is sent to nodes: files by the hashes of their content, in a manifest that has a hash itself.
+"""A working tree as it is sent to nodes: files by the hashes of their content, listed in a manifest with its own hash.
 
-A file is cut into pieces of `PIECE` bytes. A piece is known by its SHA-256, and a tree by the SHA-256 of its manifest,
-so equal trees have equal names, and whoever receives a piece or a manifest can check it. A manifest comes from a client
-and is not trusted: `checked` refuses each path that could lead out of the folder in which the tree is made.
+A file is cut into pieces of `PIECE` bytes. A piece is identified by its SHA-256, and a tree by the SHA-256 of its
+manifest, so equal trees have equal names, and the receiver of a piece or a manifest can verify it. A manifest comes
+from a client and is not trusted: `checked` refuses each path that could lead out of the tree's folder.
 """
 
 import re
@@ -16,35 +16,35 @@ from poise.errors import SpecError
 from poise.units import format_bytes
 
 PIECE = 2**20
-"""Bytes of each piece of a file but the last."""
+"""Bytes of each piece of a file except the last."""
 
 HASH = 32
 """Bytes of a hash."""
 
 MAX_ENTRIES = 200_000
-"""Files, links and empty folders of one tree."""
+"""Maximum number of files, links and empty folders of one tree."""
 
 MAX_TREE = 8 * 2**30
-"""Bytes of all files of one tree."""
+"""Maximum bytes of all files of one tree."""
 
 MAX_PATH, MAX_NAME = 4096, 255
-"""Bytes of a path, and of each part of it."""
+"""Maximum bytes of a path, and of each part of it."""
 
 MAX_MANIFEST = 128 * 2**20
-"""Bytes of a manifest: a tree of many entries with long paths."""
+"""Maximum bytes of a manifest: a tree of many entries with long paths."""
 
 CODE = "E141"
 
 IGNORED_BY = ".poiseignore"
-"""The file of rules for what is left out, beside `.gitignore`."""
+"""The file of ignore rules, in addition to `.gitignore`."""
 
 Kind = Literal["file", "program", "link", "folder"]
 """A file, a file that may be executed, a symbolic link, an empty folder."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False, omit_defaults=True):
-    """One path of a tree, relative to its root. A file has a `size` and the hashes of its `pieces` in a row; a link has
-    the `target` that it names.
+    """One path of a tree, relative to its root. A file has a `size` and the concatenated hashes of its `pieces`; a link
+    has a `target`.
     """
 
     path: str
@@ -69,9 +69,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The files that a job brings along: the hash of their manifest, in hexadecimal digits, and the `folder` in them in
-    which its commands run. A node that sees the files of the submitter runs the job in the original folder, unless the
-    copy counts `everywhere`. From the lock file `requirements` of the tree, each node builds a Python environment.
+    """The files of a job: the hash of their manifest, in hexadecimal digits, and the `folder` inside them in which its
+    commands run. A node that sees the submitter's files runs the job in the original folder, unless the copy counts
+    `everywhere`. Each node builds a Python environment from the tree's lock file `requirements`.
     """
 
     hash: str
@@ -82,18 +82,18 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 def digest(data: bytes) -> bytes:
     """The hash of a piece."""
-    import hashlib  # OpenSSL comes with it, and each command imports this module
+    import hashlib  # it loads OpenSSL, and each command imports this module
 
     return hashlib.sha256(data).digest()
 
 
 def cut(hashes: bytes) -> Iterator[bytes]:
-    """Hashes that stand one after the other."""
+    """Split concatenated hashes."""
     return (hashes[at : at + HASH] for at in range(0, len(hashes), HASH))
 
 
 def pieces_of(data: bytes) -> list[bytes]:
-    """The content of a file in pieces."""
+    """Cut the content of a file into pieces."""
     return [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
 
 
@@ -104,7 +104,7 @@ _manifest = msgpack_decoder(Manifest)
 
 
 def decoded(data: bytes) -> Manifest:
-    """A manifest that somebody has sent. Raises SpecError for what is none, and for what `checked` refuses."""
+    """Decode a received manifest. Raises SpecError if it is invalid, or if `checked` refuses it."""
     try:
         manifest = _manifest.decode(data)
     except msgspec.DecodeError as error:
@@ -117,8 +117,8 @@ def decoded(data: bytes) -> Manifest:
 
 
 def checked(entries: Sequence[Entry]) -> None:
-    """Raise SpecError unless each path stays in the tree, no path leads through a file or a link, and all is within the
-    limits.
+    """Raise SpecError unless each path stays in the tree, no path leads through a file or a link, and all limits are
+    met.
     """
     if len(entries) > MAX_ENTRIES:
         raise too_many(len(entries))
@@ -149,7 +149,7 @@ def checked(entries: Sequence[Entry]) -> None:
 
 
 def is_safe(path: str) -> bool:
-    """Whether a path is relative, stays below its root by its letters alone, and can be a path."""
+    """Whether a path is relative, stays below its root, and is a valid path; judged by its text alone."""
     if _SAFE.fullmatch(path) is None or len(path) > MAX_PATH:
         return False
     if path.isascii():

@@ -9,9 +9,9 @@ from poise.units import MILLISECOND, SECOND
 class Triggers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Thresholds. Shares in thousandths, times in nanoseconds.
 
-    A level is taken for what it is after `settles`. A node is hot from `hot_above` for `hot_for`, until it has been at
-    `cool_below` or less for as long. A round is forced by `failed_checks` heartbeats missed in a row, by a mean
-    response of short work above `response_above`, by a use of the fleet above `use_above` for `use_for`.
+    A level counts once it has lasted for `settles`. A node becomes hot after `hot_for` above `hot_above`, and cools
+    down after as long at or below `cool_below`. A round is forced by `failed_checks` missed heartbeats in a row, by a
+    mean response time of short work above `response_above`, or by fleet use above `use_above` for `use_for`.
     """
 
     limits: Limits = Limits()

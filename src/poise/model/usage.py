@@ -22,58 +22,60 @@ SIGNALS = (
     "cpu", "memory", "disk", "network", "device", "device_memory", "device_bandwidth", "power", "device_power",
     "failures",
 )  # fmt: skip
-"""In thousandths of what the node has: CPU and memory in use, time that its busiest disk was busy, network capacity in
-use; time that its devices were busy, their memory in use, and time that it was read or written. In milliwatts: `power`
-of its processors, `device_power` of all its devices. `failures`: attempts that were lost or failed there, smoothed.
+"""Signals. In thousandths of the node's capacity: CPU and memory in use, busy time of its busiest disk, and network
+capacity in use; busy time of its devices, their memory in use, and the time that it was read or written. In milliwatts:
+`power` of its processors, `device_power` of all its devices. `failures`: smoothed fraction of attempts that were lost
+or failed there.
 """
 
 UNKNOWN = -1
-"""In the place of a signal that nobody measures."""
+"""Value of a signal that is not measured."""
 
 MOST = 2**53
-"""Of any signal."""
+"""Maximum value of any signal."""
 
 MINUTE, HOUR, DAY = 60, 3600, 24 * 3600
-"""Windows and their ages are in seconds since 1970 here: a day is one of people, by the clock on the wall."""
+"""Windows and their ages are in seconds since 1970 here: days follow the wall clock."""
 
 MAX_WINDOWS = 64
-"""That a node keeps while nobody hears of them."""
+"""Maximum number of windows that a node keeps until they are reported."""
 
 TOLD_EVERY = 10
-"""Seconds after which what is known of a minute that goes on is told, where it changes: so much is lost when a node
-dies, and else as much as a minute.
+"""Seconds between reports of the current minute, if it changes: this much is lost when a node dies; a full minute
+otherwise.
 """
 
 NOTICEABLE = 50
-"""Thousandths by which a signal moves, of all there is or of what it was, before it is worth a message."""
+"""Smallest change of a signal worth a message, in thousandths of its capacity or of its previous value."""
 
 PROFILED = 256
-"""Nodes whose profiles are told of at once, unless one is asked for: each is a file that is read."""
+"""Maximum number of nodes whose profiles are reported at once, unless one is requested: each is a file to read."""
 
 MINUTES, HOURS = DAY // MINUTE, 28 * 24
-"""Windows that are kept of each length."""
+"""Number of windows to keep, of each length."""
 
 SMOOTH = 10 * MINUTE
-"""Time constant of the exponential mean: what is older than that counts for less than 1/e."""
+"""Time constant of the exponential mean: older values count for less than 1/e."""
 
 LEAST = 10
-"""Windows of a minute from which on a pattern is told."""
+"""Minimum number of minute windows for a pattern."""
 
 IDLE, IDLE_PEAK = 50, 100
-"""A node is idle that is less busy than this in the mean, and in nearly all of its minutes."""
+"""Limits for an idle node: use in the mean, and in nearly all of its minutes."""
 
 COMPUTE_BOUND = 850
-"""From here on a peak says that the node has as much to do as it can: where the load level becomes high, too."""
+"""Peak use from which a node counts as compute-bound; the load level becomes high there, too."""
 
 BURSTY = 0.5
-"""Standard deviation of the minutes over their mean; 0.58 has what is anything from nothing to everything alike."""
+"""Minimum ratio of the standard deviation of the minutes to their mean; a uniform distribution from 0 to 1 has 0.58."""
 
 DAYS = 2
-"""Of windows of an hour, for what repeats every day to be told from what does not."""
+"""Days of hour windows needed to detect a daily pattern."""
 
 REPEATS, SWINGS = 0.5, 100
-"""Each hour and the same one a day later are correlated at least so much, and the busiest hour of the day is so many
-thousandths above the least busy one, in the mean: the pattern is that of the day."""
+"""Limits for a daily pattern: the correlation of each hour with the same hour a day later, and the difference between
+the busiest and the least busy hour of the day in the mean, in thousandths.
+"""
 
 Pattern = Literal["", "idle", "steady", "bursty", "diurnal"]
 Advice = Literal["", "reserved", "on-demand", "shrink", "keep"]
@@ -101,14 +103,14 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_news(said: Window, now: Window) -> bool:
-    """Whether any signal is noticeably another one than was said last, in the mean or at the most."""
+    """Whether any signal has changed noticeably since the last report, in its mean or its maximum."""
     pairs = zip(said.mean + said.most, now.mean + now.most, strict=True)
     return any(abs(new - old) >= max(NOTICEABLE, NOTICEABLE * old // 1000) for old, new in pairs)
 
 
 class SignalUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One signal in its own unit: in the last minute, smoothed over ten, and over the last day the mean, what nineteen
-    of twenty minutes stay under, and the most that was sampled.
+    """One signal in its own unit: its value in the last minute, smoothed over ten minutes, and, over the last day, its
+    mean, its 95th percentile by minute, and its peak sample.
     """
 
     last: int
@@ -119,8 +121,9 @@ class SignalUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnusualSignal(msgspec.Struct, frozen=True, kw_only=True):
-    """A signal that is unusual for the node's own past: its mean over the latest ten minutes, what is usual, and by how
-    many spreads they are apart. `by` says what it is compared with: the same `hour of week`, or the last `day`.
+    """A signal that is unusual compared with the node's own past: its mean over the latest ten minutes, the usual
+    value, and their distance in spreads. `by` is the basis of the comparison: the same `hour of week`, or the last
+    `day`.
     """
 
     value: int
@@ -130,13 +133,13 @@ class UnusualSignal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy a node has been. `signals` has those that were measured; `by` is the one that `pattern` and `advice` are
-    of: devices where there are any. `why` gives the figures behind the advice. `minutes` and `hours` are the windows
-    that this is from; `quiet` and `busy` the hours of the day (UTC) in which it is least and most busy, where it has a
-    pattern of the day. `unusual` has the signals that are not as they usually are.
+    """How busy a node has been. `signals` has the measured signals; `by` is the signal behind `pattern` and `advice`:
+    devices if there are any. `why` gives the figures behind the advice. `minutes` and `hours` count the windows used;
+    with a daily pattern, `quiet` and `busy` are the hours of the day (UTC) with the least and the most use. `unusual`
+    has the signals with unusual values.
 
-    The advice: `reserved` where a price for long use pays, `on-demand` where it is needed in bursts, `shrink` where it
-    could be off for hours of the day or for good, else `keep`.
+    The advice: `reserved` if a long-term price pays off, `on-demand` if it is needed in bursts, `shrink` if it could be
+    off for hours of the day or for good, else `keep`.
     """
 
     node: str
@@ -181,7 +184,7 @@ class Collecting:
         return told
 
     def due(self, at: float) -> float:
-        """Seconds until something is to be told of the minute that is open, if a sample comes by then."""
+        """Return the seconds until the open minute must be reported, if a sample comes by then."""
         return max(0.0, self._told + TOLD_EVERY - at)
 
     def _window(self) -> Window:
@@ -194,7 +197,7 @@ class Collecting:
 
 
 def together(windows: Sequence[Window], at: int) -> Window:
-    """One window of several: an hour of its minutes."""
+    """Merge several windows into one: the minutes of an hour."""
     means, mosts = [], []
     for number in range(len(SIGNALS)):
         known = [window for window in windows if window.mean[number] != UNKNOWN]
@@ -204,7 +207,7 @@ def together(windows: Sequence[Window], at: int) -> Window:
 
 
 def profile_of(node: str, minutes: Sequence[Window], hours: Sequence[Window]) -> NodeProfile:
-    """The profile, of windows in order of time; with none of them nothing is known."""
+    """Return the profile from windows in order of time; without windows nothing is known."""
     uses = {name: use for number, name in enumerate(SIGNALS) if (use := _use_of(minutes, number)) is not None}
     by = "device" if "device" in uses else "cpu"
     if len(minutes) < LEAST or by not in uses:
@@ -256,7 +259,7 @@ def _use_of(minutes: Sequence[Window], number: int) -> SignalUse | None:
         return None
     means = [window.mean[number] for window in known]
     smoothed, before = float(means[0]), known[0].at
-    for window in known[1:]:  # the older mean fades with the time between, however much of it nobody looked
+    for window in known[1:]:  # the older mean fades with time, including time without samples
         fades = exp((before - window.at) / SMOOTH)
         smoothed, before = smoothed * fades + window.mean[number] * (1 - fades), window.at
     return SignalUse(
@@ -269,7 +272,7 @@ def _use_of(minutes: Sequence[Window], number: int) -> SignalUse | None:
 
 
 def _hours_of_day(hours: Sequence[Window], number: int) -> dict[int, float]:
-    """The mean by hour of the day, where the use follows the day; else nothing."""
+    """Return the mean by hour of the day if the use has a daily pattern; else empty."""
     of = {window.at // HOUR: window.mean[number] for window in hours if window.mean[number] != UNKNOWN}
     pairs = [(use, of[hour + 24]) for hour, use in of.items() if hour + 24 in of]
     if len(pairs) < (DAYS - 1) * 24:
@@ -285,7 +288,9 @@ def _hours_of_day(hours: Sequence[Window], number: int) -> dict[int, float]:
 
 
 def _ends_of_day(of_day: Mapping[int, float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The hours around the least and around the most busy one that lie in the lower, and in the upper third."""
+    """Return the hours around the least busy and around the busiest one that lie in the lower and in the upper
+    third.
+    """
     if not of_day:
         return (), ()
     low, high = min(of_day.values()), max(of_day.values())
@@ -313,13 +318,13 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The standard deviation of all there are."""
+    """Return the standard deviation of the whole population."""
     mean = _mean(values)
     return sqrt(_mean([(value - mean) ** 2 for value in values]))
 
 
 def _correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Pearson's; 0 where one of them never changes."""
+    """Return Pearson's correlation; 0 if one of the series is constant."""
     spread = _deviation(first) * _deviation(second)
     if not spread:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a policy sees: an immutable snapshot of the ledger, with estimates and never truths."""
+"""The view of a policy: an immutable snapshot of the ledger, with estimates instead of true run times."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,22 +16,20 @@ from poise.model.share_tree import ShareView
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A unit that could be placed now.
 
-    `expected` is the foreseen run time, `declared` what its user said of it (0: nothing) and `tail` the foreseen length
-    of the longest path from this unit's start to the end of its graph, in nanoseconds; `due` is the instant by which it
-    must end for every deadline after it, 0 for none. `queue` names the units that are alike to placement. `recovering`
-    units are still held by a lost node; a `recalled` one was queued behind its like in vain, and needs room of its own.
-    `tasks` is how many it can use and `least` how many it must have (0: all). `others` are the shapes of its further
-    artifacts. `attained` is the run time of its earlier attempts that were asked to yield, `preempted` their number,
-    `saved` what of their work need not be done again, in nanoseconds of one task, and `progress` what it
-    said of that itself, in millionths of all its work, and `left` how long the rest takes with its least tasks by what
-    it said (nanoseconds, 0: nothing); `outlived` how long its work is
-    known to take at least; `ran_out` the least memory that it asked for and ran out of (0: it never did). `tenant` is
-    whose quota it counts against, where there is one, `leaf` the share, where any are declared. What `serves` has no
-    end that could be foreseen: the text says what it answers for, and why it was asked for.
-    Once it is placed, it may be asked to yield if it is `preemptible`; `checkpoint`, `restore` and `moved` are as of a
-    `Resident`, whose fields of the same names are the same.
-    `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
-    weight in thousandths.
+    `expected` is the predicted run time, `declared` the declared one (0: none) and `tail` the predicted length of the
+    longest path from this unit's start to the end of its graph, in nanoseconds; `due` is the instant by which it must
+    end to meet every later deadline, 0 for none. `queue` identifies units that are equal for placement. `recovering`
+    units are still held by a lost node; a `recalled` unit was queued behind similar work in vain, and needs its own
+    resources. `tasks` is the maximum and `least` the minimum number of tasks (0: all). `others` are the shapes of its
+    other artifacts. `attained` is the run time of its preempted attempts, `preempted` their number, `saved` the part of
+    their work that need not be repeated, in nanoseconds of one task, `progress` the progress that it reported, in
+    millionths of all its work, and `left` the reported time for the rest with its least tasks (nanoseconds, 0: not
+    reported); `outlived` is the known minimum run time of its work; `ran_out` the smallest memory request with which it
+    ran out of memory (0: never). `tenant` is the tenant whose quota it counts against, if any, `leaf` its share, if
+    shares are declared. A unit that `serves` has no predictable end: the text names the service and the reason for the
+    replica. Once placed, it may be preempted if it is `preemptible`; `checkpoint`, `restore`, `moved` and other fields
+    that `Resident` has too are as defined there. `depth` counts the units before it on its longest path, `followers`
+    those that need it, `weight` is its business weight in thousandths.
     """
 
     unit: str
@@ -75,20 +73,21 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 LEAST_SHOWN = 4
-"""Units that a snapshot shows of each queue at least, as far as they may be placed."""
+"""Minimum number of units that a snapshot shows of each queue, if they may be placed."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All a cluster policy may read. Candidates come in order of submission; of a long queue only the head is shown.
+    """All data that a cluster policy may read. Candidates are in order of submission; of a long queue only the head is
+    shown.
 
-    `profiles` holds what was learned, by class and by `class@device model`; `throughputs` declared
-    speeds, by the same keys. `speedups` is how units scale that have said it themselves, by unit. `elastic` has one
-    entry for each running unit that could use more tasks or fewer, `stragglers` for each of one task that takes longer
-    than its like, or gang that waits for a member, and `phased` for each that asks for more or less than it has by the
-    phase of its training; `yielded` says which units have yielded to which that still wait, `quotas` how much more the
-    work of a tenant with a quota may take, `running` how many attempts of each shape there are on nodes. `shares` are
-    there where any are declared.
-    `triggers` names what forced this round."""
+    `profiles` has learned data, by class and by `class@device model`; `throughputs` has declared speeds, by the same
+    keys. `speedups` has the reported scaling of units, by unit. `elastic` has one entry for each running unit that
+    could use more or fewer tasks, `stragglers` for each unit of one task that is slower than similar ones and each gang
+    that waits for a member, and `phased` for each unit whose training phase requests more or less than it holds.
+    `yielded` maps preempted units to the units that they yielded to and that still wait, `quotas` has the remaining
+    quota of tenants, `running` the number of attempts of each shape on nodes. `shares` is set if shares are declared.
+    `triggers` names the triggers that forced this round.
+    """
 
     revision: int
     now: int

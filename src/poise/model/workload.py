@@ -1,8 +1,8 @@
-"""Work as the twin is given it: what its users say of it, and beside that what only the world knows.
+"""Work as input of the twin: its users' declarations, and the truth that only the simulated world knows.
 
-A policy sees the `Unit`, as it would live: what was declared, and what was learned of its class. How long the work
-really takes on which devices, what stopping and restoring it costs and how it ends is its `Truth`, and nothing hands
-that to a policy.
+A policy sees the `Unit`, as it would live: what was declared, and what was learned of its class. The `Truth` is how
+long the work really takes on which devices, the cost of stopping and restoring it, and how it ends; no policy ever sees
+it.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from poise.model.tenants import DEFAULT
 from poise.units import MINUTE
 
 ONE_NODE, ONE_RACK, ONE_ZONE, APART = range(4)
-"""How far apart the tasks of a unit are: values of `Seats.apart`."""
+"""Distance between the tasks of a unit: values of `Seats.apart`."""
 
 
 class Seats(NamedTuple):
-    """Where a unit runs: the model of device of each of its tasks, on how many nodes, how far apart these are, and how
-    many of its tasks are on each, by rank (empty: all on one).
+    """Placement of a unit: the device model of each of its tasks, the number of nodes, their distance, and the number
+    of tasks on each, by rank (empty: all on one).
     """
 
     models: tuple[str, ...]
@@ -30,28 +30,28 @@ class Seats(NamedTuple):
 
 
 class Pace(Protocol):
-    """How work gets on. `progress` is the part of it that is done, from 0 to 1."""
+    """Speed of work. `progress` is the done fraction, from 0 to 1."""
 
     def left(self, progress: float, seats: Seats, /) -> float:
-        """Seconds from there to the end of it."""
+        """Return the seconds from there to the end."""
         ...
 
     def reached(self, progress: float, seats: Seats, seconds: float, /) -> float:
-        """The progress after so many seconds more."""
+        """Return the progress after this many more seconds."""
         ...
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """How much sooner work is done with more tasks: `n / (1 + loss (n - 1))` times as soon with n of them, by Amdahl's
-    law with `loss` as the part that is not done in parallel (Amdahl, 1967). `apart` is what is left of that when the
-    tasks are on one node, in one rack, in one zone, or further apart.
+    """Speedup with more tasks: `n / (1 + loss (n - 1))` with n tasks, by Amdahl's law with `loss` as the serial
+    fraction (Amdahl, 1967). `apart` has the remaining fraction of the speedup with the tasks on one node, in one rack,
+    in one zone, or further apart.
     """
 
     loss: float = 0.0
     apart: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
 
     def speedup(self, tasks: int, apart: int = ONE_NODE) -> float:
-        """Over one task."""
+        """Return the speedup over one task."""
         return tasks / (1 + self.loss * (tasks - 1)) * (self.apart[apart] if tasks > 1 else 1.0)
 
 
@@ -59,9 +59,8 @@ LINEAR = Scaling()
 
 
 class Steady(msgspec.Struct, frozen=True, gc=False):
-    """Work of so many `seconds` at a rate of 1 with `tasks` tasks on one node; it gets on at the same rate from its
-    start to its end. `rates` are by model of device; one that is not named there has a rate of 1. A gang is as fast as
-    the slowest of its devices.
+    """Work of `seconds` seconds at a rate of 1 with `tasks` tasks on one node; its rate is constant. `rates` are by
+    device model; a model without an entry has a rate of 1. A gang is as fast as the slowest of its devices.
     """
 
     seconds: float
@@ -70,7 +69,7 @@ class Steady(msgspec.Struct, frozen=True, gc=False):
     scaling: Scaling = LINEAR
 
     def rate(self, seats: Seats) -> float:
-        """Seconds of work done in a second."""
+        """Return the seconds of work done per second."""
         models, rates = seats.models, self.rates
         slowest = min(rates.get(model, 1.0) for model in models) if rates else 1.0
         if len(models) == self.tasks and seats.apart == ONE_NODE:
@@ -89,24 +88,26 @@ class Steady(msgspec.Struct, frozen=True, gc=False):
 
 
 class Telling(Protocol):
-    """Work that says how it scales."""
+    """Work that reports its scaling."""
 
     def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
-        """As far as it can tell from there, with up to so many tasks; `spread` if it has been on several nodes."""
+        """Return its speedups as known at this progress, for up to `most` tasks; `spread` if it has been on several
+        nodes.
+        """
         ...
 
 
 class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What only the world knows of a unit.
+    """The properties of a unit that only the world knows.
 
-    When it is asked to stop it is gone after `save` nanoseconds; with `saves` it goes on where it was, else from its
-    latest checkpoint (one every `checkpoint` nanoseconds of running; 0: from the start), which is also what is left
-    after a failure. Its first start takes `start` nanoseconds before it gets on, coming back `restore`. An attempt ends
-    with `outcome` when it has done `until` of its work. With a `telling` it says how it scales when it begins to get
-    on, and looks again each `tells` nanoseconds (0: never); with `reports` it says how far it has come when it is
-    stopped. An elastic gang that `resizes` says so, and goes on in whatever size it is given.
+    When asked to stop it is gone after `save` nanoseconds; with `saves` it resumes where it was, else from its latest
+    checkpoint (one every `checkpoint` nanoseconds of running; 0: from the start), which is also the state after a
+    failure. Its first start takes `start` nanoseconds before it makes progress, a later one `restore`. An attempt ends
+    with `outcome` when it has done `until` of its work. With a `telling` it reports its scaling when it starts to make
+    progress, and again every `tells` nanoseconds (0: never); with `reports` it reports its progress when it is stopped.
+    An elastic gang that `resizes` says so, and continues in whatever size it is given.
 
-    Where nobody knows yet how much there is to do, it is not `known`: it is at least `until`, and the twin asks then.
+    If the amount of work is not `known` yet, it is at least `until`, and the twin asks then.
     """
 
     pace: Pace
@@ -125,7 +126,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job that is submitted `at` nanoseconds after the trace begins; `truths` are by name of unit."""
+    """A job that is submitted `at` nanoseconds after the trace begins; `truths` are by unit name."""
 
     at: int
     units: tuple[Unit, ...]
@@ -135,9 +136,9 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace that has been read: what arrives, in order, and the speeds that are publicly known (`throughputs`, as of
-    a fleet file, by `class@model`). `skipped` counts what of the trace was left out, by reason; `notes` are sentences
-    on what was read in another way than was asked for.
+    """A parsed trace: the arrivals in order, and publicly known speeds (`throughputs`, as in a fleet file, by
+    `class@model`). `skipped` counts the omitted parts of the trace, by reason; `notes` are sentences on settings that
+    were not applied as requested.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What people write of the world in which a trace is tried, and how it is compiled.
+"""Compile a world file: the environment in which a trace is simulated.
 
     kind: world
     restart: {checkpoint: 10m, save: 10s, restore: 1m}
@@ -11,9 +11,9 @@
     power: {idle: 16%, busy: 59%, kg_per_kwh: 0.4}
     serving: {start: 30s, replicas: [{name: h100, count: 2, batch: [[1, 30ms], [8, 44ms]], price: 4.1}]}
 
-What is left out does not happen, and costs nothing; restarts cost what the trace's reader says. Only the world knows
-what is written here: a policy sees what it would see live. `compile_world` takes the parsed document and raises
-`SpecError` with everything that is wrong.
+What is left out does not happen and costs nothing; restarts then cost what the trace's reader says. Only the simulated
+world has this information: a policy sees what it would see live. `compile_world` takes the parsed document and raises
+`SpecError` with every error.
 """
 
 import math
@@ -34,16 +34,16 @@ LEAST = SECOND
 MOST_CHANGES = 10_000
 MOST_FACTOR = 1000.0
 MOST_SERVERS = 1000
-"""Replicas that a world has."""
+"""Maximum number of replicas of a world."""
 
 MOST_ITEMS = 10_000_000
-"""Requests at once, or tokens, in a table of what they take."""
+"""Maximum number of concurrent requests, or tokens, in a table of durations."""
 
 MOST_SIZES = 1000
-"""Rows of such a table."""
+"""Maximum number of rows of such a table."""
 
 MOST_PRICE = 1e6
-"""An hour."""
+"""Maximum price per hour."""
 
 
 class RestartSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class RestartSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """How gangs scale."""
+    """Scaling of gangs."""
 
     loss: Quantity = 0
     rack: Quantity = 1
@@ -105,7 +105,7 @@ class PowerSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Takes = list[tuple[int, Quantity]]
-"""So many, and what they take."""
+"""Sizes, each with its duration."""
 
 
 class MeasuredSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -163,7 +163,7 @@ class WorldSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """Nanoseconds, and whether work goes on where it was stopped; None: as the trace's reader says."""
+    """Durations in nanoseconds, and whether work resumes where it was stopped; None: as the trace's reader says."""
 
     checkpoint: int | None = None
     save: int | None = None
@@ -172,9 +172,7 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of all nodes that is slow at any time, on which work takes `factor` times as long, for `lasts` on the
-    mean.
-    """
+    """Fraction of nodes that are slow at any time; work takes `factor` times as long there, for `lasts` in the mean."""
 
     share: float
     factor: float
@@ -182,7 +180,7 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean times between losses of one node and until it is back; how long it takes to notice."""
+    """Mean time between losses of one node, mean time to its return, and time to detect a loss."""
 
     mtbf: int
     mttr: int
@@ -198,7 +196,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes tell their load so often, `delay` late, with relative `noise` (a standard deviation)."""
+    """Interval of the nodes' load reports, which come `delay` late with relative `noise` (a standard deviation)."""
 
     every: int
     noise: float
@@ -206,8 +204,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled file. `sharing` is by what part longer work takes on a device of which others hold all the rest. The
-    parts of a power model are None where they are as usual. `serving` is of requests, for which a replica is a node.
+    """A compiled file. `sharing` is the fraction by which work slows down on a device whose rest is held by others.
+    Fields of the power model are None for the default. `serving` is for requests; each of its replicas is a node.
     """
 
     name: str = "plain"
@@ -225,7 +223,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PLAIN = World()
-"""Nothing happens but the trace."""
+"""A world in which nothing happens but the trace."""
 
 
 def compile_world(document: Any) -> World:
@@ -377,7 +375,7 @@ def _serving(spec: ServingSpec, share: Any, time: Any, found: Findings) -> Servi
 
 
 def _speed(spec: ReplicaSpec, time: Any, found: Findings, at: str) -> Speed:
-    """Of one of `batch`, `token` and `measured`; `prompt` goes with tokens."""
+    """Compile a speed from exactly one of `batch`, `token` and `measured`; `prompt` goes with tokens."""
     ways = [name for name in ("batch", "token", "measured") if getattr(spec, name)]
     if len(ways) != 1 or (spec.prompt and ways != ["token"]):
         what = "how fast it is, is said in one way: `batch`; `token`, and perhaps `prompt`; or `measured`"

@@ -1,4 +1,4 @@
-"""What the simulated fleets of policies in shadow have brought so far, as one process writes it down for another."""
+"""Results of the simulated fleets of policies in shadow, as one process writes them for another."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ import msgspec
 
 class Row(NamedTuple):
     """A job in a world, up to an instant. `time` from its submission to its end and `wait` to its first start, in
-    nanoseconds, or to the instant where that is earlier; `late` is 1 where a deadline was missed; `preempted` counts
-    orders to yield; `service` is nanoseconds times devices (cores, for work without devices). `ended` is 1 if it has.
+    nanoseconds, or to the instant if that is earlier; `late` is 1 if a deadline was missed; `preempted` counts
+    preemptions; `service` is nanoseconds times devices (cores, for work without devices). `ended` is 1 if it has ended.
     """
 
     time: int
@@ -20,8 +20,8 @@ class Row(NamedTuple):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Two worlds from one fork on, for so many `hours`: each job in both, that of the policy that decides first, in the
-    order of submission. `capacity` is nanoseconds times devices.
+    """Two worlds from one fork on, for `hours` hours: each job in both, first in that of the deciding policy, in order
+    of submission. `capacity` is nanoseconds times devices.
     """
 
     since: float
@@ -33,16 +33,16 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorldTold(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one policy in shadow: its `windows`, the last of which goes on."""
+    """Results of one policy in shadow: its `windows`, of which the last is still open."""
 
     windows: tuple[Window, ...] = ()
     failed: str = ""
 
 
 class WorldsTold(msgspec.Struct, frozen=True, kw_only=True):
-    """All worlds: they began as a fork of `revision`, when the policy `live` decided, and were up to `at` (seconds
-    since 1970) when it was `written`; `late` is in seconds. `cpu` is the part of a core that they took, and `left_out`
-    counts what they do not follow. Policies by label.
+    """All worlds: they began as a fork of `revision`, while the policy `live` decided, and had reached `at` (seconds
+    since 1970) when the record was `written`; `late` is in seconds. `cpu` is the fraction of a core that they used, and
+    `left_out` counts what they do not model. Policies by label.
     """
 
     revision: int

@@ -1,4 +1,4 @@
-"""What lies where, below a prefix; and how it gets there first."""
+"""Key layout below a prefix, and its initialization."""
 
 from poise.errors import Fault, newer
 from poise.model.record import FORMAT
@@ -17,14 +17,14 @@ class Keys:
         self.logs, self.checkpoints, self._pieces = root + b"log/", root + b"checkpoint/", root + b"pieces/"
 
     def log(self, revision: int) -> bytes:
-        """Of the records that end with this revision."""
+        """Return the key of the records that end with this revision."""
         return self.logs + b"%020d" % revision
 
     def checkpoint(self, revision: int) -> bytes:
         return self.checkpoints + b"%020d" % revision
 
     def pieces(self, key: bytes) -> bytes:
-        """What the keys of its pieces begin with; in the order of the keys themselves."""
+        """Return the prefix of the keys of its pieces, which sort like the keys themselves."""
         return self._pieces + key + b"/"
 
     def piece(self, key: bytes, number: int) -> bytes:
@@ -32,12 +32,12 @@ class Keys:
 
 
 def revision_of(key: bytes) -> int:
-    """Of a log's or a checkpoint's key."""
+    """Return the revision in the key of a log entry or a checkpoint."""
     return int(key.rpartition(b"/")[2])
 
 
 def settle(link: EtcdLink, keys: Keys) -> None:
-    """Put what is missing; raises `StoreNewer` for what a newer Poise has put there."""
+    """Write missing keys; raises `StoreNewer` if a newer Poise has written them."""
     link.ask(lambda members: _settle(members, keys))
 
 
@@ -46,7 +46,7 @@ async def _settle(members: Members, keys: Keys) -> None:
     if not (found := await members.value(keys.format)):
         beginnings = ((keys.format, made), (keys.term, b"0"), (keys.who, b"{}"), (keys.first, b"1"), (keys.last, b"0"))
         await members.commit([is_absent(keys.format)], [put(*beginning) for beginning in beginnings])
-        found = await members.value(keys.format)  # somebody else may have been first
+        found = await members.value(keys.format)  # another process may have been first
     if not found.isdigit():
         raise Fault(f"`{members.name}` has other data under this prefix", code="E213", hint="another prefix")
     if int(found) > FORMAT:

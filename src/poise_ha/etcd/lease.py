@@ -1,4 +1,4 @@
-"""Who leads: a key that one control plane writes again and again, and that another sees standing still."""
+"""Leader election: one control plane keeps rewriting a key, and another takes over when the key stops changing."""
 
 import time
 from typing import Any, NamedTuple
@@ -16,13 +16,13 @@ from poise_ha.etcd.words import Compare, Operation, delete, is_absent, is_value,
 LOOK_SECONDS = 0.1
 
 PATIENCE = 5
-"""A member that is silent for this part of the lease is left for the next one, so that two are asked before it is too
-late to renew it: of three members that get on, one may be away.
+"""Timeout of a member as a fraction (1/5) of the lease, so that two members are tried before it is too late to renew:
+one of three members may be down.
 """
 
 
 class Who(msgspec.Struct):
-    """Who has the term; `lasts` in nanoseconds."""
+    """The holder of the term; `lasts` in nanoseconds."""
 
     holder: str = ""
     address: str = ""
@@ -35,7 +35,7 @@ _decode = json_decoder(Who).decode
 
 
 class Seen(NamedTuple):
-    """`renewed` is another one whenever the lease was renewed, empty when it was released."""
+    """State of the lease. `renewed` changes with each renewal, and is empty when the lease was released."""
 
     term: int
     who: Who
@@ -62,7 +62,9 @@ class EtcdLease(Lease):
         self._was_renewed = False
 
     def look(self) -> Led:
-        """Whoever was not seen before is watched until it is known: who leads renews it, or it runs out."""
+        """Watch an unknown holder until its state is clear: a live leader renews the lease, otherwise the lease
+        expires.
+        """
         while True:
             seen, held = self._watch()
             if not held or self._was_renewed:
@@ -75,7 +77,7 @@ class EtcdLease(Lease):
         self._link.close()
 
     def _watch(self) -> tuple[Seen, bool]:
-        """What is there, and whether it is held, as far as is known here: counted from when it was seen to be new."""
+        """Return the lease and whether it is held, measured from when this process saw the latest renewal."""
         seen = self._link.ask(lambda members: see(members, self._keys))
         if seen.renewed != self._seen:
             self._was_renewed = self._seen is not None
@@ -96,7 +98,7 @@ class EtcdLease(Lease):
         async def take(members: Members) -> bool:
             if await members.commit(compare, writes):
                 return True
-            found = await see(members, self._keys)  # it may have been our first try, whose answer was lost
+            found = await see(members, self._keys)  # it may have been our own first try, whose answer was lost
             return (found.term, found.who) == (term, who)
 
         return term if self._link.ask(take) else 0

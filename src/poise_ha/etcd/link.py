@@ -23,11 +23,12 @@ except ModuleNotFoundError:
 PREFIX = "poise"
 
 PATIENCE = 1.0
-"""Seconds of silence after which the next member is asked. What was asked may happen all the same."""
+"""Seconds of silence after which the next member is tried. The first request may still be carried out."""
 
 _PASSING = frozenset({1, 2, 4, 8, 10, 14})
-"""Codes of gRPC for what may be otherwise with the next member, or soon: cancelled, too late, overwhelmed, aborted, not
-there, and 2, which is all that etcd says of what it dropped because nobody led its members.
+"""gRPC codes of failures that may not occur at the next member, or soon pass: cancelled, deadline exceeded, resource
+exhausted, aborted, unavailable, and 2 (unknown), with which etcd reports a request that it dropped because its members
+had no leader.
 """
 
 _UNKNOWN_TOKEN = 16
@@ -46,7 +47,7 @@ class Place(NamedTuple):
 
 
 def place_of(url: str) -> Place:
-    """Raises `InputError`."""
+    """Parse a URL. Raises `InputError`."""
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = login.partition(":")
@@ -104,7 +105,7 @@ class EtcdLink(Link["Members"]):
 
 
 class Members:
-    """Belongs to the loop of all links."""
+    """The members of a cluster. Used only on the event loop of all links."""
 
     def __init__(self, name: str, place: Place, patience: float) -> None:
         self.name = name
@@ -140,7 +141,7 @@ class Members:
                 return await self._ask_one(members[at], what, body)
             except (OSError, aiohttp.ClientError, StoreAway) as error:
                 failure = error
-                if self._first == at:  # nobody else has turned to the next meanwhile
+                if self._first == at:  # no other request has moved to the next one meanwhile
                     self._first = (at + 1) % len(members)
         raise _away(self.name, failure) from failure
 
@@ -198,10 +199,10 @@ class Members:
 
 
 class _TokenIsOld(Exception):
-    """Or there is none: members forget them."""
+    """The token is missing or expired: members forget tokens."""
 
 
 def _away(name: str, error: Exception) -> StoreAway:
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
-        error = error.os_error  # without words of the library's
+        error = error.os_error  # without the library's wording
     return StoreAway(f"`{name}` does not answer: {why(error)}", hint="Poise retries")

@@ -1,4 +1,4 @@
-"""The log and its writer, in keys and transactions."""
+"""The log and its writer, as keys and transactions."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,25 +17,27 @@ from poise_ha.etcd.link import EtcdLink, Members
 from poise_ha.etcd.words import Compare, KeyValue, Operation, delete, end_of, is_value, put
 
 PIECE = 256 * 2**10
-"""Bytes of one key, about; etcd takes requests of 1.5 MiB unless it is told otherwise."""
+"""Approximate size of one value in bytes; etcd accepts requests of 1.5 MiB by default."""
 
 FIRST_PAGE, PAGE = 4, 128
-"""Keys of the first answer, which tells how much is in one, and of a later one at the most."""
+"""Keys in the first answer, which shows the size of entries, and maximum for a later one."""
 
 PAGE_BYTES = 4 * 2**20
-"""Of an answer, about: a member that takes long over one is taken for away, and is in everybody's way meanwhile."""
+"""Approximate size of an answer: a member that takes long for one would count as away, and delays all others
+meanwhile.
+"""
 
 PRUNE_KEYS = 2_000
 
 _CHECKSUM_BYTES = 4
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_value = msgpack_decoder(bytes | int).decode  # as it is, or in so many pieces
+_decode_value = msgpack_decoder(bytes | int).decode  # the content, or the number of its pieces
 _decode_records = msgpack_decoder(list[bytes]).decode
 
 
 class EtcdLog(VerifiedLog[Event]):
-    """Read by anybody. Raises `StoreAway` where no member answers."""
+    """Log that any process may read. Raises `StoreAway` if no member answers."""
 
     def __init__(self, url: str, decode: Callable[[bytes], Event], warn: Callable[[str], None]) -> None:
         self._link = EtcdLink(url)
@@ -82,7 +84,7 @@ class EtcdLog(VerifiedLog[Event]):
 
 
 class EtcdWriter(LedWriter):
-    """Every transaction of it is refused once another has the term."""
+    """Writer whose transactions are refused once another process has the term."""
 
     def __init__(self, url: str, warn: Callable[[str], None]) -> None:
         self._link = EtcdLink(url)
@@ -131,7 +133,7 @@ class EtcdWriter(LedWriter):
         return self._link.ask(prune, LARGE)
 
     def probe(self) -> None:
-        """Writes where the log is, and takes it back."""
+        """Write a value next to the log, and delete it."""
 
         async def probe(members: Members) -> None:
             await self._commit(members, put(self._keys.probe, os.urandom(PROBE_BYTES)))
@@ -148,7 +150,7 @@ class EtcdWriter(LedWriter):
     async def _put(
         self, members: Members, key: bytes, content: bytes, *more: Operation, only_if: Compare | None = None
     ) -> bool:
-        """Under its key, whole, if that is so: pieces go there first."""
+        """Store `content` under its key if `only_if` holds; return whether it did. Pieces are written first."""
         value = _encode(content)
         if len(content) > PIECE:
             begins = range(0, len(content), PIECE)
@@ -158,7 +160,7 @@ class EtcdWriter(LedWriter):
         return await self._commit(members, put(key, value), *more, only_if=only_if)
 
     async def _commit(self, members: Members, *operations: Operation, only_if: Compare | None = None) -> bool:
-        """False: that is not so. Raises `NotLeading` where the term is another's."""
+        """Return False if `only_if` does not hold. Raises `NotLeading` if another process has the term."""
         compare = [is_value(self._keys.term, b"%d" % self.term)]
         done = await members.commit([*compare, only_if] if only_if is not None else compare, list(operations))
         if not done:
@@ -168,7 +170,7 @@ class EtcdWriter(LedWriter):
 
 
 async def _read(members: Members, keys: Keys, after: int, count: int) -> list[tuple[int, bytes]]:
-    """So many records after this revision, in order. What cannot be read is no record."""
+    """Return at most `count` records after this revision, in order. Unreadable content yields an empty record."""
     rows: list[tuple[int, bytes]] = []
     begin, limit = keys.log(after + 1), FIRST_PAGE
     while len(rows) < count:
@@ -177,7 +179,7 @@ async def _read(members: Members, keys: Keys, after: int, count: int) -> list[tu
         except StoreAway:
             if limit <= FIRST_PAGE:
                 raise
-            limit = FIRST_PAGE  # it may have been too much at once
+            limit = FIRST_PAGE  # the answer may have been too large
             continue
         for one in page:
             records = _records(await _content(members, keys, one))
@@ -199,7 +201,7 @@ def _records(content: bytes) -> Sequence[bytes]:
 
 
 async def _content(members: Members, keys: Keys, found: KeyValue) -> bytes:
-    """Empty where it is damaged."""
+    """Return the content of an entry; empty if it is damaged."""
     try:
         value = _decode_value(found.value)
     except msgspec.MsgspecError:

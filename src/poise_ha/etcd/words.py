@@ -1,4 +1,4 @@
-"""What is said to etcd's gateway and heard from it, as its API of version 3 has it (JSON, bytes in base64)."""
+"""Requests and answers of etcd's gateway, as in its API version 3 (JSON, bytes in base64)."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from poise.decoding import json_decoder
 
 
 class KeyValue(msgspec.Struct):
-    """`mod_revision` is another one after every write of the key."""
+    """`mod_revision` changes with every write of the key."""
 
     key: bytes
     value: bytes = b""
@@ -28,7 +28,7 @@ class Response(msgspec.Struct):
 
 
 class Told(msgspec.Struct):
-    """To any question: what a question is not about is not there."""
+    """Answer to any request; fields that do not apply are empty."""
 
     header: Header = msgspec.field(default_factory=Header)
     kvs: list[KeyValue] = []
@@ -38,7 +38,7 @@ class Told(msgspec.Struct):
 
 
 class Refusal(msgspec.Struct):
-    """`code` is gRPC's."""
+    """An error; `code` is gRPC's."""
 
     message: str = ""
     error: str = ""
@@ -46,7 +46,7 @@ class Refusal(msgspec.Struct):
 
 
 class Range(msgspec.Struct, omit_defaults=True):
-    """Without an end: one key. Without a limit: all. In the order of keys."""
+    """A query by key range, in key order. Without an end: one key. Without a limit: all keys."""
 
     key: bytes
     range_end: bytes = b""
@@ -65,7 +65,7 @@ class Delete(msgspec.Struct, omit_defaults=True):
 
 
 class Compare(msgspec.Struct, omit_defaults=True):
-    """One of value, version (0: there is no such key) and mod_revision."""
+    """Comparison of a value, a version (0: the key does not exist) or a mod_revision."""
 
     key: bytes
     target: Literal["VALUE", "VERSION", "MOD"]
@@ -107,7 +107,7 @@ def delete(key: bytes, end: bytes = b"") -> Operation:
 
 
 def end_of(prefix: bytes) -> bytes:
-    """Behind all keys that begin so."""
+    """Return the end of the range of all keys with this prefix."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 

@@ -1,15 +1,15 @@
-"""The durable log in PostgreSQL, and the lease by which one control plane leads.
+"""The durable log in PostgreSQL, and the lease for leader election.
 
-What lies in the schema `poise` of a database: `log`, `checkpoint` and `about`, as in SQLite's file, and `leadership`,
-one row: the term, who leads, and when that was last renewed.
+Tables in the schema `poise` of a database: `log`, `checkpoint` and `about`, as in SQLite's file, and `leadership`, one
+row: the term, the leader, and the time of the last renewal.
 
-* Commit and check of the term are one statement, and who takes the lead waits for those under way. What is very large
-  takes several, in order: to lose the lead between two is as losing it between commits.
-* The lease is judged by the database's clock alone. One that was renewed in the future has met a clock that was set
-  back, and counts no more than one that has run out.
+* A commit and the check of its term are one statement, and a new leader waits for statements under way. A very large
+  commit takes several statements, in order: losing the lead between two of them equals losing it between commits.
+* Only the database's clock judges the lease. A renewal time in the future means that the clock was set back, and counts
+  as expired.
 
-What is the same for every such store is in `led`. Where to begin: `store` (the SQL of the log), then `lease`. `link` is
-the connection, `tables` what lies in the schema.
+`led` has the code that all such stores share. Where to begin: `store` (the SQL of the log), then `lease`. `link` is the
+connection, `tables` has the schema.
 """
 
 from poise.drivers.led.kinds import Kind
@@ -17,6 +17,6 @@ from poise_ha.postgres.lease import PostgresLease
 from poise_ha.postgres.store import PostgresLog, PostgresWriter
 
 STORE = Kind(PostgresLog, PostgresWriter, PostgresLease)
-"""Its entry point."""
+"""The entry point of this store."""
 
 __all__ = ["STORE", "PostgresLease", "PostgresLog", "PostgresWriter"]

@@ -1,4 +1,4 @@
-"""Who leads: a row that one control plane renews, and that another takes when it was not renewed in time."""
+"""Leader election: one control plane renews a row, and another takes it when it was not renewed in time."""
 
 from datetime import timedelta
 from typing import Any

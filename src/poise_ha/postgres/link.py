@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL that is made again where it was lost."""
+"""A connection to PostgreSQL that reconnects when it is lost."""
 
 import asyncio
 import contextlib
@@ -16,20 +16,20 @@ except ModuleNotFoundError:
     raise Fault("a log in PostgreSQL needs a library", code="E213", hint=extra("postgres")) from None
 
 CONNECTING = 2.0
-"""Seconds that one server may take, so that there is time for the next one."""
+"""Connection timeout per server in seconds, which leaves time for the next one."""
 
 FILES = frozenset({"sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"})
-"""What a URL may name of them."""
+"""URL parameters that name files."""
 
 _AWAY = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,  # it is being shut down, or starts
+    asyncpg.OperatorInterventionError,  # it is shutting down or starting
     asyncpg.TooManyConnectionsError,
-    asyncpg.TransactionRollbackError,  # it was in somebody's way
+    asyncpg.TransactionRollbackError,  # it conflicted with another transaction
     asyncpg.LockNotAvailableError,
-    asyncpg.ReadOnlySQLTransactionError,  # a copy that only reads: the one that writes may be reached next time
+    asyncpg.ReadOnlySQLTransactionError,  # a read-only replica: the next connection may reach the primary
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
 )
@@ -37,7 +37,7 @@ _SETTLE = """
 SELECT set_config('default_transaction_isolation', 'read committed', false),
 CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', false) END
 """
-"""Whatever the database does for others."""
+"""Session settings, whatever the database's defaults are."""
 
 
 class PostgresLink(Link[Any]):
@@ -61,7 +61,7 @@ class PostgresLink(Link[Any]):
                     with self._given_up_at(until):
                         return await question(self._connection)
             except _AWAY as error:
-                self._hang_up()  # it may be in the middle of something
+                self._hang_up()  # a statement may still be under way
                 reason = why(TimeoutError() if limit.expired() else error)
                 raise StoreAway(f"`{self.name}` does not answer: {reason}", hint="Poise retries") from error
             except (asyncpg.PostgresError, ValueError) as error:
@@ -72,7 +72,7 @@ class PostgresLink(Link[Any]):
             loop().call_soon_threadsafe(self._hang_up)
 
     async def _connected(self) -> Any:
-        """To the server that answered last, or to the next one that does."""
+        """Connect to the server that answered last, or to the next one that does."""
         failure: Exception = TimeoutError()
         for _ in range(len(self._places)):
             try:
@@ -84,7 +84,9 @@ class PostgresLink(Link[Any]):
 
     @contextlib.contextmanager
     def _given_up_at(self, moment: float) -> Iterator[None]:
-        """A transaction that is cancelled waits for its rollback, without a limit where the connection is silent."""
+        """Hang up at a deadline: a cancelled transaction waits for its rollback, without a limit if the connection is
+        silent.
+        """
         late = asyncio.get_running_loop().call_at(moment, self._hang_up)
         try:
             yield
@@ -98,8 +100,8 @@ class PostgresLink(Link[Any]):
 
 
 def places_of(url: str) -> list[str]:
-    """A URL for each of the servers that one names. Given all of them, the library would wait for one that is silent
-    until there is no time left for the others.
+    """Return one URL for each server in a URL. With several servers, the library would wait for a silent one until no
+    time is left for the others.
     """
     parts = urlsplit(url)
     login, at, servers = parts.netloc.rpartition("@")
@@ -115,7 +117,7 @@ def _unusable(url: str, name: str, error: Exception) -> PoiseError:
 
 
 def _remedy(url: str, error: Exception) -> str:
-    """What to type: without what may be a secret, but with all that says where and as whom."""
+    """Return a command to type: without anything secret, but with the server and the user."""
     parts = urlsplit(url)
     if is_unclear(parts):
         return "`psql`, with the same URL"

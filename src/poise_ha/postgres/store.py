@@ -17,15 +17,15 @@ from poise_ha.postgres.link import PostgresLink
 PRUNE_ROWS = 5_000
 
 LARGEST = 16 * 2**20
-"""Bytes of records that are written by one statement, of which PostgreSQL takes a gigabyte; a larger one alone."""
+"""Bytes of records per statement, of which PostgreSQL accepts a gigabyte; a larger record goes alone."""
 
 SLOWEST = 2**20
-"""Bytes in a second that come through to the database at least. What is large has more time than what is small, whose
-connection may be dead: it would be begun again and again.
+"""Minimum transfer rate in bytes per second. Large statements get more time than small ones, so that they are not
+restarted again and again; the connection of a small one that takes long may be dead.
 """
 
 PAGE_BYTES = 2 * 2**20
-"""Of records that are read at once; a larger one alone."""
+"""Bytes of records per read; a larger record goes alone."""
 
 _APPEND = """
 WITH led AS MATERIALIZED (SELECT FROM poise.leadership WHERE term = $1 FOR SHARE)
@@ -33,8 +33,9 @@ INSERT INTO poise.log SELECT * FROM unnest($2::bigint[], $3::bytea[])
 WHERE EXISTS (SELECT FROM led) AND (SELECT coalesce(max(revision), 0) FROM poise.log) = $4
 ON CONFLICT DO NOTHING
 """
-"""One statement, so that it is whole or not there whatever becomes of whoever sent it. The row is locked until the
-commit: a new leader waits for it. In conflict with it can only be its own first try, which was taken for lost."""
+"""One statement, so that it is applied whole or not at all, whatever happens to its sender. It locks the row until the
+commit: a new leader waits for it. It can conflict only with its own first try, which was taken for lost.
+"""
 
 
 _PAGE = """
@@ -46,7 +47,7 @@ SELECT revision, record FROM (
 
 
 class PostgresLog(VerifiedLog[Event]):
-    """Read by anybody. Raises `StoreAway` where the database does not answer."""
+    """Log that any process may read. Raises `StoreAway` if the database does not answer."""
 
     def __init__(self, url: str, decode: Callable[[bytes], Event], warn: Callable[[str], None]) -> None:
         self._link = PostgresLink(url)
@@ -141,7 +142,7 @@ class PostgresWriter(LedWriter):
         return self._link.ask(prune)
 
     def probe(self) -> None:
-        """Writes where the log is, and takes it back."""
+        """Insert a row into the log in a transaction, and roll it back."""
 
         async def probe(connection: Any) -> None:
             attempt = connection.transaction()
@@ -161,5 +162,5 @@ class PostgresWriter(LedWriter):
 
 
 def _time_for(size: int) -> float:
-    """Seconds that writing so many bytes may take."""
+    """Return the time limit in seconds for writing `size` bytes."""
     return WITHIN + size / SLOWEST

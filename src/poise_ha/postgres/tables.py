@@ -1,4 +1,4 @@
-"""What lies in the schema, and how it is made."""
+"""The schema and its creation."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ CREATE TABLE IF NOT EXISTS poise.leadership(
 INSERT INTO poise.leadership SELECT 0, '', '', '', '-infinity', '0' WHERE NOT EXISTS (SELECT FROM poise.leadership);
 """
 _SAY_FORMAT = "INSERT INTO poise.about VALUES ('format', $1) ON CONFLICT DO NOTHING"
-_LOCK = "SELECT pg_advisory_xact_lock(hashtext('poise'))"  # two may begin at once
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('poise'))"  # two processes may start at once
 
 
 def settle(link: PostgresLink) -> None:
-    """Make what is missing; raises `StoreNewer` for tables of a newer Poise."""
+    """Create missing tables; raises `StoreNewer` for tables of a newer Poise."""
     link.ask(_settle)
 
 
