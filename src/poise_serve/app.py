@@ -61,8 +61,8 @@ FORGET = ("DELETE",)
 
 
 class Gateway:
-    """The ASGI application: what is asked by name in `fronts`, the `services` behind, the `trials` of versions, what is
-    `kept` of answers by the name that is asked, and `rest` under /v1/ if there is any.
+    """The ASGI application. `fronts`: receivers of requests by name; `services`: all services; `trials`: canary trials;
+    `kept`: caches by the name in requests; `rest`: the application under /v1/, if any.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Gateway:
         self._rest = rest
         self._measuring: asyncio.Task[bytes] | None = None
         self.draining = False
-        self.room = Room(MOST_BODIES)  # so that any batch of them fits into a frame
+        self.room = Room(MOST_BODIES)  # so that any batch fits into a frame
 
     def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
-        """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says),
-        whether the answer may be deferred, and who asks. Raises `Refused`.
+        """Return the service, the client's timeout (nanoseconds, 0: that of the service), whether it is deferred, and
+        the tenant with its cache settings. Raises `Refused`.
         """
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
@@ -102,7 +102,7 @@ class Gateway:
         return service, timeout, deferred, asker
 
     def _name(self, path: str) -> str:
-        """Of the service that is asked. Raises `Refused`."""
+        """Return the name of the requested service. Raises `Refused`."""
         name = path[len("/predict") :].lstrip("/")
         if not name and len(self._fronts) == 1:
             name = next(iter(self._fronts))
@@ -138,8 +138,8 @@ class Gateway:
         await answer(send, status, body, [(b"content-type", kind.encode()), *more] if status != 204 else more)
 
     async def _ask(self, scope: Scope, receive: Receive) -> tuple[int, bytes, str, list[tuple[bytes, bytes]]]:
-        """Status, body, media type and further headers of the answer to a question. Raises `Refused`, and `Gone` where
-        nobody waits for it any more: then it is taken back.
+        """Return status, body, media type and extra headers of an answer. Raises `Refused`, and `Gone` if the client
+        disconnects, which cancels the request.
         """
         service, timeout, deferred, asker = self.admit(scope["path"], scope["headers"])
         if not may_ask(scope, name := self._name(scope["path"])):
@@ -182,7 +182,7 @@ class Gateway:
         raise Refused(404, f"there is nothing at {path[:100]}; there is {', '.join(known)}, /openapi.json")
 
     async def _forget(self, name: str) -> tuple[int, bytes, str]:
-        """Status, body and media type of what is told to who wants it forgotten what is kept of a service."""
+        """Clear the caches of a service. Returns status, body and media type."""
         kept = self._kept.get(name)
         if not kept:
             raise Refused(404, f"nothing is kept of `{name[:100]}`; of {', '.join(self._kept) or 'no service'} it is")
@@ -192,7 +192,7 @@ class Gateway:
         return 202, msgspec.json.encode(told), JSON
 
     async def _told(self, path: str) -> tuple[int, bytes, str]:
-        """What there is to read at a path: status, body and media type."""
+        """Answer a read-only route. Returns status, body and media type."""
         if path == "/metrics":
             if self._measuring is None:
                 self._measuring = asyncio.create_task(self._measure())
@@ -212,8 +212,8 @@ class Gateway:
         return status, msgspec.json.encode(told), JSON
 
     async def _measure(self) -> bytes:
-        """The metrics as text, for all who ask meanwhile; written by another thread, since that takes milliseconds for
-        each thousand of series.
+        """Return the metrics as text, shared by concurrent scrapes. Encoded in a thread, because it takes milliseconds
+        per thousand series.
         """
         for service in self._services.values():
             service.measure()
@@ -225,11 +225,11 @@ class Gateway:
     def _measured(self, measured: "asyncio.Task[bytes]") -> None:
         self._measuring = None
         if not measured.cancelled():
-            measured.exception()  # whoever asked for it may have gone
+            measured.exception()  # the client may have disconnected
 
 
 def _notes(made: Answer) -> list[tuple[bytes, bytes]]:
-    """The headers that say where an answer came from."""
+    """Return the headers about the source of an answer."""
     lines = made.note.encode().split(b"\r\n") if isinstance(made, Noted) else []
     return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
 

@@ -1,4 +1,4 @@
-"""The little of ASGI that the gateway's applications share: its types, bounded bodies, whole answers."""
+"""ASGI helpers of the gateway's applications: types, bodies with a size limit, and complete answers."""
 
 import asyncio
 from collections import Counter
@@ -11,56 +11,56 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 READ = ("GET", "HEAD", "OPTIONS")
-"""The methods of what is only read …"""
+"""Methods of read-only routes …"""
 
 ASK = ("POST", "OPTIONS")
-"""… and of what is asked."""
+"""… and of inference routes."""
 
 ABORT = "poise.abort"
-"""An extension of HTTP scopes: its `now` is a function that ends the connection and forgets what was not sent, which a
-client that reads nothing would hold otherwise. `poise_serve.http` offers it."""
+"""An extension of HTTP scopes: its `now` is a function that closes the connection and discards unsent data, which a
+client that reads nothing would keep in memory otherwise. `poise_serve.http` provides it."""
 
 
 GONE = "poise.gone"
-"""Another: its `then` takes a function, which is called once if the client goes before it is answered."""
+"""An extension: its `then` takes a function, called once if the client disconnects before it is answered."""
 
 
 ASKER = "poise.asker"
-"""Another: the key that a request came with, where a gateway has keys (`poise_serve.door`)."""
+"""An extension: the API key of a request, if the gateway uses keys (`poise_serve.door`)."""
 
 
 class Asker(Protocol):
     @property
     def name(self) -> str:
-        """That of the key."""
+        """Name of the key."""
 
     def may_ask(self, model: str) -> bool:
-        """Whether the key may ask this model; it is counted as asked."""
+        """Whether the key may use this model; then usage is counted for this model."""
 
 
 def may_ask(scope: Scope, model: str) -> bool:
-    """Whether whoever sent a request may ask this model."""
+    """Whether the key of a request, if any, may use this model."""
     asker: Asker | None = scope["extensions"].get(ASKER)
     return asker is None or asker.may_ask(model)
 
 
 class TooLarge(Exception):
-    """A body has more bytes than it may; nothing beyond them is kept."""
+    """A body is over its size limit; no more of it is buffered."""
 
 
 class NoRoom(Exception):
-    """All bodies together have more bytes than they may."""
+    """The total size of all bodies is over its limit."""
 
 
 SMALL = 64 << 10
-"""Bytes up to which a body is let in whatever else its client holds: many may ask through one proxy."""
+"""A body up to this size is accepted regardless of its client's other bodies, as many clients may share a proxy."""
 
 SHARE = 4
-"""The bodies of one client have this part of the room at most, if they are several."""
+"""Several bodies of one client may use at most 1/4 of the total."""
 
 
 class Room:
-    """Bytes of the bodies that are held at one time, of all clients and of each."""
+    """Accounts for the bytes of buffered bodies, in total and by client."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -68,7 +68,7 @@ class Room:
         self._of: Counter[str] = Counter()
 
     def take(self, size: int, client: str, so_far: int) -> None:
-        """More of a body, which has `so_far` that many bytes with it. Raises `NoRoom`; it is taken nevertheless."""
+        """Add `size` bytes of a body, now of `so_far` bytes. Raises `NoRoom` over the limit, but counts them anyway."""
         self._held += size
         self._of[client] += size
         is_alone = self._of[client] == so_far
@@ -83,7 +83,7 @@ class Room:
 
 
 def client_of(scope: Scope) -> str:
-    """Who sends a request, as far as what clients may hold goes: its key, or else its address."""
+    """Return the client to account a request to: its key, otherwise its address."""
     asker: Asker | None = scope["extensions"].get(ASKER)
     if asker is not None:
         return asker.name
@@ -91,11 +91,11 @@ def client_of(scope: Scope) -> str:
 
 
 class Gone(Exception):
-    """The client has hung up before its request was complete."""
+    """The client has disconnected before it was answered."""
 
 
 async def whole_body(scope: Scope, receive: Receive, most: int, room: Room) -> bytes:
-    """The body of a request, refused before it is buffered where its length is told. Its room is the caller's then."""
+    """Read a request's body. A too large Content-Length is refused before buffering. The caller gives back its room."""
     said = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if said.isdigit() and int(said) > most:
         raise TooLarge
@@ -122,7 +122,7 @@ T = TypeVar("T")
 
 
 async def until_gone(scope: Scope, told: "asyncio.Future[T]") -> T:
-    """What is told, unless the client goes before: then raises `Gone`. A task that waits for `http.disconnect` would
+    """Wait for the answer; raises `Gone` if the client disconnects first. A task waiting for `http.disconnect` would
     cost as much as the rest of a small request.
     """
     scope["extensions"][GONE]["then"](told.cancel)
@@ -142,14 +142,14 @@ async def answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes
 
 
 async def tell_methods(send: Send, allowed: tuple[str, ...]) -> None:
-    """The answer to OPTIONS."""
+    """Answer an OPTIONS request."""
     await answer(send, 200, b"", [(b"allow", ", ".join(allowed).encode())])
 
 
 async def abort(scope: Scope) -> None:
-    """End the connection at once. A server that does not offer it is told by an exception, and closes as it can."""
+    """Close the connection at once. For a server without this extension, raise an exception instead."""
     found = (scope.get("extensions") or {}).get(ABORT)
     if found is None:
         raise ConnectionAbortedError("the answer cannot be completed")
     found["now"]()
-    await asyncio.sleep(0)  # the server hears of it
+    await asyncio.sleep(0)  # let the server handle it

@@ -1,7 +1,7 @@
-"""Replicas on other machines dial the gateway by TLS, as nodes dial the control plane, and show their attempt's key.
+"""Accepts replicas on other machines over TLS, as the control plane accepts nodes; they authenticate by attempt key.
 
-There is such a door where the control plane of the gateway's home listens to other machines, at the same host. Like
-that one it gives the certificate of the home's authority to anybody who asks (`drivers/reach.py`).
+The gateway listens there if the control plane of its home listens for other machines, on the same host. Like that one,
+it gives the certificate of the home's certificate authority to any client (`drivers/reach.py`).
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from poise_serve.service import Service
 from poise_serve.wire import LENGTH, decode_enter
 
 ASKS = b"GET "
-"""How somebody begins who asks for the certificate: no frame does."""
+"""First bytes of a request for the certificate; no frame begins with them."""
 
 MAX_ENTER = 16 * 1024
 ENTER_SECONDS = 10.0
-"""Within so long whoever connects has to have shown its key."""
+"""Timeout in seconds for the authentication of a connection."""
 
 MOST_GUESTS = 256
-"""So many may be about to."""
+"""Maximum number of connections that are not authenticated yet."""
 
 
 class Beyond(NamedTuple):
-    """What listens to other machines, the certificate of the authority (PEM), and what keys are made with."""
+    """Listener for other machines, with the certificate of the authority (PEM), and the token that keys derive from."""
 
     listening: socket.socket
     address: Address
@@ -44,7 +44,7 @@ class Beyond(NamedTuple):
     token: str
 
     async def listen(self, service_at: Callable[[str], Service | None]) -> asyncio.Server:
-        """`service_at` gives the service whose replicas dial a path."""
+        """Start listening. `service_at` returns the service for a socket path."""
         guests: set[_Guest] = set()
         return await asyncio.get_running_loop().create_server(
             lambda: _Guest(self, guests, service_at),
@@ -55,14 +55,14 @@ class Beyond(NamedTuple):
 
 
 def beyond_of(home: Home) -> Beyond | None:
-    """For the gateways of a home whose control plane listens to other machines; else none."""
+    """Make a listener if the home's control plane listens for other machines; otherwise return None."""
     try:
         text = json_decoder(Endpoint).decode(home.endpoint.read_bytes()).address
     except (OSError, msgspec.MsgspecError):
         return None
     if home.elsewhere is not None or not text:
         return None
-    from poise.drivers.authority import ensure_authority, names_here, server_context  # dear, and seldom needed
+    from poise.drivers.authority import ensure_authority, names_here, server_context  # slow import, rarely needed
 
     host = Address.parse(text).host
     place, family = "0.0.0.0", socket.AF_INET  # noqa: S104 — with TLS, and keys
@@ -78,7 +78,7 @@ def beyond_of(home: Home) -> Beyond | None:
 
 
 class _Guest(asyncio.Protocol):
-    """Who has connected, until it has shown which replica it is: then its connection is that of the replica."""
+    """A connection before authentication; after it, the connection becomes the replica's channel."""
 
     def __init__(self, beyond: Beyond, guests: "set[_Guest]", service_at: Callable[[str], Service | None]) -> None:
         self._beyond, self._guests, self._service_at = beyond, guests, service_at
@@ -117,7 +117,7 @@ class _Guest(asyncio.Protocol):
                 channel.data_received(rest)
 
     def _entered(self, frame: bytes) -> asyncio.Protocol | None:
-        """The replica's channel, if it is one of the service that it names."""
+        """Return the replica's channel if its service, attempt and key are valid; otherwise None."""
         try:
             enter = decode_enter.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError):

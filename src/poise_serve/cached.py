@@ -1,9 +1,8 @@
-"""A service whose answers are kept for a while, and that is asked once where many ask the same at once.
+"""Cache in front of a service, which also collapses identical concurrent requests into one.
 
-What is asked is told apart by the tenant who asks and by the body, byte by byte, or as the value that it is in JSON.
-Only answers with 200 are kept: in this process, and where there is a `SharedAnswers`, for other gateways too. Who asks
-the same as somebody who is waiting gets the same answer, or the same refusal, at the same moment; a question with a
-time of its own, that may be deferred, or that wants a new answer is asked by itself.
+Requests are identified by tenant and body, compared as bytes or as JSON values. Only answers with 200 are cached: in
+this process, and with `SharedAnswers` also for other gateways. A request identical to a pending one shares its answer
+or refusal; a request with its own timeout, in the deferred lane, or with `no-cache` is sent separately.
 """
 
 import asyncio
@@ -23,31 +22,31 @@ from poise_serve.shared_answers import SharedAnswers
 from poise_serve.wire import Answer
 
 MOST_READ = 1 << 18
-"""Bytes of a body that is read as JSON, which takes milliseconds; a larger one is told apart by its bytes."""
+"""Maximum bytes of a body compared as JSON, which takes milliseconds; larger ones are compared as bytes."""
 
 OF_LATE = 0.2
-"""What the latest answer counts in how long answers take."""
+"""Weight of the latest answer in the mean answer time."""
 
 
 COLLAPSED = "; collapsed"
-"""The note of who was answered by what another asked."""
+"""Suffix of the note for collapsed requests."""
 
 
 class Noted(Answer, frozen=True, array_like=True):
-    """An answer with header lines that say where it came from (RFC 9211, and `Age`)."""
+    """An answer with header lines about its source (`Cache-Status` of RFC 9211, and `Age`)."""
 
     note: str
 
 
 class Made(NamedTuple):
-    """An answer, and when it was made."""
+    """An answer, and the instant of its creation."""
 
     answer: Answer
     made: int
 
 
 class _Flight:
-    """One question, and everybody who waits for its answer."""
+    """A pending request, with all clients that wait for its answer."""
 
     def __init__(self, key: bytes, asker: Asker, body: bytes, timeout: int, deferred: bool) -> None:
         self.key = key
@@ -59,22 +58,22 @@ class _Flight:
         self.tells: dict[int, Tell] = {}
         self.search: asyncio.Task[None] | None = None
         self.number = 0
-        """What the service calls it, once it is asked."""
+        """Its number at the service, once sent."""
         self.sent = 0
         self.shared = ""
-        """The key under which gateways share its answer, if they do."""
+        """Key of its answer in the shared cache, if there is one."""
         self.errand = ""
         self.is_old = False
-        """What was kept has been forgotten since it began."""
+        """Whether the cache was cleared since it began."""
 
     @property
     def is_alone(self) -> bool:
-        """Nobody else waits for its answer, and it waits for nobody else's."""
+        """Whether it is never collapsed with other requests."""
         return bool(self.timeout) or self.deferred or not self.asker.use
 
 
 class Cached:
-    """Asked and cancelled as a `Service` is."""
+    """Takes requests like a `Service`."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class Cached:
             await self._shared.start()
 
     async def searched(self) -> None:
-        """Until all that was asked is answered from what is kept, or has reached the service."""
+        """Wait until all cache lookups are done."""
         if self._searching:
             await asyncio.wait(self._searching)
 
@@ -112,18 +111,18 @@ class Cached:
             await self._shared.stop()
 
     def measure(self) -> None:
-        """Set what is only told when somebody asks."""
+        """Set the gauges that are computed only when metrics are scraped."""
         self._metrics.now(len(self._cache), self._cache.size, self._cache.evicted)
 
     async def forget(self) -> bool:
-        """Whether what is kept is forgotten everywhere; where another gateway cannot be told yet, it will be."""
+        """Clear the cache. Returns whether all gateways were notified; the others are notified later."""
         self._forget_here()
         return self._shared is None or await self._shared.forget()
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        """As `Service.ask`."""
+        """See `Service.ask`."""
         self._asked += 1
         handle, key, now = self._asked, self._key(asker.tenant, body), time.monotonic_ns()
         kept = self._cache.get(key, now) if asker.use else None
@@ -146,7 +145,7 @@ class Cached:
         return handle
 
     def cancel(self, number: int) -> None:
-        """As `Service.cancel`; the service is told once nobody waits for the answer any more."""
+        """See `Service.cancel`. Cancels at the service when no other client waits for the answer."""
         flight = self._waiting.pop(number, None)
         if flight is None:
             return
@@ -188,7 +187,7 @@ class Cached:
         self._tell(flight, found.answer, note)
 
     def _send(self, flight: _Flight) -> None:
-        """Ask the service; of the time that whoever asks has, what is left."""
+        """Send the request to the service, with the remaining timeout."""
         flight.sent = time.monotonic_ns()
         timeout = max(1, flight.timeout - (flight.sent - flight.began)) if flight.timeout else 0
         flight.number = self._service.ask(flight.body, partial(self._told, flight), timeout, flight.deferred)
@@ -211,7 +210,7 @@ class Cached:
         self._tell(flight, told, note)
 
     def _tell(self, flight: _Flight, told: Answer | Refuse, note: str = "") -> None:
-        """Tell everybody; those who came while another was waiting for the service read that in their note."""
+        """Answer all waiting clients. The note marks collapsed requests after the first."""
         self._land(flight)
         is_hit, now = not flight.sent, time.monotonic_ns()
         for handle, tell in flight.tells.items():
@@ -241,7 +240,7 @@ class Cached:
             del self._flights[flight.key]
 
     def _forget_here(self) -> None:
-        """What is asked now is still told to whoever asked, and not kept."""
+        """Clear the cache of this process. Pending answers are still delivered, but not cached."""
         self._cache.clear()
         for flight in self._waiting.values():
             flight.is_old = True
@@ -253,7 +252,7 @@ def _noted(answer: Answer, note: str) -> Noted:
 
 
 def canonical(body: bytes) -> bytes:
-    """The same for bodies that are the same value: keys in order, no spaces. What is no JSON stays as it is."""
+    """Canonical form of a JSON body: sorted keys, no spaces. Other bodies are returned unchanged."""
     try:
         return msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):

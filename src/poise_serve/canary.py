@@ -1,10 +1,9 @@
-"""A version of a service on trial: which requests it gets, what is held beside what, and how the trial ends.
+"""Canary trial of a service version: which requests it gets, which answers are compared, and how the trial ends.
 
-Whoever asks loses nothing by it: what the canary does not answer with 200, or not in half of the time that there is, or
-held when its last replica died, is asked of stable. What a replica of the canary died of is not sent to another of
-them, and stable serves it alone: a request that kills its server kills one of each. Copies are made of what stable has
-answered already. Neither version's answers are kept for the other: each has a cache of its own, and what comes out of
-one is not counted.
+Clients lose nothing: a request goes to stable if the canary answers with another status than 200, or not within half of
+the timeout, or loses its last replica. A request that was lost with a canary replica is not sent to another one, and
+stable serves it alone: a request that kills its server kills at most one of each version. Only requests that stable has
+answered are copied. Each version has its own cache, and cached answers are not counted.
 """
 
 import asyncio
@@ -25,26 +24,26 @@ from poise_serve.service import ANYBODY, Asked, Asker, Service, Tell
 from poise_serve.wire import Answer
 
 LOOK_AFTER = 10
-"""So many answers of the canary between two judgements."""
+"""Number of canary answers between two judgements."""
 
 AT_ONCE = 4
-"""Recorded requests that are asked at once."""
+"""Maximum number of concurrent recorded requests."""
 
 MOST_COPIED = 64 << 20
-"""Bytes of what was copied to the canary, and of what it is held beside, that is not answered yet: one that is slow, or
-hangs, is copied no more. One copy may be larger.
+"""Maximum bytes of unanswered copies with their stable answers, so that a slow or hung canary gets no more copies. A
+single copy may be larger.
 """
 
 
 class Version(NamedTuple):
-    """`front` is asked: the service, or the cache before it."""
+    """A version. `front` receives its requests: the service, or its cache."""
 
     service: Service
     front: Asked
 
 
 class Trial:
-    """Asked and cancelled as a `Service` is, for as long as the trial lasts, and a little longer."""
+    """Takes requests like a `Service`, during the trial and shortly after it."""
 
     def __init__(
         self,
@@ -55,26 +54,26 @@ class Trial:
         measure: Callable[[float, int], None],
         say: Callable[[str], None],
     ) -> None:
-        """`measure` is told the part of the requests that the canary answers, and 0, 1, 2 for the states."""
+        """`measure` gets the canary's share of requests, and the state: 0 running, 1 promoted, 2 rolled back."""
         self.name = name
         self.rules = rules
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Whether the canary is promoted, once that is known."""
+        """Resolves to whether the canary is promoted."""
         self.state: Literal["running", "promoted", "rolled back"] = "running"
         self._stable, self._canary = stable, canary
         self._measure, self._say = measure, say
         self._stage = -1
         self._judged = Judgement("go on", ())
         self._of_stable, self._of_canary = Tally(), Tally()
-        self._due = 0.0  # to the canary, in requests
+        self._due = 0.0  # fraction of a request due to the canary
         self._asked = 0
         self._open: dict[int, _Open] = {}
         self._emptied = asyncio.Event()
         self._copies: set[_Copy] = set()
         self._copied = 0  # bytes
         self._closing = False
-        self._sent = 0  # to the canary, by way of trial
-        self._behind: int | None = None  # the first that it was sent, and are not answered yet
+        self._sent = 0  # to the canary as part of the trial
+        self._behind: int | None = None  # unanswered requests sent before the canary's first answer
         self._no_sample: Answer | Refuse | None = None
         self._replay: asyncio.Task[None] | None = None
         stable.service.listeners.append(self._heard_stable)
@@ -84,11 +83,11 @@ class Trial:
 
     @property
     def stage(self) -> Stage:
-        """The present one; after the last, the last."""
+        """Current stage; after the last one, the last."""
         return self.rules.stages[min(self._stage, len(self.rules.stages) - 1)]
 
     def report(self) -> dict[str, Any]:
-        """For people and programs who ask how it goes."""
+        """Status of the trial for `/canaries`."""
         return {
             "state": self.state,
             "stage": str(self.stage),
@@ -100,7 +99,7 @@ class Trial:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        """As `Service.ask`."""
+        """See `Service.ask`."""
         self._asked += 1
         entry = _Open(self._asked, body, tell, time.monotonic_ns(), timeout, deferred, asker)
         self._open[self._asked] = entry
@@ -113,7 +112,7 @@ class Trial:
         return entry.number
 
     def changed(self) -> None:
-        """The canary has one replica more, or less. Without any, nobody knows when it would answer."""
+        """Handle a change of the canary's replicas. Without replicas, send its requests to stable."""
         if self._canary.service.replicas:
             return
         for entry in [entry for entry in self._open.values() if entry.asked is self._canary.front]:
@@ -123,7 +122,7 @@ class Trial:
         self._look()
 
     def cancel(self, number: int) -> None:
-        """As `Service.cancel`."""
+        """See `Service.cancel`."""
         entry = self._closed(number)
         if entry is None or entry.asked is None:
             return
@@ -132,13 +131,13 @@ class Trial:
             self._count(ok=False)
 
     async def drained(self) -> None:
-        """Until everybody who has asked is answered."""
+        """Wait until all requests are answered."""
         while self._open:
             self._emptied.clear()
             await self._emptied.wait()
 
     def close(self) -> None:
-        """The gateway ends: what nobody waits for is asked no more."""
+        """Cancel requests without a client, such as copies and recorded ones, when the gateway stops."""
         self._closing = True
         if self._replay is not None:
             self._replay.cancel()
@@ -153,8 +152,8 @@ class Trial:
         return entry
 
     def _took_too_long(self, waited: int) -> bool:
-        """Whether who left had waited longer than any answer of stable's takes: of a canary that hangs, nothing else
-        may ever be heard.
+        """Whether a client that disconnected had waited longer than stable's slowest answer. A hung canary may show no
+        other sign.
         """
         longest = max(self._of_stable.took, default=0)
         return longest > 0 and waited > max(self.rules.latency * longest, longest + NOTHING)
@@ -164,11 +163,13 @@ class Trial:
     ) -> None:
         entry.asked = front
         number = front.ask(entry.body, partial(told, entry), timeout, entry.deferred, entry.asker)
-        if entry.asked is front:  # else it was refused at once, and is asked elsewhere by now
+        if entry.asked is front:  # otherwise it was refused at once, and is already sent elsewhere
             entry.there = number
 
     def _ask_stable(self, entry: "_Open") -> None:
-        """In the time that is left. What it says is no sample of its answers: what both refuse is all there."""
+        """Send the request to stable, in the remaining time. Its answer is not counted: the canary's failures would
+        bias the sample.
+        """
         entry.again = True
         left = entry.timeout and max(1, entry.timeout - (time.monotonic_ns() - entry.came))
         self._pass_on(entry, self._stable.front, self._told, left)
@@ -187,7 +188,7 @@ class Trial:
             self._ask_stable(entry)
 
     def _turn(self) -> bool:
-        """Whether it is the canary's turn: of any so many requests in a row it gets its part, spread evenly."""
+        """Whether the canary gets this request. Its share is spread evenly over the requests."""
         if not self._canary.service.replicas:
             return False
         self._due += self.stage.part
@@ -196,7 +197,7 @@ class Trial:
         self._due -= 1
         return True
 
-    # --- what is seen ------------------------------------------------------------------------------------------------
+    # --- observations ------------------------------------------------------------------------------------------------
 
     def _heard_stable(self, body: bytes, told: Answer | Refuse, took: int) -> None:
         if self._running("shadow", "share") and told is not self._no_sample:
@@ -226,7 +227,7 @@ class Trial:
             self._behind = self._sent - 1
         elif self._behind:
             self._behind -= 1
-            if _is_ok(told):  # it waited while the first was answered, with which a version warms up
+            if _is_ok(told):  # it waited for the first answer, which includes warm-up
                 return
         self._count(ok=_is_ok(told), took=took)
 
@@ -246,7 +247,7 @@ class Trial:
             judged = judge(self.rules, self.stage, self._of_stable, self._of_canary, over=over, endless=endless)
             self._judged = judged
             if stays and self._of_canary.answered >= KEPT:
-                self._of_canary = Tally()  # or what it was for long would hide what it is
+                self._of_canary = Tally()  # so that old answers do not hide new problems
             found = "; ".join(self._judged.reasons)
             if self._judged.verdict == "pass":
                 self._next_stage(found)
@@ -267,14 +268,14 @@ class Trial:
                 self._say(f"{self.name}: the canary has passed all stages, and stays at a {self.stage}: {found}")
             return
         self._stage += 1
-        self._of_canary, self._due = Tally(), 0.0  # stable's stays: in the last stages it is hardly asked any more
+        self._of_canary, self._due = Tally(), 0.0  # keep stable's: it gets few requests in the last stages
         self._say(f"{self.name}: the canary is on trial, {self.stage}{f', after {found}' if found else ''}")
         self._measure(self.stage.part if self.stage.kind == "share" else 0.0, 0)
         if self.stage.kind == "replay":
             self._replay = asyncio.ensure_future(self._ask_recorded())
 
     def end(self, promoted: bool, why: str) -> None:
-        """Promote it, or roll it back; once. What it is asked already it goes on answering."""
+        """Promote the canary or roll it back, once. Requests in progress are still answered."""
         if self.state != "running":
             return
         self.state = "promoted" if promoted else "rolled back"
@@ -286,10 +287,10 @@ class Trial:
         self.close()
         self.ended.set_result(promoted)
 
-    # --- what was recorded -------------------------------------------------------------------------------------------
+    # --- recorded requests -------------------------------------------------------------------------------------------
 
     async def _ask_recorded(self) -> None:
-        """Ask both versions all that was recorded, where there is nothing else to do, and hold the answers together."""
+        """Replay all recorded requests on both versions, in the deferred lane, and compare the answers."""
         await self._stable.service.ready()
         await self._canary.service.ready()
         try:
@@ -316,9 +317,7 @@ class Trial:
 
 
 class _Open:
-    """One who waits for an answer: `there` is the number that `asked` has given the question, `again` that the canary
-    has failed at it.
-    """
+    """A pending request. `there`: its number at `asked`. `again`: the canary has failed to answer it."""
 
     __slots__ = ("again", "asked", "asker", "body", "came", "deferred", "number", "tell", "there", "timeout")
 
@@ -333,7 +332,7 @@ class _Open:
 
 
 class _Copy:
-    """A question that the canary is asked, and what stable has said to it: so many bytes."""
+    """A request copied to the canary, with stable's answer; `size` is the bytes of both."""
 
     __slots__ = ("number", "size", "stable")
 
@@ -342,7 +341,7 @@ class _Copy:
 
 
 async def _asked(service: Service, body: bytes, tally: Tally) -> Answer | Refuse:
-    """What a version says to what was recorded."""
+    """Send a recorded request to a version and return its answer."""
     answer: asyncio.Future[Answer | Refuse] = asyncio.get_running_loop().create_future()
     came = time.monotonic_ns()
     number = service.ask(body, lambda told: None if answer.done() else answer.set_result(told), deferred=True)
@@ -360,7 +359,7 @@ def _is_ok(told: Answer | Refuse) -> bool:
 
 
 def _agree(one: Answer | Refuse, other: Answer | Refuse, close: float) -> bool:
-    """Whether two answers say the same, as values if both are JSON."""
+    """Whether two answers are equal, as values if both are JSON."""
     if not isinstance(one, Answer) or not isinstance(other, Answer) or one.status != other.status:
         return False
     if one.body == other.body:

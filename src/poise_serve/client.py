@@ -1,7 +1,7 @@
-"""Requests to upstreams: what is passed on of a request and of its answer, and what can go wrong on the way.
+"""HTTP client for upstreams: forwarded headers of requests and answers, and connection failures.
 
-The client is aiohttp's. Measured before it was chosen, CPU of a front that passes a small answer on, and one of 50
-events: aiohttp 0.43 and 0.91 ms, httpx2 1.87 and 2.85 ms, httpx 3.36 and 5.49 ms.
+It uses aiohttp. Measured CPU time of a front to forward a small answer, and one of 50 events: aiohttp 0.43 and 0.91 ms,
+httpx2 1.87 and 2.85 ms, httpx 3.36 and 5.49 ms.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from poise.units import SECOND
 from poise_serve.pool import Member
 
 KEPT_SECONDS = 4.0
-"""An idle connection is kept for so long: servers of this field (uvicorn's, llama.cpp's) close theirs after 5 s, and a
-request that meets a connection just being closed fails."""
+"""Seconds to keep an idle connection: common model servers (uvicorn, llama.cpp) close theirs after 5 s, and requests on
+a connection that is being closed fail."""
 
 READ_BYTES = 64 * 1024
-"""Of an answer are buffered, twice this at most, while its client does not take them."""
+"""Read buffer of an answer; at most twice this is buffered while its client does not read."""
 
 NOT_ASKED_ON = frozenset(
     {
@@ -29,28 +29,28 @@ NOT_ASKED_ON = frozenset(
         "x-poise-lane",
     }
 )  # fmt: skip
-"""Headers that are the connection's own, or the front's: a client's key is for it, and not for what is behind."""
+"""Request headers that are not forwarded: those of the connection and of the front. A client's key is for the front."""
 
 NOT_ANSWERED_ON = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"date", b"server"}
 )
 
 SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""aiohttp adds none of its own to what the client sent."""
+"""Headers that aiohttp must not add to the client's."""
 
 FAILURES = (aiohttp.ClientError, ConnectionError, OSError)
-"""What asking, and reading an answer, raise when the upstream or the way to it failed."""
+"""Exceptions of a failed upstream or connection, when sending a request or reading an answer."""
 
 
 NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)
-"""Those of them after which it is certain that the upstream had nothing of the request. Only connecting is timed."""
+"""The failures after which the upstream has certainly received nothing. The only timeout is that of connecting."""
 
 
 class Client:
-    """Connections to all upstreams, kept and used again."""
+    """Connection pool for all upstreams."""
 
     def __init__(self, keys: Mapping[str, str], connecting: int) -> None:
-        """`keys`: of upstreams that want one, by name. Connecting takes so many nanoseconds at most."""
+        """`keys`: API keys by upstream. `connecting`: connection timeout in nanoseconds."""
         self._keys = keys
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
@@ -68,7 +68,7 @@ class Client:
     async def ask(
         self, member: Member, target: str, body: bytes, headers: list[tuple[str, str]]
     ) -> aiohttp.ClientResponse:
-        """The answer, as far as its headers. `target` is a path, perhaps with a query."""
+        """Send a request; returns after the headers of the answer. `target`: path and query."""
         url = self._url(member.told, target)
         key = self._keys.get(member.name)
         if key:
@@ -76,7 +76,7 @@ class Client:
         return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
 
     async def get(self, told: Upstream, path: str, nanoseconds: int) -> tuple[int, bytes]:
-        """Status and body, for probes; of the body no more than `MAX_BODY`."""
+        """Return status and body, for probes; the body ends soon after `MAX_BODY` bytes."""
         key = self._keys.get(told.name)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=nanoseconds / SECOND)
@@ -100,20 +100,20 @@ class Client:
 
 
 def asked_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """The headers of a request that an upstream is sent."""
+    """Return the request headers to forward to an upstream."""
     texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
     return [(name, value) for name, value in texts if name not in NOT_ASKED_ON]
 
 
 def answered_on(answer: aiohttp.ClientResponse, member: Member) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer that the client is sent, and which upstream it came from."""
+    """Return the answer headers to forward to the client, with the name of the upstream."""
     headers = [(name.lower(), value) for name, value in answer.raw_headers]
     kept = [(name, value) for name, value in headers if name not in NOT_ANSWERED_ON]
     return [*kept, (b"x-poise-upstream", member.name.encode())]
 
 
 def told_to_wait(answer: aiohttp.ClientResponse) -> float:
-    """Seconds of its Retry-After; 0 where there is none, or a date (no server of this field sends one)."""
+    """Return Retry-After in seconds; 0 if it is missing or a date, which common model servers do not send."""
     try:
         return max(0.0, float(answer.headers.get("retry-after", "0")))
     except ValueError:

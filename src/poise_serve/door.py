@@ -21,10 +21,10 @@ from poise_serve.openai import LETTERS_PER_TOKEN
 from poise_serve.refusals import Refused, problem
 
 ANY = "*"
-"""The setting that lets pages of all sites in."""
+"""Setting that allows all origins."""
 
 REMEMBERED = 600
-"""Seconds for which a browser need not ask again whether it may ask."""
+"""Seconds for which a browser may cache a preflight answer."""
 
 SHOWN = b"retry-after, x-poise-upstream, cache-status, age"
 """Headers of answers that pages of other sites may read."""
@@ -36,11 +36,11 @@ _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 
 
 PUBLIC = frozenset({"/healthz", "/readyz"})
-"""For probes, which carry no key."""
+"""Paths for probes, which need no key."""
 
 
 class Door:
-    """ASGI application that checks, then passes on."""
+    """ASGI middleware for access control."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Door:
         keys: Keys | None = None,
         usage: Usage | None = None,
     ) -> None:
-        """`names` are those of this machine besides `localhost` and its addresses; `origins` are the sites whose pages
-        may ask; `usage` is counted where there are `keys`.
+        """`names`: host names of this machine besides `localhost` and its addresses. `origins`: allowed origins of web
+        pages. `usage`: metrics of the `keys`, if there are any.
         """
         self._app = app
         self._keys, self._usage = keys, usage
@@ -100,7 +100,7 @@ class Door:
             metered.count(self._usage)
 
     def _check_host(self, host: str) -> None:
-        """A browser always sends one; HTTP/1.0 knows none."""
+        """Check the Host header. It may be missing, as in HTTP/1.0; browsers always send it."""
         if not host or _is_address(name := _name(host)) or name in self._names:
             return
         message = (
@@ -156,7 +156,7 @@ class Metered:
         await self._send(message)
 
     def count(self, usage: Usage) -> None:
-        """Once it is over, however that was."""
+        """Record the usage after the request has ended in any way."""
         if not self._model:
             return
         holder, model = self._holder, self._model
@@ -164,7 +164,7 @@ class Metered:
         if not self._counts or self._status != 200:
             return
         took = {"prompt": self._told(_PROMPT), "completion": self._told(_COMPLETION)}
-        if took["prompt"] is None:  # a stream without usage, or one that was cut
+        if took["prompt"] is None:  # a stream without usage, or an interrupted one
             took = {
                 "prompt": self._asked // LETTERS_PER_TOKEN,
                 "completion": self._events or self._answered // LETTERS_PER_TOKEN,
@@ -179,7 +179,7 @@ class Metered:
 
 
 USAGE_WITHIN = 4096
-"""Bytes at the end of an answer in which its usage is looked for."""
+"""Bytes at the end of an answer that are searched for its usage."""
 
 _PROMPT, _COMPLETION = (re.compile(rb'"%b_tokens"\s*:\s*([0-9]{1,12})' % kind) for kind in (b"prompt", b"completion"))
 
@@ -211,7 +211,7 @@ def _name(host: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """No name resolves to where it is not: a page cannot be served under an address that is not its server's."""
+    """Whether the host is an IP address, which is safe: DNS rebinding needs a name."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -220,7 +220,7 @@ def _is_address(name: str) -> bool:
 
 
 def _shared(origin: str) -> list[tuple[bytes, bytes]]:
-    """The headers that let a page of that site read an answer."""
+    """Return the CORS headers that let a page of this origin read an answer."""
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-expose-headers", SHOWN),
@@ -239,7 +239,7 @@ def _preflight(headers: MutableMapping[bytes, str]) -> list[tuple[bytes, bytes]]
 
 
 def _with(send: Send, more: list[tuple[bytes, bytes]]) -> Send:
-    """Answers that have more headers."""
+    """Wrap `send` to add headers to the answer."""
 
     async def send_more(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -1,8 +1,8 @@
-"""Embeddings by OpenAI's route, of a model that is a service here.
+"""The OpenAI embeddings route for a model that is a Poise service.
 
-A request with N inputs is N questions to the service: each is a text, or a list of tokens, as JSON, and is batched with
-whatever else waits. They are asked at one instant, and stand or fall together: where one of them is refused, the others
-are taken back, as they are when whoever asked hangs up. What is kept of one input serves every request that has it.
+A request with N inputs becomes N requests to the service: each is a text, or a list of tokens, as JSON, and is batched
+with other waiting requests. They arrive at one instant and succeed or fail together: if one is refused, or the client
+disconnects, the others are cancelled. The cache works per input, across requests.
 
 The model answers each with `{"embedding": [0.1, …], "tokens": 7}`.
 """
@@ -24,18 +24,18 @@ from poise_serve.service import ANYBODY, Asked, Asker, Service
 from poise_serve.wire import Answer
 
 WRONG_INPUT = (400, 422)
-"""What a replica says of an input that its model does not take."""
+"""Status codes of a replica for an invalid input."""
 
 
 class Embedded(msgspec.Struct):
-    """What the model answers. The numbers are sent on as they are written, but are read as well: they may be none."""
+    """The model's answer. Its numbers are forwarded as text, but decoded too, to validate them."""
 
     embedding: msgspec.Raw
     tokens: int
 
 
 class Failed(msgspec.Struct):
-    """How a replica says what is wrong."""
+    """A replica's error."""
 
     error: dict[str, str | int]
 
@@ -46,13 +46,13 @@ _failed = json_decoder(Failed).decode
 
 
 class Embeddings:
-    """One model."""
+    """One embeddings model."""
 
     def __init__(
         self, versions: Sequence[str], timeout: int, fronts: Mapping[str, Asked], services: Mapping[str, Service]
     ) -> None:
-        """`versions`: the name of the model, then of what may be asked for it; `fronts` and `services` are all there
-        are at any time. `timeout`: nanoseconds.
+        """`versions`: names of the model's service and its canary. `fronts` and `services` are live mappings of all
+        services. `timeout`: nanoseconds.
         """
         self.name = versions[0]
         self.timeout = timeout
@@ -61,8 +61,8 @@ class Embeddings:
         self._services = services
 
     async def embed(self, body: bytes, patience: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> bytes:
-        """The answer to a request's body, for which whoever asks waits so long (nanoseconds, 0: as long as the service
-        says), and which may be deferred. Raises `Refused`.
+        """Answer a request. `patience`: the client's timeout in nanoseconds, 0 for that of the service. `deferred`: use
+        the deferred lane. Raises `Refused`.
         """
         inputs = read_inputs(body)
         asked = self._fronts[self.name]
@@ -83,7 +83,7 @@ class Embeddings:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What is asked within it comes at one instant, whichever version is asked."""
+        """Let requests in this block arrive at one instant, for all versions."""
         with ExitStack() as stack:
             for name in self._versions:
                 if name in self._services:
@@ -92,7 +92,7 @@ class Embeddings:
 
 
 class Whole:
-    """One answer, put together from those to its inputs; or the first refusal."""
+    """Collects the answers to all inputs into one, or the first refusal."""
 
     def __init__(self, name: str, count: int, *, in_base64: bool) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -103,7 +103,7 @@ class Whole:
         self._in_base64 = in_base64
 
     def check(self) -> None:
-        """Raises what it was refused with."""
+        """Raises the refusal, if there is one."""
         if self.answer.done() and (error := self.answer.exception()) is not None:
             raise error
 
@@ -153,7 +153,7 @@ def _cancel(asked: Asked, numbers: Sequence[int]) -> None:
 
 
 def _refused(name: str, refuse: Refuse) -> Refused:
-    """As the service refuses a question of its own route, in OpenAI's form."""
+    """Convert a service's refusal to OpenAI's form."""
     told = refusal(refuse)
     message, away = f"`{name}`: {told.message}", int(told.headers.get("retry-after", "0"))
     final = NOT_AGAIN[0] in told.headers

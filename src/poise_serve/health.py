@@ -1,4 +1,4 @@
-"""Probes of upstreams: whether they are well, and which models they have."""
+"""Health probes of upstreams, and discovery of their models."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from poise_serve.openai import MODELS
 from poise_serve.pool import Member, Pool
 
 STARTING_EVERY = SECOND
-"""What has not gone well yet is probed so often, if probes are not more frequent anyway: people wait for it."""
+"""Maximum probe interval of an upstream before its first success, because users wait for it."""
 
 
 class Prober:
-    """One task for each upstream, for as long as the front runs."""
+    """Probes each upstream in a separate task while the front runs."""
 
     def __init__(self, pool: Pool, client: Client, rules: Probing, metrics: Metrics, now: Callable[[], int]) -> None:
         self._pool = pool

@@ -1,13 +1,13 @@
-"""The HTTP server: aiohttp's, before an ASGI application, with bounds on what clients may take up.
+"""The HTTP server: aiohttp in front of an ASGI application, with limits on the resources of each client.
 
-Parsing, keep-alive, pipelining, chunks and compressed bodies are aiohttp's. Three things are added here, since servers
-rarely have them:
+aiohttp does parsing, keep-alive, pipelining, chunks and compressed bodies. Three features are added here, because
+servers rarely have them:
 
-* A client that hardly sends the rest of its request, or hardly takes its answer, is dropped. So neither half-open
-  clients nor those that send a byte at a time hold more than a socket, or for long.
-* A client that closes only its sending side (`nc -N`, `shutdown(SHUT_WR)`) gets its answer. A client that has gone
-  sends the same FIN. The server tells them apart by an interim answer (100 Continue), which HTTP/1.1 clients ignore:
-  the system of a client that has gone answers it with a reset.
+* A client that sends its request or reads its answer too slowly is dropped. So half-open clients, and clients that send
+  one byte at a time, hold only a socket, and not for long.
+* A client that closes only its sending side (`nc -N`, `shutdown(SHUT_WR)`) gets its answer. A disconnected client sends
+  the same FIN. The server distinguishes them by an interim answer (100 Continue), which HTTP/1.1 clients ignore: the
+  system of a disconnected client answers it with a reset.
 * A request with a transfer coding besides `chunked` is refused: aiohttp would pass its body on undecoded.
 """
 
@@ -26,37 +26,36 @@ from poise_serve.asgi import ABORT, GONE, App, Scope, answer
 from poise_serve.refusals import problem
 
 LOOK_EVERY = 5.0
-"""Seconds between two looks at a connection …"""
+"""Interval in seconds at which connections are checked …"""
 
 MOVED = 4096
-"""… within which this many bytes of a request on its way, or of an answer, must have moved."""
+"""… and minimum number of bytes of a request or an answer to transfer in it."""
 
 LOOK_AT_END = 0.02
-"""Seconds between two looks at whether all clients have their answers, when the gateway ends."""
+"""Interval in seconds at which a stopping gateway checks whether all clients have their answers."""
 
 IDLE = 75.0
 """Seconds after which a connection without a request is closed."""
 
 LINGER = 10.0
-"""Seconds for which the rest of a refused request is read and dropped, until its sender hangs up; if it is compressed,
-it is not read at all."""
+"""Maximum seconds to read and drop the rest of a refused request before closing. A compressed body is not read."""
 
 HANDSHAKE = 10.0
-"""Seconds within which a client that dials has agreed on TLS …"""
+"""Timeout in seconds of the TLS handshake …"""
 
 FAREWELL = 1.0
-"""… and says that it ends it: a connection that takes longer is closed without."""
+"""… and of the TLS shutdown, after which the connection is closed without it."""
 
 MAX_CONNECTIONS = 10_000
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 * 1024
-"""Of one header, and of the path of a request."""
+"""Maximum size of one header, and of the path of a request."""
 
 FIRST_PROBE = 0.05
-"""Seconds after which a client that has ended its side is looked at first; each pause is twice the one before."""
+"""Seconds until the first check of a half-closed client; each further interval is twice the previous one."""
 
 DECODED = ("", "identity", "gzip", "deflate")
-"""Content codings of bodies that are read. Others need packages that may be missing."""
+"""Supported content codings of bodies. Others need packages that may be missing."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -68,7 +67,7 @@ class Connection(web.RequestHandler):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            access_log=logging.getLogger("poise_serve.access"),  # off, as long as nobody turns it on
+            access_log=logging.getLogger("poise_serve.access"),  # disabled by default
             keepalive_timeout=IDLE,
             lingering_time=LINGER,
             max_headers=MAX_HEADERS,
@@ -78,20 +77,20 @@ class Connection(web.RequestHandler):
         self._server = server
         self.gone = asyncio.Event()
         self.is_reading = False
-        """Whether more of a request's body is waited for."""
+        """Whether the server waits for more of a request's body."""
         self.is_begun = False
-        """Whether a part of the present answer is sent."""
+        """Whether part of the current answer has been sent."""
         self._answering: web.BaseRequest | None = None
         self._then: Callable[[], object] = _nothing
         self.has_ended = False
-        """Whether its client sends nothing more."""
+        """Whether the client has closed its sending side."""
         self._got = 0
-        self._at_rest = -1  # bytes that had come when it was last idle; -1: nothing was asked yet
-        self._had = -1  # bytes at the last look since more is expected; -1: it was not looked at since
-        self._unsent = self._taken = 0  # at the last look
-        self._written = 0  # bytes of answers that are complete
+        self._at_rest = -1  # bytes received when it was last idle; -1: no request yet
+        self._had = -1  # bytes received at the last check of a request in transfer; -1: not checked yet
+        self._unsent = self._taken = 0  # at the last check
+        self._written = 0  # bytes of completed answers
 
-    # --- what comes --------------------------------------------------------------------------------------------------
+    # --- received data -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._server.open += 1
@@ -101,7 +100,7 @@ class Connection(web.RequestHandler):
         self._got += len(data)
         super().data_received(data)
 
-    def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp closes, whoever waits
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp closes even with pending requests
         """Return whether the connection stays open to answer complete requests received before the end of input."""
         if self.has_ended:
             return True
@@ -141,17 +140,17 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def when_gone(self, then: Callable[[], object]) -> None:
-        """Call it, once, if the client goes before its request is answered."""
+        """Call `then` once, if the client disconnects before its request is answered."""
         self._then = then
         if self.gone.is_set():
             then()
 
-    # --- what is answered --------------------------------------------------------------------------------------------
+    # --- answers -----------------------------------------------------------------------------------------------------
 
     def begin(self, request: web.BaseRequest) -> None:
         """Mark the request as being answered …"""
         self._answering, self._had = request, -1
-        # what nobody reads is not decoded either: aiohttp would do that without a pause, and it can be very much
+        # do not linger on compressed bodies: aiohttp would decode them in one go, and they can be very large
         self._lingering_time = 0.0 if hdrs.CONTENT_ENCODING in request.headers else LINGER
         if self.has_ended:
             self._ask_for_life(request)
@@ -162,7 +161,7 @@ class Connection(web.RequestHandler):
             self._written += self._answering.writer.output_size
         self._answering, self.is_begun = None, False
         self._then, self._at_rest, self._had = _nothing, self._got, -1
-        if self.has_ended:  # a moment later, since others may have come before the end
+        if self.has_ended:  # delayed, because more requests may have arrived before the end of input
             asyncio.get_running_loop().call_later(FIRST_PROBE, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
@@ -174,7 +173,7 @@ class Connection(web.RequestHandler):
         return self._server.is_ending
 
     def write(self, data: bytes) -> None:
-        """Beside the answer."""
+        """Write bytes that are not part of an answer."""
         if self.transport is not None:
             self.transport.write(data)
 
@@ -184,8 +183,8 @@ class Connection(web.RequestHandler):
             self.transport.abort()
 
     def refuse_rest(self, request: web.BaseRequest) -> None:
-        """Say after an answer that comes before the whole body that nothing more will come; unless it is compressed, it
-        is read for a while, since a client that still sends would not see its answer otherwise.
+        """Close the sending side after an answer to an incomplete body. An uncompressed body is then read for a while,
+        because a client that is still sending would not see its answer otherwise.
         """
         if not request.content.is_eof() and self.transport is not None and self.transport.can_write_eof():
             self.transport.write_eof()
@@ -193,7 +192,7 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The answer to what cannot be read, or breaks the gateway, in the form of all errors."""
+        """Make the answer to an unreadable request or an internal error, in the common form of all errors."""
         if status == 500 and not isinstance(exc, ConnectionError):
             self.log_exception("%s %s", request.method, request.path[:200], exc_info=exc)
         if request.writer.output_size:
@@ -206,18 +205,18 @@ class Connection(web.RequestHandler):
         answer.force_close()
         return answer
 
-    # --- clients that do not get on ----------------------------------------------------------------------------------
+    # --- slow clients ------------------------------------------------------------------------------------------------
 
     @property
     def owes(self) -> bool:
-        """Whether an answer is still to come, or to be taken by its client."""
+        """Whether an answer is pending or not fully sent."""
         return self._answering is not None or (self.transport is not None and self._waits_to_be_sent() > 0)
 
     def _waits_to_be_sent(self) -> int:
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def look(self) -> None:
-        """Drop the client if hardly anything came of a request on its way, or left of an answer, since the last."""
+        """Drop the client if its request or answer has hardly moved since the last check."""
         if self.transport is None:
             return
         is_slow = self._expects() and self._had >= 0 and self._got - self._had < MOVED
@@ -230,7 +229,7 @@ class Connection(web.RequestHandler):
             self.transport.abort()
 
     def _expects(self) -> bool:
-        """Whether more of a request is to come: of its body, or of one that has begun or is the first."""
+        """Whether more data is expected: of a body, or of a request that has begun or is the first."""
         return self.is_reading if self._answering is not None else self._got != self._at_rest
 
 
@@ -309,7 +308,7 @@ class Exchange:
         if whole is None:
             made = web.StreamResponse(status=self._status, headers=headers)
             if self._request.version < (1, 1) and hdrs.CONTENT_LENGTH not in headers:
-                made.force_close()  # nothing else says where it ends
+                made.force_close()  # only the close marks the end of the body
         else:
             headers.popall(hdrs.CONTENT_LENGTH, None)
             made = web.Response(status=self._status, headers=headers, body=whole)
@@ -329,9 +328,9 @@ class Server(web.Server):
         self._listening: asyncio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
         self.open = 0
-        """Connections: `connections` makes a list of them."""
+        """Number of open connections; faster than aiohttp's `connections`, which builds a list."""
         self.is_ending = False
-        """Whether each connection is closed with its next answer."""
+        """Whether each connection is closed after its next answer."""
 
     def __call__(self) -> Connection:
         return Connection(self)
@@ -353,7 +352,7 @@ class Server(web.Server):
         self._looking = loop.create_task(self._look())
 
     async def stop(self) -> None:
-        """Listen no more, and hang up on everybody within a second."""
+        """Stop listening, and close all connections within a second."""
         if self._listening is not None:
             self._listening.close()
         if self._looking is not None:
@@ -362,8 +361,8 @@ class Server(web.Server):
         await self.shutdown(1.0)
 
     async def taken(self) -> None:
-        """Wait until every client has its answers, as far as that can be known here."""
-        while any(one.owes for one in self.clients):  # noqa: ASYNC110 — nobody tells
+        """Wait until all answers are passed to the operating system."""
+        while any(one.owes for one in self.clients):  # noqa: ASYNC110 — there is no event
             await asyncio.sleep(LOOK_AT_END)
 
     async def _look(self) -> None:
@@ -393,7 +392,7 @@ class Server(web.Server):
         return exchange.answer
 
     def _refused(self, request: web.BaseRequest) -> tuple[int, str] | None:
-        """Status and reason where a request gets no further than here."""
+        """Return the status and the reason if the server must refuse the request itself."""
         if self.open > MAX_CONNECTIONS:
             return 503, f"there are {MAX_CONNECTIONS} connections already"
         headers = request.headers
@@ -419,7 +418,7 @@ def _said(headers: CIMultiDictProxy[str], name: str) -> str:
 
 
 def _waits(request: web.BaseRequest) -> bool:
-    """Whether the client sends the body once it is asked to."""
+    """Whether the client waits for 100 Continue before sending the body."""
     return request.version >= (1, 1) and request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
 
 

@@ -1,9 +1,8 @@
-"""Whose key a request carries, what it may do, and what of its allowances is left.
+"""API keys of a gateway: their permissions and remaining allowances.
 
-Keys are those of a file, which is read again when it changes; or tokens of the control plane, which is asked and whose
-answer holds for `HOLDS` seconds: a token that is revoked lets nobody in after that. A token that is used goes on being
-asked about in the background from half of that on, so that no request of it waits. While the control plane is away, the
-tokens that are known from before stay good, as services go on as well.
+Keys come from a file, which is reloaded when it changes, or are tokens of the control plane, whose answers are cached
+for `HOLDS` seconds: a revoked token is refused after that. A token in use is revalidated in the background after half
+of that time, so that no request waits. While the control plane is unreachable, known tokens stay valid.
 """
 
 import asyncio
@@ -27,24 +26,24 @@ from poise_serve.kernel.spending import Bucket
 from poise_serve.refusals import Refused
 
 HOLDS = 30.0
-"""Seconds for which an answer of the control plane holds."""
+"""Seconds for which an answer of the control plane is cached."""
 
 KNOWN = 4096
-"""Good secrets, and as many bad ones, of which it is known what the control plane says."""
+"""Maximum number of cached valid secrets, and of invalid ones."""
 
 WITHIN = 2.0
-"""Seconds after which a control plane that does not answer is taken to be away."""
+"""Timeout in seconds of a request to the control plane."""
 
 AT_ONCE, MOST_ASKED = 4, 64
-"""Questions to the control plane at one time, about tokens that are known and as many about others; and how many others
-are asked about or wait for their turn."""
+"""Maximum concurrent requests to the control plane about known tokens, and about unknown ones; and maximum number of
+unknown tokens being checked or waiting."""
 
 LOOKED = 1.0
-"""Seconds between two looks at whether a file has changed."""
+"""Interval in seconds at which the file is checked for changes."""
 
 
 class Holder:
-    """A key, and how much of its allowances is left."""
+    """A key and its remaining allowances."""
 
     def __init__(self, key: Key, tenant: str, scopes: frozenset[str], now: int) -> None:
         self.name = key.name
@@ -63,7 +62,7 @@ class Holder:
         return not self._models or model in self._models
 
     def take(self, now: int) -> None:
-        """One request. Raises `Refused` where nothing is left."""
+        """Take one request from the allowances. Raises `Refused` if one is used up."""
         if self._tokens is not None and (wait := self._tokens.wait(now)):
             raise _exhausted(f"the key `{self.name}` has used its tokens", wait)
         if self._rate is not None:
@@ -77,7 +76,7 @@ class Holder:
 
 
 class Usage:
-    """What keys have asked and used, for Prometheus."""
+    """Prometheus metrics of requests and tokens by key."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, about: str, *labels: str) -> Counter:
@@ -89,7 +88,7 @@ class Usage:
 
 
 class Keys:
-    """All keys of a gateway. `file` is read again when it changes; with a `home`, its tokens are keys."""
+    """All keys of a gateway. `file` is reloaded when it changes; with a `home`, its tokens are keys."""
 
     def __init__(self, file: Path | None, home: Home | None, now: Callable[[], int] = time.monotonic_ns) -> None:
         self._file, self._home, self._now = file, home, now
@@ -98,10 +97,10 @@ class Keys:
         self._by_digest: dict[str, Holder] = {}
         self._by_token: dict[str, Key] = {}
         self._known: OrderedDict[str, tuple[Holder, int]] = OrderedDict()
-        self._wrong: OrderedDict[str, int] = OrderedDict()  # apart, so that they drive out no good ones
+        self._wrong: OrderedDict[str, int] = OrderedDict()  # separate, so that they evict no valid ones
         self._holders: dict[str, Holder] = {}
         self._asking: dict[str, asyncio.Task[Holder | None]] = {}
-        self._strangers: set[str] = set()  # those of them that are not known
+        self._strangers: set[str] = set()  # unknown tokens being checked
         self._turn, self._turn_of_strangers = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
         if file is not None:
             self._read(file)
@@ -109,7 +108,7 @@ class Keys:
             raise AssertionError("whoever has keys of the control plane names its home")
 
     async def holder(self, secret: str) -> Holder:
-        """Whose secret it is. Raises `Refused`."""
+        """Return the holder of a secret. Raises `Refused`."""
         self._look()
         found = digest(secret)
         if (known := self._by_digest.get(found)) is not None:
@@ -129,7 +128,7 @@ class Keys:
         try:
             self._read(self._file)
         except PoiseError:
-            return  # half written, or wrong: the keys that were there stay
+            return  # partly written or invalid: keep the previous keys
 
     def _read(self, file: Path) -> None:
         try:
@@ -164,7 +163,7 @@ class Keys:
         return await asyncio.shield(self._asks(secret, found, held))
 
     def _asks(self, secret: str, found: str, held: Holder | None) -> "asyncio.Task[Holder | None]":
-        """The question to the control plane about this token, one at a time. Raises `Refused` where too many wait."""
+        """Check a token at the control plane, once at a time. Raises `Refused` if too many unknown ones wait."""
         if (asking := self._asking.get(found)) is not None:
             return asking
         if held is None:
@@ -179,7 +178,7 @@ class Keys:
         del self._asking[found]
         self._strangers.discard(found)
         if not asked.cancelled():
-            asked.exception()  # whoever waited for it may have gone
+            asked.exception()  # the client may have disconnected
 
     async def _ask(self, secret: str, found: str, before: Holder | None) -> Holder | None:
         try:
@@ -211,7 +210,7 @@ class Keys:
             return client.whoami(WITHIN)
 
     def _held(self, who: WhoReport) -> Holder | None:
-        """The holder of a token; none where a file names tokens, and not this one."""
+        """Return the holder of a token; None if the file lists tokens without this one."""
         if self._by_token and who.token not in self._by_token:
             return None
         name = who.name or who.token or "home"

@@ -1,10 +1,9 @@
-"""Large questions in JSON take turns, so that those who ask small ones do not wait for all of them.
+"""Limits the concurrency of large JSON requests, so that small requests do not wait for all of them.
 
-A replica parses what it is asked, and JSON takes up to 60 ms for each MiB: one body of 64 MiB holds a replica for
-seconds, and four of them in one batch four times as long. So of all large questions to a service one is asked at a time
-(as many as there are replicas, less one, where there are more), behind the small ones that wait; and after it, as long
-as it took, none, while small ones are asked. What a model reads from bytes by itself costs no parsing, and takes no
-turns.
+A replica parses JSON bodies, at up to 60 ms per MiB: one body of 64 MiB blocks a replica for seconds, and four in one
+batch block it four times as long. So only one large request to a service is served at a time (or one less than the
+number of replicas), in the deferred lane. After it there is a pause of the same duration while small requests are
+pending. Models that decode bytes themselves need no JSON parsing, and are not limited.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from poise_serve.service import ANYBODY, Asked, Asker, Service, Tell
 from poise_serve.wire import Answer
 
 LARGE = 1 << 20
-"""Bytes from which on a question is large."""
+"""Minimum size in bytes of a large request."""
 
 JSON = "application/json"
 
@@ -29,12 +28,12 @@ class _Question:
         self.due = due  # seconds, on the loop's clock
         self.asker = asker
         self.began = 0.0
-        self.behind = 0  # the number that it has there, once it is asked
+        self.behind = 0  # its number at `behind`, once it is sent
         self.timer: asyncio.TimerHandle | None = None
 
 
 class Large:
-    """Asked and cancelled as what is `behind` it, of a `service`; numbers of large questions are negative."""
+    """Takes requests like the receiver `behind` it, of a `service`. Large requests have negative numbers."""
 
     def __init__(self, behind: Asked, service: Service) -> None:
         self._behind = behind
@@ -46,7 +45,7 @@ class Large:
         self._timer: asyncio.TimerHandle | None = None
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        """As `Asked.ask`."""
+        """See `Asked.ask`."""
         if len(body) < LARGE or JSON not in self._service.forms.takes:
             return self._behind.ask(body, tell, timeout, deferred, asker)
         loop, limits = asyncio.get_running_loop(), self._service.batcher.limits
@@ -69,13 +68,13 @@ class Large:
                 self._drop(question)
 
     def drop(self) -> None:
-        """Refuse all that still wait for their turn."""
+        """Refuse all waiting large requests."""
         for question in list(self._waiting):
             self._drop(question)
             question.tell(Refuse(question.number, "ending", "the gateway is ending"))
 
     async def drained(self) -> None:
-        """Until all that was asked is answered."""
+        """Wait until all large requests are answered."""
         while self._waiting or self._asked:  # noqa: ASYNC110 — at the end only
             await asyncio.sleep(0.02)
 
@@ -95,7 +94,7 @@ class Large:
         self._go_on()
 
     def _is_busy(self) -> bool:
-        """Whether anybody else waits for an answer."""
+        """Whether other requests are pending."""
         batcher = self._service.batcher
         return batcher.waiting + batcher.serving > len(self._asked)
 
@@ -114,7 +113,7 @@ class Large:
         question.tell(told)
 
     def _leave(self, question: _Question) -> None:
-        """It is over: others have their turn, and then the next large one."""
+        """End a large request, and start the pause before the next one."""
         if self._asked.pop(question.number, None) is not None:
             loop = asyncio.get_running_loop()
             self._rests_until = loop.time() + (loop.time() - question.began)

@@ -1,7 +1,7 @@
-"""What the gateway counts, in Prometheus' text at `/metrics`; the one place where its metrics are named.
+"""Prometheus metrics of the front, at `/metrics`.
 
-Names are those that dashboards know, where the field has one: vLLM's router (`vllm:...`; `server` is the name of an
-upstream here) and Ray Serve (`serve_...`). What neither has is called `poise_...`.
+Metrics use names known to dashboards where they exist: those of vLLM's router (`vllm:...`; `server` is the name of an
+upstream here) and Ray Serve (`serve_...`). The others are named `poise_...`.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from poise.drivers.exposition import CONTENT_TYPE, text_of
 from poise_serve.asgi import Receive, Scope, Send, answer
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-"""Those of vLLM's router, and below them: small models answer in milliseconds."""
+"""Buckets of vLLM's router, with smaller ones added: small models answer in milliseconds."""
 
 MILLISECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0, 100.0, 1000.0, 10_000.0)
 
 
 class Metrics:
-    """An ASGI application that tells them."""
+    """The metrics, and an ASGI application that exports them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry

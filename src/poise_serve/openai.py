@@ -1,9 +1,8 @@
-"""OpenAI's API as far as a front has to know it: what a request asks for, how errors and streams look.
+"""The part of the OpenAI API that a front needs: reading requests, and the form of errors and streams.
 
-Bodies are passed on as they came; only what routing needs is read out of them. The **size** of a request, in tokens, is
-the letters of its prompt divided by four plus the tokens that it may be answered with (`max_tokens` times `n`;
-`USUAL_TOKENS` where it does not say, none for embeddings). It is an estimate: what counts is that it grows with the
-work.
+Bodies are forwarded unchanged; only the fields for routing are read. The **size** of a request, in tokens, is the
+number of letters in its prompt divided by four, plus the maximum tokens of the answer (`max_tokens` times `n`;
+`USUAL_TOKENS` if it is not set, none for embeddings). It is an estimate: it only has to grow with the work.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,40 +17,40 @@ from poise_serve.kernel.quarantine import digest
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
 
 NOT_AGAIN = ("x-should-retry", "false")
-"""OpenAI's clients retry by themselves what fails, unless the answer says this."""
+"""Header that stops OpenAI's clients from retrying a failed request."""
 ASKED = (CHAT, COMPLETIONS, EMBEDDINGS)
 
 LETTERS_PER_TOKEN = 4
-"""Of English text in the tokenisers of today."""
+"""For English text and current tokenizers."""
 
 USUAL_TOKENS = 256
-"""Of an answer whose request does not limit it: the order of the mean answer in public traces of conversations."""
+"""Assumed answer length without a limit: the order of the mean in public traces of conversations."""
 
 LONGEST_KEY = 256
 
 MOST_INPUTS = 2048
-"""Texts, or lists of tokens, of one request for embeddings: as many as OpenAI takes."""
+"""Maximum inputs (texts or token lists) of an embeddings request; OpenAI has the same limit."""
 
 DEADLINES = {
     "x-request-timeout-seconds": SECOND,  # Ray Serve
     "x-envoy-upstream-rq-timeout-ms": MILLISECOND,  # Envoy
 }
-"""Headers that say how long the whole answer may take."""
+"""Headers with the client's timeout for the whole answer, and their units."""
 
 MOST_SECONDS = 2**31
-"""What any of them says is below that."""
+"""Upper limit of these headers' values, in their units."""
 
 PATIENCE = "x-stainless-read-timeout"
-"""Sent by OpenAI's own client: after so many seconds without a byte it hangs up. It bounds the wait for the first."""
+"""OpenAI's client disconnects after this many seconds without a byte. Used as the timeout for the first byte."""
 
 PASSED_ON = {"x-request-timeout-seconds": SECOND, "x-envoy-expected-rq-timeout-ms": MILLISECOND}
-"""What a server is told of the time that is left."""
+"""Headers that tell an upstream the remaining time, and their units."""
 
 END_OF_EVENT = (b"\n\n", b"\r\n\r\n")
 
 
 class Body(msgspec.Struct):
-    """What is read of a request. Fields that only serve an estimate take anything: the server judges them."""
+    """The fields read from a request. Fields used only for estimates accept any value: the upstream validates them."""
 
     model: str
     stream: bool | None = None
@@ -66,7 +65,7 @@ class Body(msgspec.Struct):
 
 
 class EmbeddingBody(msgspec.Struct):
-    """What is read of a request for embeddings by a model that is here."""
+    """The fields read from an embeddings request to a Poise service."""
 
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
@@ -74,15 +73,15 @@ class EmbeddingBody(msgspec.Struct):
 
 
 class Inputs(NamedTuple):
-    """What embeddings are wanted of, each as JSON, and how they are to be written."""
+    """Inputs to embed, each as JSON, and whether to return the embeddings in base64."""
 
     questions: list[bytes]
     in_base64: bool
 
 
 class Question(NamedTuple):
-    """A request: the model, whether the answer is a stream, how much work, and whose (requests of one key had better
-    meet the same server).
+    """A request: its model, whether it streams, its estimated size in tokens, and its `key` (requests with the same key
+    should go to the same upstream, for its prompt cache).
     """
 
     model: str
@@ -92,7 +91,7 @@ class Question(NamedTuple):
 
 
 class Refused(Exception):
-    """A request is answered with an error in OpenAI's shape. `reason` is what metrics call it."""
+    """The request is refused with an error in OpenAI's form. `reason` is its label in metrics."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class Refused(Exception):
         allow: str = "",
         final: bool = False,
     ) -> None:
-        """`final`: a client had better not retry it by itself."""
+        """`final`: tell clients not to retry."""
         super().__init__(message)
         self.status = status
         self.code = code
@@ -136,7 +135,7 @@ _decode_inputs = json_decoder(EmbeddingBody).decode
 
 
 def read_question(path: str, body: bytes) -> Question:
-    """Raises `Refused` for what no server could read either."""
+    """Read a request for routing. Raises `Refused` for a body that no upstream could read."""
     asked = _read(_decode, path, body)
     if not asked.model:
         raise Refused(400, "`model` is empty; GET /v1/models lists what there is", code="invalid_body", param="model")
@@ -144,7 +143,7 @@ def read_question(path: str, body: bytes) -> Question:
 
 
 def read_inputs(body: bytes) -> Inputs:
-    """What a request for embeddings asks; raises `Refused`."""
+    """Read an embeddings request. Raises `Refused`."""
     asked = _read(_decode_inputs, EMBEDDINGS, body)
     if asked.dimensions is not None:
         message = "Embeddings are as long as this model makes them; leave `dimensions` out"
@@ -164,7 +163,7 @@ def read_inputs(body: bytes) -> Inputs:
 
 
 def prompt_key(path: str, body: bytes) -> bytes:
-    """A hash of the model and the prompt that a request asks, whatever else it says. The body is one that was read."""
+    """Hash the model and the prompt of a request, without its other fields. The body must be valid."""
     asked = _read(_decode, path, body)
     return digest(asked.model.encode(), bytes(asked.messages), bytes(asked.prompt), bytes(asked.input))
 
@@ -217,14 +216,14 @@ LANE = "x-poise-lane"
 
 
 def read_deadlines(headers: Mapping[str, str]) -> tuple[int, int]:
-    """How long the whole answer may take, and its first byte; nanoseconds, 0 where nothing is said."""
+    """Return the client's timeouts for the whole answer and for its first byte, in nanoseconds; 0 if not set."""
     whole = [_time(name, headers[name], scale) for name, scale in DEADLINES.items() if name in headers]
     first = _time(PATIENCE, headers[PATIENCE], SECOND) if PATIENCE in headers else 0
     return min(whole, default=0), first
 
 
 def read_lane(headers: Mapping[str, str]) -> bool:
-    """Whether it is in no haste."""
+    """Whether the request is for the deferred lane. Raises `Refused`."""
     lane = headers.get(LANE)
     if lane not in (None, "deferred"):
         message = f"The header {LANE} is `deferred`, or is not there: `{lane[:40]}`"
@@ -245,12 +244,12 @@ def _time(name: str, said: str, scale: int) -> int:
 
 
 def left(nanoseconds: int) -> list[tuple[str, str]]:
-    """The headers that tell a server how long its answer may still take."""
+    """Make the headers that tell an upstream the remaining time."""
     return [(name, f"{nanoseconds / scale:.3f}".rstrip("0").rstrip(".")) for name, scale in PASSED_ON.items()]
 
 
 class FrontProblem(msgspec.Struct, frozen=True):
-    """An error as OpenAI tells it. `param`: the field that is wrong, if it is one."""
+    """An error in OpenAI's form. `param`: the invalid field, if any."""
 
     message: str
     type: str
@@ -270,7 +269,7 @@ def error_body(status: int, message: str, code: str, param: str | None = None) -
 
 
 def error_event(message: str, code: str) -> bytes:
-    """What a stream that was cut ends with; OpenAI's client raises it. Without `[DONE]`: it is not done."""
+    """Make the last event of an interrupted stream, which OpenAI's client raises. No `[DONE]` follows."""
     return b"data: " + error_body(502, message, code) + b"\n\n"
 
 

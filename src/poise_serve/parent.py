@@ -1,8 +1,8 @@
-"""A process that watches a gateway: it keeps what listens, and starts another when the gateway is killed.
+"""A watcher of a gateway: it holds the listening socket, and restarts the gateway when it is killed.
 
-It does nothing else, so that nothing of what gateways die of reaches it: neither what clients send, nor their number,
-nor memory. Clients that connect while no gateway is there wait for the next, a moment later; replicas dial again
-(`replica`), and their jobs are taken over by what is on file (`replicas`).
+It does nothing else, so the usual causes of a gateway's death (client data, load, memory) do not affect it. Clients
+that connect in between wait in the backlog for the next gateway; replicas reconnect (`replica`), and the next gateway
+takes over their jobs from a saved file (`replicas`).
 
 Either of the two may die. A gateway holds the reading end of a pipe whose other end its watcher holds, so it notices
 when the watcher was killed, and starts another: this file as a program, which needs nothing but the standard library.
@@ -30,18 +30,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 QUICKLY = 5.0
-"""Seconds: a gateway that is killed before it has lived for so long …"""
+"""A gateway that is killed within this number of seconds …"""
 
 AT_MOST = 3
-"""… so many times in a row is not started again."""
+"""… this many times in a row is not restarted."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _INHERITED = "POISE_GATEWAY_INHERITED"
-"""The descriptors of socket and lock, and the mark, of a gateway that was killed. The supervisor says it as well."""
+"""Variable with the descriptors of socket and lock, and the mark, of a killed gateway. The supervisor sets it too."""
 
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-"""A gateway that ended with its machine was not killed."""
+"""Boot id: a gateway from before a reboot was not killed."""
 
 
 class Watched(NamedTuple):
@@ -137,16 +137,16 @@ def stand_by(say: Callable[[str], None]) -> int | Watched:
         if not child:
             for number, handler in before:
                 signal.signal(number, handler)
-            faulthandler.enable()  # what it was at, if native code ends it
-            os.setpgid(0, 0)  # a terminal ends it only through its watcher
+            faulthandler.enable()  # print a traceback if native code crashes
+            os.setpgid(0, 0)  # a terminal signals it only through its watcher
             os.close(held)
             return Watched(gone)
         early = list(told)
         listen_to_signals()
         for one in early:
             os.kill(child, one)
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # until it is reaped, signals have somewhere to go
-        hold_signals()  # until there is another; at the end, one that comes late changes nothing any more
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # signals need the process until it is reaped
+        hold_signals()  # until the next one starts; at the end, late signals have no effect
         _, status = os.waitpid(child, 0)
         child = 0
         code = os.waitstatus_to_exitcode(status)
@@ -174,12 +174,12 @@ class Watchers:
 
     def __init__(self, first: Watched, listening: socket.socket, lock: int, mark: str) -> None:
         self.gone = first.gone
-        """Can be read once there is none."""
+        """Becomes readable when the watcher exits."""
         self._listening, self._lock, self._mark = listening, lock, mark
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> int:
-        """Another one, and its process. Raises OSError if there can be none."""
+        """Start another watcher, and return its process id. Raises OSError."""
         os.close(self.gone)
         self.gone, held = os.pipe()
         ends, end = os.pipe()
@@ -205,14 +205,14 @@ class Watchers:
 
 
 def _end_in_order(end: int) -> None:
-    """None takes over."""
+    """Tell the watcher that this gateway ended cleanly, so that no other takes over."""
     with suppress(BrokenPipeError):  # it was killed before
         os.write(end, b".")
 
 
 def _watch(held: int, ends: int, listening: int, lock: int, mark: str, gateway: int, command: list[str]) -> None:
-    """Until the gateway has ended: then become another one, unless it left a byte in `ends`. The gateway notices by
-    `held` that this process has gone.
+    """Wait until the gateway has ended, then become the next one, unless it left a byte in `ends`. `held` lets the
+    gateway detect the exit of this process.
     """
     told = False
 

@@ -1,10 +1,10 @@
-"""The upstreams as the front knows them: which model is where, who has room, who waits.
+"""The front's view of its upstreams: their models, their free capacity, and waiting requests.
 
-A request takes a place at an upstream and gives it back with what came of it. While all that are open have as many
-requests as they may, it waits for its model in one of two lanes: who can still be answered in time goes first, in the
-order of arrival; who cannot, or said that there is no haste, is deferred, and does not starve. A queue that is full
-refuses at once. What is ejected or unhealthy is no reason to wait: if nobody is open, that is told at once, and when to
-come back.
+A request takes a place at an upstream and gives it back with its outcome. While all open upstreams are at their
+concurrency limit, it waits for its model in one of two lanes: requests that can still meet their deadline go first, in
+order of arrival; the others, and those that the client marked as deferred, go to the deferred lane, which does not
+starve. A full queue refuses at once. Requests do not wait for ejected or unhealthy upstreams: if none is open, they are
+refused at once, with the time to retry after.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from poise_serve.openai import Question, Refused, unknown_model
 from poise_serve.policy.route import Lane, lane_of
 
 Choose = Callable[[RouteView], str]
-"""A router: the name of the replica that a request goes to, one of those that are open; empty to let it wait."""
+"""A router: returns the name of an open replica for a request; empty to let it wait."""
 
 Outcome = Literal["answered", "refused", "failed", "neither"]
-"""What came of a request: an answer in full; a refusal that was the request's own fault, or polite; a failure of the
-upstream; or nothing that could be told, since nobody waited for it.
+"""Outcome of a request: a full answer; a refusal that is the request's fault, or means busy; a failure of the upstream;
+or unknown, because the client disconnected.
 """
 
 LONGEST_AWAY = 60
-"""Seconds that a client is asked to stay away at most: what is foreseen is seldom right for longer."""
+"""Maximum Retry-After in seconds: longer estimates are rarely right."""
 
 
 class Member:
-    """One upstream and all that is known of it."""
+    """One upstream and its state."""
 
     def __init__(self, told: Upstream, front: Front, metrics: Metrics, now: int) -> None:
         self.told = told
@@ -56,11 +56,11 @@ class Member:
 
     @property
     def limit(self) -> int:
-        """How many requests it may have now."""
+        """Current maximum number of concurrent requests."""
         return self.told.limit if self.concurrency is None else self.concurrency.limit
 
     def is_open(self, now: int) -> bool:
-        """Whether it is sent requests, if it has room."""
+        """Whether it may get requests, if it has room."""
         return self.health.state == "healthy" and now >= self.resting and self.breaker.is_open_to(now)
 
     def has_room(self, now: int) -> bool:
@@ -73,18 +73,18 @@ class Member:
             self.concurrency.on_sent(self.running)
 
     def follow(self, took: int, now: int, *, answered: bool) -> None:
-        """How many it may have follows what its requests take, where that is asked for."""
+        """Adapt the concurrency limit to the time of a request, if it is adaptive."""
         if self.concurrency is not None:
             self.concurrency.on_over(took, now, answered=answered)
             self._limit.set(self.limit)
             self._p99.set(self.concurrency.p99 / SECOND)
 
     def tell(self) -> None:
-        """In metrics, whether it is ejected."""
+        """Set the metric that shows whether it is ejected."""
         self._ejected.set(self.breaker.is_ejected)
 
     def why_so_few(self) -> str:
-        """Why it may not have as many as its file says; empty where it may."""
+        """Explain why the limit differs from the configured one; empty if it does not."""
         if self.concurrency is None or self.told.concurrency is None or self.limit == self.told.limit:
             return ""
         seen, aimed_at = format_duration(self.concurrency.p99), format_duration(self.told.concurrency.target)
@@ -118,7 +118,7 @@ class Pool:
     def __init__(
         self, front: Front, choose: Choose, metrics: Metrics, now: Callable[[], int], own: Collection[str] = ()
     ) -> None:
-        """`own`: models that no upstream is needed for."""
+        """`own`: models that are served without an upstream."""
         self._own = own
         self._front = front
         self._choose = choose
@@ -136,7 +136,7 @@ class Pool:
             metrics.healthy.labels(member.name).set(0)
 
     def models(self) -> dict[str, Any]:
-        """What `/v1/models` tells: of each model what the first upstream says that has it."""
+        """Models for `/v1/models`, each as described by the first upstream that has it."""
         made: dict[str, Any] = {}
         for member in self.members:
             for name, model in member.models.items():
@@ -144,20 +144,20 @@ class Pool:
         return made
 
     def serving(self, model: str) -> list[Member]:
-        """The upstreams that have a model. Raises `Refused` for a model that none has."""
+        """Return the upstreams of a model. Raises `Refused` if there are none."""
         found = [member for member in self.members if model in member.models]
         if not found:
             silent = [member for member in self.members if not member.models]
             if silent and (len(silent) == len(self.members) or any(one.health.state == "starting" for one in silent)):
-                raise self._nobody(silent)  # it may be one of theirs
+                raise self._nobody(silent)  # they may have this model
             raise unknown_model(model, [*self._own, *self.models()])
         return found
 
     async def admit(
         self, question: Question, due: int, tried: Collection[str] = (), *, deferred: bool = False
     ) -> Place:
-        """A place for this request, once there is one; raises `Refused` if there is none and none is waited for. An
-        upstream that was tried is taken again only if no other is open. `deferred`: it is in no haste.
+        """Wait for a place for this request. Raises `Refused` if no upstream is open or the queue is full. Upstreams in
+        `tried` are used again only if no other is open. `deferred`: put it in the deferred lane.
         """
         began = self._now()
         self._turn += 1
@@ -170,9 +170,9 @@ class Pool:
         return place
 
     def give_back(self, place: Place, outcome: Outcome, held: int) -> None:
-        """The request is over at this upstream, which its client has `held` up for so long by not reading. What has
-        taken far too long has failed, whether it was waited for or not: an upstream that hangs is found by clients of
-        any patience.
+        """End a request at this upstream. `held`: nanoseconds during which its client did not read. A request that took
+        far too long counts as a failure even if its client disconnected, so that short client timeouts do not hide a
+        hung upstream.
         """
         now, member = self._now(), place.member
         member.add(-1)
@@ -196,7 +196,7 @@ class Pool:
             self.wake()
 
     def failed(self, member: Member) -> None:
-        """What came of a request that it gave back is known by now: a failure."""
+        """Record a failure of a request that was already given back."""
         was_ejected = member.breaker.is_ejected
         self._failed(member, self._now())
         if was_ejected != member.breaker.is_ejected:
@@ -205,7 +205,7 @@ class Pool:
             self.wake()
 
     def rest(self, member: Member, seconds: float) -> None:
-        """It said when to come back, if not at once."""
+        """Pause an upstream that answered with Retry-After."""
         if not seconds:
             return
         pause = min(round(seconds * SECOND), self._front.ejection.longest)
@@ -213,7 +213,7 @@ class Pool:
         self._wake_in(pause)
 
     def wake(self) -> None:
-        """Those who wait are looked at again, the longest waiting first: there is room, or there will be none."""
+        """Serve waiting requests, the oldest first, after capacity or health has changed."""
         while True:
             heads = sorted((line.oldest(), model) for model, line in self._waiting.items())
             if not any(self._serve_next(model) for _, model in heads):
@@ -227,7 +227,7 @@ class Pool:
                 waiter.place.cancel()
 
     def _serve_next(self, model: str) -> bool:
-        """Whether the one whose turn it is need not wait any longer, or not in this lane."""
+        """Admit, defer or refuse the next waiting request. Returns whether to try another."""
         line = self._waiting[model]
         lane = line.next()
         waiter = line.lanes[lane][0]
@@ -250,7 +250,7 @@ class Pool:
         return bool(line)
 
     def _is_late(self, waiter: _Waiter) -> bool:
-        """Whether no upstream that has room is foreseen to answer it in time."""
+        """Whether no upstream with room is expected to answer it in time."""
         now = self._now()
         room = [member for member in self.serving(waiter.question.model) if member.has_room(now)]
         if not room:
@@ -259,7 +259,7 @@ class Pool:
         return lane_of(view) == "deferred"
 
     def _take(self, asked: Asked, question: Question, turn: int, tried: Collection[str]) -> Place | None:
-        """A place now; None while those that are open have no room. Raises `Refused` if none is open."""
+        """Take a place now; None if the open upstreams have no room. Raises `Refused` if none is open."""
         now = self._now()
         serving = self.serving(question.model)
         untried = [member for member in serving if member.name not in tried and member.is_open(now)]
@@ -346,7 +346,7 @@ class Pool:
         )
 
     def _seconds_away(self, question: Question) -> int:
-        """When the first that has its model could have answered it, as far as that can be foreseen."""
+        """Estimate in how many seconds the first upstream with the model could answer."""
         serving, now = self.serving(question.model), self._now()
         away = [sum(self._reckoner.known(member.name, question.size, now, question.model)[1:]) for member in serving]
         return _seconds(min(away))

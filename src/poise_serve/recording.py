@@ -36,7 +36,7 @@ class Recorder:
     """Asked in the place of what is `behind` it, and writes `part` of that until the file has `most` bytes."""
 
     def __init__(self, behind: Asked, path: Path, part: float, most: int, say: Callable[[str], None]) -> None:
-        """Raises `InputError` if it cannot be written there."""
+        """Raises `InputError` if the file cannot be written."""
         self.behind = behind
         self._part, self._most, self._due, self._say = part, most, 0.0, say
         self._lines: SimpleQueue[bytes] = SimpleQueue()
@@ -50,7 +50,7 @@ class Recorder:
         self._thread.start()
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        """As `Asked.ask`."""
+        """See `Asked.ask`."""
         self._due += self._part
         if self._due >= 1:
             self._due -= 1
@@ -58,7 +58,7 @@ class Recorder:
         return self.behind.ask(body, tell, timeout, deferred, asker)
 
     def cancel(self, number: int) -> None:
-        """As `Asked.cancel`."""
+        """See `Asked.cancel`."""
         self.behind.cancel(number)
 
     def _record(self, body: bytes) -> None:
@@ -72,12 +72,12 @@ class Recorder:
             self._lines.put(line)
 
     def close(self) -> None:
-        """Once all is written that was heard."""
+        """Write all queued requests, and stop."""
         self._lines.put(b"")
         self._thread.join()
 
     def _write(self) -> None:
-        """In a thread of its own: a disk may be slow."""
+        """Write in a separate thread, because a disk may be slow."""
         while line := self._lines.get():
             wrote = 0
             try:
@@ -86,15 +86,15 @@ class Recorder:
             except OSError as error:
                 self._most = 0
                 self._say(f"requests are not recorded any more: {error.strerror}")
-                if wrote:  # half a line can be asked of nobody
+                if wrote:  # remove the partial line
                     os.ftruncate(self._file, os.lseek(self._file, -wrote, os.SEEK_CUR))
                 break
         os.close(self._file)
 
 
 def read_recorded(path: str) -> Iterator[bytes]:
-    """The bodies of the requests in a file, one after the other. Raises `InputError` that says what is wrong, and in
-    which line, once it gets there.
+    """Yield the bodies of the recorded requests in a file. Raises `InputError` with the line and the mistake when it
+    gets there.
     """
     try:
         if Path(path).exists() and not Path(path).is_file():  # a pipe or a device may have no end

@@ -1,8 +1,7 @@
-"""What gateways share in a Redis: values that end by themselves, errands, and numbers that only rise.
+"""Redis client of the gateways: values that expire, errands (locks), and numbers that only increase.
 
-What is asked at the same time goes there together, over a few connections: one call of the library costs as much as the
-answers to thirty questions. Everything is bounded in time and raises `Away`, whatever is wrong; what a Redis says is
-never trusted further than its type.
+Concurrent commands are pipelined over a few connections: one call of the library costs as much as thirty commands. All
+methods have a timeout and raise `Away` on any failure; replies are checked for their type.
 """
 
 import asyncio
@@ -15,21 +14,21 @@ from poise.errors import InputError, extra
 from poise.units import MILLISECOND, SECOND
 
 LINES = 4
-"""Connections, each with one call on its way."""
+"""Number of connections, each with one call at a time."""
 
 TOGETHER = 32
-"""Questions of one call at most …"""
+"""Maximum requests in one call …"""
 
 TOGETHER_BYTES = 1 << 20
-"""… and bytes of them, beyond which no further one is added."""
+"""… and bytes after which no further one is added."""
 
 DIGITS = 15
-"""Of a number; Lua's are doubles."""
+"""Maximum digits of a number, as Lua's numbers are doubles."""
 
 Why = Literal["timeout", "connection", "memory", "garbage", "refused", "busy"]
 
 _END = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
-"""An errand is ended by whoever is on it, not by one whose errand ended meanwhile (Redis' manual, `SET`)."""
+"""Script that ends an errand only with its own token, as it may have expired meanwhile (Redis manual, `SET`)."""
 
 _RAISE = """
 local told = redis.call('type', KEYS[1]).ok == 'string' and tonumber(redis.call('get', KEYS[1])) or 0
@@ -42,8 +41,8 @@ Command = tuple[str | bytes | int, ...]
 
 
 class Away(Exception):
-    """It was not there in time, or would not. `garbage`: what is there is of another type; `busy`: we had too much to
-    ask. All who asked in one call that failed are told the very same.
+    """Redis was unreachable, too slow or failed. `garbage`: a value has another type; `busy`: too many commands waited.
+    All requests of one failed call get the same exception object.
     """
 
     def __init__(self, why: Why) -> None:
@@ -52,7 +51,7 @@ class Away(Exception):
 
 
 class Kept(NamedTuple):
-    """A value, and for how long it stays; nanoseconds."""
+    """A value and its remaining time to live in nanoseconds."""
 
     data: bytes
     left: int
@@ -62,15 +61,15 @@ class _Asked(NamedTuple):
     commands: tuple[Command, ...]
     told: asyncio.Future[list[Any]]
     by: int
-    """When it is too late to ask."""
+    """Deadline for sending it."""
 
 
 class Redis:
-    """One that may be slow, away, full, or full of what others have put there."""
+    """Client of a Redis that may be slow, unreachable, full, or used by other programs too."""
 
     def __init__(self, url: str, password: str | None, patience: int) -> None:
-        """`patience`: nanoseconds of one call, and that a question waits for its call at most. Raises `InputError`
-        where the library is not installed.
+        """`patience`: timeout in nanoseconds of a call, and of the wait for it. Raises `InputError` if the library is
+        not installed.
         """
         try:
             import redis.asyncio as library
@@ -89,31 +88,31 @@ class Redis:
         self._calling: set[asyncio.Task[None]] = set()
 
     async def get(self, key: str) -> Kept | None:
-        """What is there."""
+        """Return the value, if any."""
         data, left = await self._ask(("GET", key), ("PTTL", key))
         return _kept(data, left)
 
     async def look(self, key: str, errand: str) -> tuple[Kept | None, int]:
-        """What is there, and for how many nanoseconds an errand still goes on; 0 for one that would never end."""
+        """Return the value, if any, and the remaining nanoseconds of the errand; 0 if it has ended or never expires."""
         data, left, busy_for = await self._ask(("GET", key), ("PTTL", key), ("PTTL", errand))
         return _kept(data, left), max(0, busy_for) * MILLISECOND
 
     async def begin(self, key: str, token: str, time: int) -> bool:
-        """Whether the errand is ours now, for so many nanoseconds at most."""
+        """Try to take the errand for at most `time` nanoseconds. Returns whether this succeeded."""
         (told,) = await self._ask(("SET", key, token, "NX", "PX", max(1, time // MILLISECOND)))
         return told is not None
 
     async def end(self, key: str, token: str) -> None:
-        """End an errand, if it is still ours."""
+        """End an errand, if this token still holds it."""
         await self._ask(("EVAL", _END, 1, key, token))
 
     async def put(self, key: str, data: bytes, time: int) -> None:
-        """Keep it for so many nanoseconds, in the place of whatever was there."""
+        """Store a value for `time` nanoseconds, and replace any other."""
         await self._ask(("SET", key, data, "PX", max(1, time // MILLISECOND)))
 
     async def number(self, key: str, known: int, otherwise: int) -> int:
-        """The number that is there, once it has been raised to what is `known`, -1 for nothing; where neither it nor we
-        know one, `otherwise`.
+        """Raise the stored number to at least `known` (-1: none), and return it; if neither exists, store and return
+        `otherwise`.
         """
         try:
             (told,) = await self._ask(("GET", key))
@@ -128,7 +127,7 @@ class Redis:
         return int(told)
 
     async def close(self) -> None:
-        """What was asked is not told any more."""
+        """Cancel all calls and close the connections."""
         for call in self._calling:
             call.cancel()
         with contextlib.suppress(Exception):
@@ -137,7 +136,7 @@ class Redis:
                 await self._pool.disconnect()
 
     async def _ask(self, *commands: Command) -> list[Any]:
-        """What all of them say. Raises `Away` if one of them fails."""
+        """Run commands and return their replies. Raises `Away` if one of them fails."""
         told: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._asked.append(_Asked(commands, told, time.monotonic_ns() + self._patience))
         if len(self._calling) < LINES:
@@ -147,13 +146,13 @@ class Redis:
         return await told
 
     async def _call(self) -> None:
-        """Ask until there is nothing more to ask."""
+        """Send queued commands until the queue is empty."""
         while together := self._next():
             try:
                 said = await self._say([command for one in together for command in one.commands])
             except BaseException as error:
                 away = error if isinstance(error, Away) else Away("connection")
-                for one in (*together, *self._asked):  # who waits behind a call that failed does not wait for another
+                for one in (*together, *self._asked):  # also fail those queued behind a failed call
                     if not one.told.done():
                         one.told.set_exception(away)
                 self._asked.clear()
@@ -185,7 +184,7 @@ class Redis:
         return together
 
     async def _say(self, commands: list[Command]) -> list[Any]:
-        """What each of them says, errors included. Raises `Away` if there is no whole answer in time."""
+        """Send commands and return their replies, including errors. Raises `Away` without a complete reply in time."""
         from redis import exceptions
 
         try:
@@ -198,12 +197,12 @@ class Redis:
             raise Away("timeout") from None
         except (exceptions.ConnectionError, OSError) as error:
             raise Away("connection") from error
-        except Exception as error:  # whatever a server that is none makes the library stumble over
+        except Exception as error:  # the library may raise anything if the server is no Redis
             raise Away("garbage") from error
 
 
 def _kept(data: Any, left: Any) -> Kept | None:
-    """One that would stay for ever is nothing that was put there by `Redis.put`."""
+    """Ignore a value without expiry, which `Redis.put` did not write."""
     return Kept(data, left * MILLISECOND) if isinstance(data, bytes) and left > 0 else None
 
 

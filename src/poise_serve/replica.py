@@ -1,23 +1,23 @@
-"""`python -m poise_serve.replica app.py:Model`: one process that answers batches with a model of the user's.
+"""`python -m poise_serve.replica app.py:Model`: one process that serves batches with the user's model.
 
 The model is a class with
 
-* `load(self)` (optional): once, before anything is asked;
-* `predict(self, batch)`: a list of inputs, to a list of as many results in the same order;
-* `decode(self, body)` (optional): an input from the bytes of a request, instead of JSON; raises ValueError if they are
-  none. With `body: memoryview` a large one is read where the gateway put it, and is good until the batch is answered;
-* `encode(self, result)` (optional): bytes or a view of them, text, or anything that JSON can say, instead of the result
-  as it is. JSON has no NaN and no infinity: a result with one of them is an error for the request that it answers;
-* `example(self)` (optional): an input to try sizes of batches with when it starts, so that the first requests find it
-  warm and its speed known.
+* `load(self)` (optional): called once, before any request;
+* `predict(self, batch)`: takes a list of inputs and returns a list of the same length, in the same order;
+* `decode(self, body)` (optional): makes an input from the body of a request, instead of JSON; raises ValueError for an
+  invalid body. With `body: memoryview` a large body is not copied, and is valid until the batch is answered;
+* `encode(self, result)` (optional): returns bytes or a view of them, text, or a value for JSON, instead of the result
+  itself. JSON has no NaN and no infinity: a result with one of them is an error for its request;
+* `example(self)` (optional): returns an input to measure batch sizes with at the start, so that the model is warm and
+  its speed known before the first request.
 
-Annotate `batch` (`batch: list[Digits]`, of anything that msgspec reads: records, lists of numbers, texts) and inputs
-that are something else are refused with 422 and the place where they are wrong, before the model sees them.
+Annotate `batch` (`batch: list[Digits]`, of any type that msgspec decodes: records, lists of numbers, strings) to refuse
+inputs of another type with 422 and the path of the mistake, before the model sees them.
 
-It dials the gateway's socket (`POISE_SERVICE_SOCKET`), or its address where that is on another machine
-(`POISE_SERVICE_ADDRESS`), loads the model, and works on one batch at a time. When the gateway hangs up it dials
-again: where one was killed, another takes over. It ends where none does, whatever it is at then, or on SIGTERM, once
-the batch that it works on is answered.
+The replica connects to the gateway's socket (`POISE_SERVICE_SOCKET`), or to its address on another machine
+(`POISE_SERVICE_ADDRESS`), loads the model, and serves one batch at a time. It reconnects after a disconnect, because
+another gateway takes over from one that was killed. It exits if none does, even during a batch, or on SIGTERM, after
+answering the current batch.
 """
 
 import contextlib
@@ -65,18 +65,18 @@ from poise_serve.wire import (
 )
 
 TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Sizes that are tried with an example when a replica starts …"""
+"""Batch sizes that are measured with the example when a replica starts …"""
 
 TRY_SECONDS = 3.0
-"""… until that has taken so long."""
+"""… until that has taken this long."""
 
 TRY_TIMES = 3
 
 TAKEN_OVER_WITHIN = 5.0
-"""Seconds after which nobody is expected any more to take over from a gateway that hung up …"""
+"""Seconds to wait for another gateway to take over after a disconnect …"""
 
 DIAL_EVERY = 0.05
-"""… and between two tries to reach one."""
+"""… and between two attempts to connect."""
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
@@ -87,7 +87,7 @@ _whole = json_decoder(msgspec.Raw).decode
 
 
 class Result(NamedTuple):
-    """An answer that is not on its way yet."""
+    """An answer that has not been sent yet."""
 
     status: int
     kind: str
@@ -95,7 +95,7 @@ class Result(NamedTuple):
 
 
 class Model:
-    """The user's class, made and asked safely: what it is given and gives back is checked here."""
+    """Wrapper of the user's model that checks its inputs and results."""
 
     def __init__(self, made: Any) -> None:
         self.made = made
@@ -116,13 +116,13 @@ class Model:
         self.room = Room()
 
     def load(self) -> None:
-        """What the class says that is to be done once, before anything is asked."""
+        """Call the model's `load`, if it has one."""
         if callable(load := getattr(self.made, "load", None)):
             load()
             self.room = Room()
 
     def inputs(self, bodies: Sequence[Body]) -> tuple[list[Any], dict[int, Result]]:
-        """What is asked, and the answers to those whose question could not be read, by their position."""
+        """Decode the bodies. Returns the inputs, and error results by position for bodies that cannot be decoded."""
         items: list[Any] = []
         refused: dict[int, Result] = {}
         for position, body in enumerate(bodies):
@@ -137,7 +137,7 @@ class Model:
         return items, refused
 
     def predict(self, items: list[Any]) -> Sequence[Any]:
-        """As many results as items; raises whatever the model raises."""
+        """Return one result per item. Raises the model's own errors."""
         with self.room.taken_by(len(items)):
             results = self._predict(items)
         if isinstance(results, str | bytes | dict | set) or not hasattr(results, "__len__"):
@@ -147,8 +147,8 @@ class Model:
         return results
 
     def forms(self, service: str) -> Forms:
-        """What it takes and gives, by its annotations; without them, anything. The names of its types begin with that
-        of the service.
+        """Schema of the inputs and results from the annotations; any type without them. Type names are prefixed with
+        the service's name.
         """
         encoded = self._encode is not None
         given = _told_type(self._encode or self._predict)
@@ -191,7 +191,7 @@ class Model:
 
 
 def _check_plain(name: str, method: Any) -> None:
-    """Raises `InputError` for a method that would give something to be awaited, or to be drawn from."""
+    """Raises `InputError` for a coroutine function or a generator."""
     call = method if inspect.isroutine(method) else getattr(method, "__call__", None)  # noqa: B004 of an object
     kind = next((kind for kind, is_one in _NOT_PLAIN.items() if is_one(call)), "")
     if kind:
@@ -211,13 +211,13 @@ _NOT_PLAIN: dict[str, Callable[[Any], bool]] = {
 
 
 def failure(status: int, message: str, what: str) -> Result:
-    """An answer in the one form of all errors."""
+    """Make an error result, in the common form of all errors."""
     message = _sayable(f"{what}: {message}")
     return Result(status, JSON, error_body(status, message))
 
 
 def _mistaken(body: Body, error: msgspec.ValidationError) -> Result:
-    """Whether it is JSON at all is seen now: msgspec reads no further than to the first value that does not fit."""
+    """Distinguish invalid JSON (400) from a wrong type (422): msgspec stops at the first value of a wrong type."""
     try:
         _whole(body)
     except (ValueError, RecursionError, msgspec.DecodeError) as broken:
@@ -230,12 +230,12 @@ def _told(error: BaseException) -> str:
 
 
 def _sayable(text: str) -> str:
-    """Without the halves of characters that names of files may have, which no encoding takes."""
+    """Replace lone surrogates, which file names may contain and which cannot be encoded."""
     return text.encode(errors="replace").decode()
 
 
 def load_model(target: str) -> Model:
-    """The model of `app.py:Model` or `package.module:Model`. Raises InputError that says what was not found."""
+    """Load the model of `app.py:Model` or `package.module:Model`. Raises InputError naming what was not found."""
     place, _, name = target.partition(":")
     if not name:
         raise InputError("the name of the class is missing", field=target, hint=f"{target}:Model")
@@ -267,8 +267,8 @@ def _from_file(path: Path) -> types.ModuleType:
 
 
 def _reading(decode: Callable[..., Any]) -> Callable[[Body], Any]:
-    """A model's `decode`, given bytes; or a view of them, where it says that it takes a `memoryview`: a large body is
-    then read where it is.
+    """Wrap a model's `decode` to get bytes, or a view if annotated with `memoryview`, which avoids the copy of a large
+    body.
     """
     hints = typing.get_type_hints(decode)
     hints.pop("return", None)
@@ -278,14 +278,14 @@ def _reading(decode: Callable[..., Any]) -> Callable[[Body], Any]:
 
 
 def _first(predict: Callable[..., Any]) -> Any:
-    """The type of the first that it takes, if it says so."""
+    """Return the annotated type of the first parameter, or Any."""
     hints = typing.get_type_hints(predict, include_extras=True)
     hints.pop("return", None)
     return next(iter(hints.values()), Any)
 
 
 def _told_type(of: Callable[..., Any]) -> Any:
-    """The type of what it gives, if it says so in a way that can be understood: nothing depends on it."""
+    """Return the annotated return type, or Any if it is missing or unsupported: it is used only in the schema."""
     try:
         given = typing.get_type_hints(of, include_extras=True).get("return", Any)
         msgspec.json.schema(given, schema_hook=lambda kind: {"title": kind.__name__})
@@ -295,7 +295,7 @@ def _told_type(of: Callable[..., Any]) -> Any:
 
 
 def _inner(batch: Any) -> Any:
-    """Of what it is a list, if that is said."""
+    """Return the item type of an annotated list, or Any."""
     if typing.get_origin(batch) is typing.Annotated:
         batch = typing.get_args(batch)[0]
     match typing.get_args(batch):
@@ -305,14 +305,14 @@ def _inner(batch: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and numbers of numpy, torch and the like."""
+    """Convert arrays and scalars of NumPy, PyTorch and similar libraries."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise NotImplementedError(f"{type(value).__name__} is nothing that JSON can say")
 
 
 def _not_finite(value: Any, place: str = "$") -> str:
-    """The first number that JSON writes as `null`, and where it is; empty where there is none."""
+    """Describe the first NaN or infinity, which JSON writes as `null`, with its path; empty if there is none."""
     if isinstance(value, float):
         return "" if isfinite(value) else f"`{place}` is {value}"
     if isinstance(value, dict):
@@ -325,20 +325,20 @@ def _not_finite(value: Any, place: str = "$") -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of the machine, or of a device (torch and others have classes of their own for that)."""
+    """Whether the machine or a device is out of memory. PyTorch and other libraries have their own error classes."""
     return isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
 
 
 class Stopping(BaseException):
-    """SIGTERM came while nothing was being worked on."""
+    """SIGTERM arrived while no batch was being served."""
 
 
 class Line:
-    """A connection to the gateway, and the buffers that it gave."""
+    """A connection to the gateway, and the shared buffers that it sent."""
 
     def __init__(self, channel: socket.socket, reader: Reader, writer: Writer) -> None:
         self.channel, self.reader, self.writer = channel, reader, writer
-        os.register_at_fork(after_in_child=channel.close)  # or what the model forks would keep it open
+        os.register_at_fork(after_in_child=channel.close)  # otherwise the model's child processes keep it open
 
     def until_hung_up(self) -> None:
         """Wait until the gateway hangs up."""
@@ -353,7 +353,7 @@ class Line:
 
 
 class Worker:
-    """Answers batches over one line after the other: where a gateway was killed, another takes over."""
+    """Answers batches over one connection at a time: when a gateway is killed, another takes over."""
 
     model: Model
 
@@ -364,12 +364,12 @@ class Worker:
         self._stop = False
 
     def go_on_with(self, line: Line) -> None:
-        """From now on it is asked there. Told by another thread."""
+        """Switch to this connection. Called from another thread."""
         self.line = line
         self._anew.set()
 
     def run(self, model: Model, hello: Hello) -> None:
-        """Until SIGTERM."""
+        """Serve batches until SIGTERM."""
         self.model = model
         signal.signal(signal.SIGTERM, self._on_term)
         os.register_at_fork(after_in_child=_end_on_term)
@@ -386,7 +386,7 @@ class Worker:
                 line.close()
 
     def answer(self, line: Line) -> None:
-        """What is asked there, until it ends."""
+        """Answer the batches of this connection until it closes."""
         while not self._stop and (work := self._next(line.channel)) is not None:
             line.channel.sendall(framed(self._work(work, line)))
             self._busy = False
@@ -424,7 +424,7 @@ class Worker:
         try:
             with _in_trace(work.traceparent):
                 results = self.model.predict(items + items[-1:] * (given - len(items))) if items else []
-        except BaseException as error:  # `sys.exit()` somewhere below, or a panic of a library in Rust, as well
+        except BaseException as error:  # including `sys.exit()` in the model and a panic in a Rust library
             why: typing.Literal["raised", "memory"] = "memory" if is_out_of_memory(error) else "raised"
             return Broken(work.number, why, _told(error))
         answered = iter(results)
@@ -434,7 +434,7 @@ class Worker:
         ]
         took = time.perf_counter_ns() - began
         if sum(len(one.body) for one in answers) > MOST_BODIES:
-            if len(answers) > 1:  # fewer at a time
+            if len(answers) > 1:  # the gateway retries in smaller batches
                 return Broken(work.number, "memory", f"the results have more than {MOST_BODIES} bytes together")
             what = f"it has {len(answers[0].body)} bytes, and {MOST_BODIES} are the most"
             answers = [failure(500, what, "the result cannot be told")]
@@ -448,7 +448,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _in_trace(traceparent: str) -> Iterator[None]:
-    """While a batch is answered that is told of, the environment carries the context of its span."""
+    """Set the span context of a traced batch in the environment while it is served."""
     before = os.environ.get(TRACEPARENT)
     if not traceparent:
         yield
@@ -464,20 +464,20 @@ def _in_trace(traceparent: str) -> Iterator[None]:
 
 
 def _end_on_term() -> None:
-    """What a model forks has no batch to answer first, and whoever ends it waits for that."""
+    """Restore the default SIGTERM action in forked children: they have no batch to finish before exiting."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def tried(model: Model, largest: int) -> list[tuple[int, float]]:
-    """What batches of each size up to the largest for which there is memory take with the model's own example: the
-    least of a few, in nanoseconds.
+    """Measure batches of the model's example, of each size up to the largest that fits in memory. Returns pairs of size
+    and the minimum of a few times, in nanoseconds.
     """
     example = getattr(model.made, "example", None)
     if not callable(example):
         return []
     item = example()
     known: list[tuple[int, float]] = []
-    model.predict([item])  # the first is dearer than any other
+    model.predict([item])  # warm-up: the first call is the slowest
     began = time.perf_counter()
     for size in TRIED:
         if size > min(largest, model.room.items or largest):
@@ -564,7 +564,7 @@ def _watch(gateway: Gateway, worker: Worker) -> None:
 
 
 def main() -> int:
-    """The replica's whole life; 0 when it was asked to end, 1 when the model cannot be loaded."""
+    """Run the replica. Returns 0 after SIGTERM, 1 if the model cannot be loaded."""
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m poise_serve.replica app.py:Model\n")
         return 1

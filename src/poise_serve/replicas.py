@@ -1,4 +1,4 @@
-"""The jobs that are the replicas of a service, at the control plane."""
+"""Maintains the replicas of a service as jobs of the control plane."""
 
 import asyncio
 import contextlib
@@ -27,28 +27,28 @@ from poise_serve.service import Service
 T = TypeVar("T")
 
 START_AGAIN = (1.0, 60.0)
-"""Seconds until a replica that ended is started again: at first, and at most."""
+"""Initial and maximum backoff in seconds before restarting a replica."""
 
 ATTEMPTS = 3
-"""To start a replica, as one job, where it is killed by a signal, or with its node …"""
+"""Maximum attempts of one replica job that is killed by a signal, or lost with its node."""
 
 ASKED = 3
-"""… and to ask a control plane that is about to leave, or is just being started again."""
+"""Maximum attempts of a request to a control plane that is stopping or restarting."""
 
 NAME_TAKEN = "E107"
-"""What a control plane says of a job whose name an unfinished one has; `have` is that one."""
+"""Error code for a job name that an unfinished job has; `have` is that job."""
 
 SAY_WHY_AFTER = 2.0
-"""Seconds that a replica waits to be placed before it is told why."""
+"""Seconds that a replica waits for placement before the reason is reported."""
 
 TAIL = 2000
-"""Bytes of what a replica wrote that are told if it cannot start."""
+"""Bytes of a replica's output in the error if it cannot start."""
 
 _OVER = ("done", "failed", "cancelled", "skipped")
 
 
 class Replicas:
-    """The jobs of one service's replicas. Each is a job of its own, started again for as long as the service lives."""
+    """The replica jobs of one service. Each replica is a separate job, restarted until the service stops."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Replicas:
         notes: Notes,
         address: str = "",
     ) -> None:
-        """`connect` gives a client of the control plane. `base`: fields that every job of this user has, such as its
-        folder and environment. `notes`: what a gateway that was killed has left; its replicas are taken over. `address`
-        is where replicas on other machines dial.
+        """`connect` makes a client of the control plane. `base`: fields of every job of this user, such as folder and
+        environment. `notes`: the saved state of a killed gateway, whose replicas are taken over. Replicas on other
+        machines connect to `address`.
         """
         self._declared = declared
         self._service = service
@@ -90,7 +90,7 @@ class Replicas:
         return self.notes.noted.jobs
 
     def become(self, declared: DeclaredService) -> None:
-        """Be as many from now on as `declared` says."""
+        """Use the replica count and scaling rules of `declared` from now on."""
         self._declared = msgspec.structs.replace(
             self._declared, replicas=declared.replicas, rules=declared.rules, window=declared.window
         )
@@ -115,7 +115,7 @@ class Replicas:
         )
 
     def spec(self) -> dict[str, Any]:
-        """The job that a replica is."""
+        """Return the job specification of a new replica."""
         declared, base = self._declared, self._base
         where = {
             "POISE_SERVICE_NAME": declared.name,
@@ -139,8 +139,8 @@ class Replicas:
         }
 
     async def keep(self) -> None:
-        """Until it is cancelled; raises `InputError` with what it wrote if the first replicas cannot start. Once it
-        serves, it goes on serving without a control plane, until there is one again.
+        """Maintain the replicas until cancelled. Raises `InputError` with their output if the first replicas cannot
+        start. A service that was ever ready keeps serving while the control plane is unreachable.
         """
         name, cut_off = self._declared.name, False
         while True:
@@ -159,7 +159,7 @@ class Replicas:
                 await asyncio.sleep(START_AGAIN[0])
 
     async def _look(self) -> None:
-        """As many as there shall be now, and what has become of those that there are."""
+        """Start or stop replicas to match the target count, and check which have ended."""
         wanted = self._declared.replicas
         if self._scaler is not None:
             wanted = self._scaler.look(time.monotonic_ns(), self._start_up)
@@ -181,7 +181,7 @@ class Replicas:
             self._back_off([job for job in ended if self._since.pop(job, 0)])
 
     def _back_off(self, never_ready: list[str]) -> None:
-        """How long nothing is started after replicas have ended: longer each time that some had never been ready."""
+        """Set the backoff after replicas have ended. It doubles while some end without having been ready."""
         if never_ready:
             self._say(
                 f"{self._declared.name}: {', '.join(never_ready)} ended without having been ready; "
@@ -191,7 +191,7 @@ class Replicas:
         self._pause = min(2 * self._pause, START_AGAIN[1]) if never_ready else START_AGAIN[0]
 
     async def _submit(self) -> None:
-        """Under one key until it is known to have been accepted, so that it is one job whatever happens meanwhile."""
+        """Submit a replica, with the same idempotency key until it is accepted, so that a retry makes no second job."""
         noted = self.notes.noted
         if not noted.key:
             noted.asked += 1
@@ -203,25 +203,25 @@ class Replicas:
             noted.jobs.append(job)
             self._since[job] = time.monotonic_ns()
         except InputError as error:
-            taken = error.record.code == NAME_TAKEN and error.record.have != spec["name"]  # else it is no name at all
-            if not taken:  # by a gateway that serves the same, or was killed while it did
+            taken = error.record.code == NAME_TAKEN and error.record.have != spec["name"]  # otherwise an invalid name
+            if not taken:  # taken: by a job of another or a killed gateway
                 raise
         noted.key = ""
         self.notes.write()
 
     def _note_ready(self) -> None:
-        """A gateway that takes over knows then that its replicas can start."""
+        """Save that a replica was ready, so that a gateway that takes over knows that they can start."""
         if self._service.ever_ready and not self.notes.noted.ready:
             self.notes.noted.ready = True
             self.notes.write()
 
     def _learn_start_up(self) -> None:
-        """From when a replica was asked for to when it was seen to be ready: of the latest."""
+        """Measure the start-up time of the latest replica, from submission to ready."""
         for job in [job for job in self._since if self._service.has(job)]:
             self._start_up = time.monotonic_ns() - self._since.pop(job)
 
     async def _ask(self, question: Callable[[Client], T]) -> T:
-        """In a thread. A control plane that was about to leave, since nothing ran any more, is started again."""
+        """Query the control plane in a thread. Retry, because an idle one that is stopping gets restarted."""
 
         def ask() -> T:
             for left in range(ASKED, 0, -1):
@@ -255,7 +255,7 @@ class Replicas:
         return report.status in _OVER
 
     def _tell(self, report: JobReport) -> None:
-        """What became of a replica that has ended, or has been started again; and why one waits. Once each."""
+        """Report a replica that has ended, is retried or waits, and why. Once each."""
         what, news = "", ""
         task = next(iter(report.tasks), None)
         if report.status in ("done", "failed"):
@@ -272,7 +272,7 @@ class Replicas:
             self._say(f"{self._declared.name}: {news}")
 
     async def replace(self, name: str) -> None:
-        """End a replica that hangs, or is one too many; another job takes its place if there are too few."""
+        """Cancel a hung or surplus replica. If too few remain, another job is started later."""
         job = name.partition(".")[0]
         if job in self._jobs:
             self._jobs.remove(job)

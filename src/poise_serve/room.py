@@ -20,16 +20,16 @@ from poise.drivers.memory import Counted, Device, Process, limit_told
 from poise.model.serving import MOST
 
 USED = 0.8
-"""Of what is free, the part that a batch may take: the rest is for others, and for items that take more."""
+"""Fraction of free memory that a batch may use; the rest is for other processes and for larger items."""
 
 EVERY = 1.0
-"""Seconds from one look to the next, unless a batch was larger than any before."""
+"""Sampling interval in seconds, except after a batch larger than any before."""
 
 FADES = 0.8
-"""What is left of the most that an item took, from one second to the next."""
+"""Decay per second of the maximum memory per item."""
 
 STEADY = 0.1
-"""A room that has changed by less is told as it was: it costs to work out anew which batches are best."""
+"""Smaller relative changes are not reported, because each change recomputes the best batch sizes."""
 
 
 class Taken:
@@ -37,7 +37,7 @@ class Taken:
 
     def __init__(self, counted: Counted) -> None:
         self._counted = counted
-        self._held = -1  # before the first batch of all, of which nothing is learned
+        self._held = -1  # before the first batch, which is ignored
         self._each = 0.0
 
     def room(self, items: int, largest: int, seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""The services of a gateway: what is asked by their names, versions on trial, caches, recordings."""
+"""The services of a gateway, with their canaries, caches and recorders."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ from poise_serve.tracing import Tracing
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """A service that runs, with a cache or without."""
+    """A running service, with or without a cache."""
 
     declared: DeclaredService
     service: Service
@@ -65,8 +65,8 @@ class _Kept:
 
 
 class Running:
-    """All services of a gateway. `fronts` are asked by name; `services` are all there are, those on trial as well;
-    `trials` are those that there were; `caches` are those of what is asked by that name.
+    """All services of a gateway. `fronts`: request receivers by name. `services`: all services, including canaries.
+    `trials`: all trials, including finished ones. `caches`: caches by the name in requests.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Running:
         address: str = "",
         tracing: Tracing | None = None,
     ) -> None:
-        """`mark` tells its files from those of others that serve the same; `address` is where replicas on other
-        machines dial.
+        """`mark` distinguishes its files from those of other gateways with the same services. Replicas on other
+        machines connect to `address`.
         """
         self.fronts: dict[str, Asked] = {}
         self.services: dict[str, Service] = {}
@@ -98,7 +98,7 @@ class Running:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def prepare(self, declared: DeclaredService) -> None:
-        """What may be missing for a service is told before any begins. Raises `InputError`."""
+        """Check a service's requirements before any service starts. Raises `InputError`."""
         for one in filter(None, (declared, declared.canary)):
             file = one.model.partition(":")[0]
             folder = Path(one.folder or self._base["folder"])
@@ -108,8 +108,8 @@ class Running:
                 self._shared[one.name] = _shared(one, self._base, CacheMetrics(self._metrics, one.name))
 
     async def begin(self, declared: DeclaredService) -> "asyncio.Task[None]":
-        """Listen for the replicas of a service, and of its canary. The task keeps them, and raises `InputError` with
-        what they wrote if the first ones cannot start.
+        """Listen for the replicas of a service and its canary. The returned task maintains them, and raises
+        `InputError` with their output if the first ones cannot start.
         """
         name, record, declared = declared.name, declared.record, self._after_its_trial(declared)
         stable = await self._begin(declared, name)
@@ -131,7 +131,7 @@ class Running:
         return asyncio.create_task(self._try(trial, stable, canary))
 
     def _after_its_trial(self, declared: DeclaredService) -> DeclaredService:
-        """The version that serves, if a gateway that was killed had seen the end of a trial."""
+        """Return the version that serves, if a trial ended under a previous gateway that was killed."""
         canary = declared.canary
         if canary is None:
             return declared
@@ -145,23 +145,23 @@ class Running:
         return self._folder / f"{name}.{self._mark}.{kind}"
 
     def service_at(self, path: str) -> Service | None:
-        """The one whose replicas dial there."""
+        """Return the service whose replicas connect to this socket."""
         return next((one.service for one in self._kept if str(one.service.path) == path), None)
 
     def embeddings(self, declared: DeclaredService) -> Embeddings:
-        """The model of this service behind OpenAI's route, in whichever version serves."""
+        """Serve this service's model at the OpenAI embeddings route, in its current version."""
         versions = [one.name for one in (declared, declared.canary) if one is not None]
         return Embeddings(versions, declared.limits.timeout, self.fronts, self.services)
 
     def _ask_of(self, name: str, asked: Asked) -> None:
-        """From now on."""
+        """Route the requests of this name to `asked`."""
         if name in self._recorders:
             self._recorders[name].behind = asked
         else:
             self.fronts[name] = asked
 
     async def _begin(self, declared: DeclaredService, front: str) -> _Kept:
-        """`front`: the name by which it is asked."""
+        """Start a service. `front`: its name in requests."""
         path = self._file(declared.name, "sock")
         metrics = ServiceMetrics(self._metrics, declared.name)
         service = Service(declared.name, declared.limits, path, metrics, self._tracing)
@@ -182,7 +182,7 @@ class Running:
         return kept
 
     async def _try(self, trial: Trial, stable: _Kept, canary: _Kept) -> None:
-        """Keep both versions until the trial is over; then the one that is to serve, while the other is ended."""
+        """Maintain both versions until the trial ends, then the winner; drain and stop the other."""
         keepers = {one: asyncio.create_task(one.replicas.keep()) for one in (stable, canary)}
         try:
             over: list[asyncio.Future[Any]] = [trial.ended, *keepers.values()]
@@ -200,7 +200,7 @@ class Running:
                 if promoted:
                     winner.replicas.become(stable.declared)
                     self.services[trial.name] = winner.service
-                await trial.drained()  # what the canary fails at is asked of stable
+                await trial.drained()  # stable answers requests that the canary fails
                 await loser.drained()
                 await self._end(loser)
             else:
@@ -211,32 +211,32 @@ class Running:
                 keeper.cancel()
 
     def reports(self, url: str, window: int) -> list[ServiceReport]:
-        """Of each service that runs, and of each version on trial, for the last `window` nanoseconds."""
+        """Report each running service and canary, for the last `window` nanoseconds."""
         return [one.report(url, window) for one in self._kept]
 
     async def drained(self) -> None:
-        """Until all that was accepted is answered."""
+        """Wait until all accepted requests are answered."""
         for trial in self.trials.values():
             trial.close()
             await trial.drained()
         await asyncio.gather(*(one.drained() for one in self._kept))
 
     async def hang_up(self) -> None:
-        """On all replicas: what they were asked is refused, by a canary before stable, which is asked then."""
+        """Disconnect all replicas and refuse their requests: canaries first, because stable then gets theirs."""
         for one in reversed(self._kept):
             one.asked.drop()
             await one.service.stop()
 
     async def end(self) -> None:
-        """Hang up on all replicas, and end their jobs."""
+        """Disconnect all replicas and cancel their jobs."""
         await asyncio.gather(*(self._end(one) for one in list(self._kept)))
         for recorder in self._recorders.values():
             recorder.close()
 
     async def _end(self, kept: _Kept) -> None:
-        """Kept until it has ended, so that whoever is cancelled while he waits for it leaves no job behind."""
+        """Stop a service. It stays listed until its jobs have ended, so that a cancelled call leaves none behind."""
         name = kept.declared.name
-        if self.services.get(name) is kept.service:  # else one that was promoted has its name
+        if self.services.get(name) is kept.service:  # otherwise the promoted canary has this name
             del self.services[name]
         kept.asked.drop()
         await kept.service.stop()
@@ -258,7 +258,7 @@ def _said(error: BaseException) -> str:
 
 
 def _shared(declared: DeclaredService, base: dict[str, Any], metrics: CacheMetrics) -> SharedAnswers:
-    """What the gateways of a service keep for each other. Raises `InputError` for what is missing for that."""
+    """Make a service's cache shared by gateways. Raises `InputError` for a missing requirement."""
     name = declared.password_from
     if name and not os.environ.get(name):
         what = "the variable with the password is not set"

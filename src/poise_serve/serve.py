@@ -165,7 +165,7 @@ async def serve(
 
 
 def _watch_again(watchers: Watchers, stop: asyncio.Event, say: Callable[[str], None]) -> None:
-    """The process that watched this one was killed: start another, unless this one ends."""
+    """Start another watcher after the previous one was killed, unless this process is stopping."""
     loop = asyncio.get_running_loop()
     loop.remove_reader(watchers.gone)
     if stop.is_set():
@@ -180,7 +180,7 @@ def _watch_again(watchers: Watchers, stop: asyncio.Event, say: Callable[[str], N
 
 
 async def _drained(server: Server, running: Running, upstreams: Upstreams | None) -> None:
-    """Until all that was accepted is answered, and whoever asked has the answer."""
+    """Wait until all accepted requests are answered and the answers are sent."""
     await asyncio.gather(running.drained(), *([upstreams.drained()] if upstreams is not None else []))
     await server.taken()
 

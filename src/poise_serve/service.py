@@ -1,4 +1,4 @@
-"""One service: its replicas behind a Unix socket, and the machine that says which of them is asked what, and when."""
+"""One service: its replicas behind a Unix socket, and the batcher that decides which requests go to which replica."""
 
 import asyncio
 import contextlib
@@ -39,24 +39,24 @@ from poise_serve.wire import (
 )
 
 STOOD_STILL = 1 * SECOND
-"""Nanoseconds by which a timer is late where this machine has stood still: what replicas say was not heard either."""
+"""A timer this late, in nanoseconds, means that this machine was paused and also read nothing from its replicas."""
 
 DIALLED_AGAIN = 1.0
-"""Seconds until it is listened again where there was no room for one more."""
+"""Seconds before accepting connections again after running out of file descriptors."""
 
 
 Tell = Callable[["Answer | Refuse"], None]
 
 
 class Asker(NamedTuple):
-    """Who asks, and what of a cache may serve for it: to be told what is kept, to have the answer kept."""
+    """The requesting tenant, and whether it may `use` a cached answer and `keep` (store) its own in the cache."""
 
     tenant: str = ""
     use: bool = True
     keep: bool = True
 
     def saying(self, name: bytes, value: bytes) -> "Asker":
-        """With what a header says, if it says anything of this. Raises `SpecError` for a tenant that can be none."""
+        """Apply a request header, if it is a relevant one. Raises `SpecError` for an invalid tenant name."""
         if name == b"x-poise-tenant":
             tenant = value.decode("latin-1")
             check_name(tenant, "X-Poise-Tenant")
@@ -72,21 +72,21 @@ ANYBODY = Asker()
 
 
 class Asked(Protocol):
-    """What requests are asked of: a service, or what stands before one."""
+    """Receiver of requests: a service, or a layer in front of one."""
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        """Ask; `tell` is told the answer, once, unless `cancel` says with the number that nobody waits any more."""
+        """Submit a request and return its number. `tell` gets the answer once, unless `cancel` is called first."""
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Drop this request; its client has disconnected."""
 
 
 Listener = Callable[[bytes, "Answer | Refuse", int], None]
-"""Told of each request that was answered or refused: its body, what was told, and nanoseconds since it had come."""
+"""Called for each answered or refused request with its body, the outcome, and nanoseconds since its arrival."""
 
 
 class Pending(NamedTuple):
-    """A request whose answer somebody waits for; what is `patient` may miss the objective."""
+    """A request with a waiting client. A `patient` one may miss the latency objective."""
 
     body: bytes
     tell: Tell
@@ -96,33 +96,33 @@ class Pending(NamedTuple):
 
 
 class Service:
-    """Accepts replicas, keeps what was asked until it is answered, and carries out what the batcher says."""
+    """Accepts replicas, holds requests until they are answered, and carries out the batcher's effects."""
 
     def __init__(
         self, name: str, limits: Limits, path: Path, metrics: ServiceMetrics, tracing: Tracing | None = None
     ) -> None:
-        """`path` is where replicas dial."""
+        """`path` is the Unix socket that replicas connect to."""
         self.name = name
         self.batcher = Batcher(limits)
         self.quarantine = Quarantine()
         self.path = path
         self.on_hang: Callable[[str], None] = lambda name: None
-        """Told the name of a replica that hangs and is to be ended."""
+        """Called with the name of a hung replica, which must then be killed."""
         self.may_join: Callable[[str, int], bool] = lambda job, epoch: False
-        """Whether this is the job of one of its replicas, in no earlier attempt than the latest: who dials from another
-        machine is asked.
+        """Whether this job runs a replica of the service, and the epoch is not older than its latest attempt. Checks
+        connections from other machines.
         """
         self.watchers: list[Callable[[], None]] = []
-        """Told when a replica has become ready, or has gone."""
+        """Called when a replica becomes ready or disconnects."""
         self.listeners: list[Listener] = []
         self.ever_ready = False
         self.forms = ANYTHING
-        """What the model takes and gives, as its latest replica says."""
+        """Schema of the model's inputs and outputs, from its latest replica."""
         self._metrics = metrics
         self._batches = Batches(name, tracing)
         self._pending: dict[int, Pending] = {}
         self._channels: dict[str, _Channel] = {}
-        self._sent: dict[str, dict[int, bytes]] = {}  # what each replica serves, whether anybody still waits or not
+        self._sent: dict[str, dict[int, bytes]] = {}  # bodies in progress by replica, including cancelled requests
         self._asked = 0
         self.seen = Seen()
         self._listening: socket.socket | None = None
@@ -138,7 +138,7 @@ class Service:
         self._listen()
 
     async def stop(self) -> None:
-        """Hang up on the replicas: what they were asked is refused."""
+        """Disconnect the replicas and refuse all pending requests."""
         if self._timer is not None:
             self._timer.cancel()
         if self._listening is not None:
@@ -147,20 +147,20 @@ class Service:
             self._listening = None
         for connecting in self._connecting:
             connecting.cancel()
-        for channel in list(self._dialled):  # those that load their model as well
+        for channel in list(self._dialled):  # including replicas that are still loading
             channel.close()
         for number in list(self._pending):
             self._refuse(Refuse(number, "ending", "the gateway is ending"))
         self.path.unlink(missing_ok=True)
 
     async def drained(self) -> None:
-        """Until all that was accepted is answered."""
+        """Wait until all accepted requests are answered."""
         while self._pending:
             self._changed.clear()
             await self._changed.wait()
 
     async def ready(self) -> None:
-        """Until it has a replica."""
+        """Wait until a replica is ready."""
         while not self._channels:
             self._changed.clear()
             await self._changed.wait()
@@ -174,14 +174,14 @@ class Service:
         return any(name.partition(".")[0] == job for name in self._channels)
 
     def drain(self, job: str) -> None:
-        """The replicas of this job are sent nothing more."""
+        """Stop sending requests to the replicas of this job."""
         for name in self._channels:
             if name.partition(".")[0] == job:
                 self.batcher.drain(name)
 
     def leave_behind(self, job: str, epoch: int) -> None:
-        """Attempts of this job before the one of `epoch` are over, also those whose machine nobody can tell: they are
-        hung up on, and what they were asked is asked of others.
+        """Disconnect the replicas of this job's attempts before `epoch`, even on unreachable machines, and send their
+        requests to other replicas.
         """
         for name, channel in list(self._channels.items()):
             if name.partition(".")[0] == job and _epoch_of(name) < epoch:
@@ -191,18 +191,18 @@ class Service:
                 self._has_changed()
 
     def measure(self) -> None:
-        """Set what is only told when somebody asks."""
+        """Set the gauges that are computed only when metrics are scraped."""
         rooms = [replica.curve.room for replica in self.batcher.replicas.values() if replica.curve.room]
         self._metrics.now(self.batcher.waiting, self.batcher.serving, len(self._channels), min(rooms, default=0))
 
     def recent(self, window: int) -> Recent:
-        """Its figures for the last `window` nanoseconds."""
+        """Metrics of the last `window` nanoseconds."""
         return self._metrics.lately.recent(window, time.monotonic_ns())
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        """As `Asked.ask`. `timeout`: nanoseconds, 0: as long as the service says; it is the same to every `asker`."""
+        """See `Asked.ask`. `timeout` is in nanoseconds; 0 means that of the service. `asker` has no effect here."""
         now = time.monotonic_ns()
         self._asked += 1
         self._pending[self._asked] = Pending(body, tell, now, deferred, current.get())
@@ -219,8 +219,8 @@ class Service:
         return self._asked
 
     def suspect(self, body: bytes) -> None:
-        """Another version's replica was lost while it served this, perhaps several times at once. That makes a suspect
-        of it, and no more: only a loss of this version's own holds it.
+        """Mark this body as suspect: a replica of another version was lost serving it, perhaps several at once.
+        It is quarantined only after this version loses a replica too.
         """
         key, now = digest(body), time.monotonic_ns()
         if not self.quarantine.suspects(key, now):
@@ -228,7 +228,7 @@ class Service:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is asked within it is batched as what has come at once; what is cancelled within it was never sent."""
+        """Batch the requests of this block as one arrival. Requests cancelled inside the block are never sent."""
         self.batcher.gather()
         try:
             yield
@@ -245,7 +245,7 @@ class Service:
     # --- replicas ----------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        """A replica dials: it is given the buffers, before anything else is said."""
+        """Accept a replica's connection and send it the shared buffers before any message."""
         listening, loop = self._listening, asyncio.get_running_loop()
         if listening is None:
             return
@@ -253,7 +253,7 @@ class Service:
             dialled, _ = listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is free: it is dialled again
+        except OSError:  # out of file descriptors: listen again later
             loop.remove_reader(listening)
             loop.call_later(DIALLED_AGAIN, self._listen)
             return
@@ -284,7 +284,7 @@ class Service:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def guest(self, name: str) -> "_Channel":
-        """The channel of a replica on another machine, which has shown that it is the one of this name."""
+        """Make the channel of a replica on another machine that has authenticated as `name`."""
         channel = _Channel(self, Writer(None), Reader(None), name)
         self._dialled.add(channel)
         return channel
@@ -306,7 +306,7 @@ class Service:
             watcher()
 
     def left(self, channel: "_Channel", name: str) -> None:
-        """It has hung up; it had a `name` if it had said so."""
+        """Handle a disconnect. `name` is empty if the replica had not sent its `Hello`."""
         self._dialled.discard(channel)
         if self._channels.get(name) is channel:
             del self._channels[name]
@@ -314,7 +314,7 @@ class Service:
             self._has_changed()
 
     def _is_down(self, name: str, now: int, how: str = "died") -> None:
-        """What the replica held is sent once more, alone. What was lost twice is refused wherever it waits."""
+        """Retry the replica's requests once, each alone. Refuse a body lost twice, including queued copies of it."""
         sent, replica = self._sent.pop(name, {}), self.batcher.replicas.get(name)
         self._batches.end(name, 0, f"the replica {how}")
         requests = [] if replica is None else replica.requests
@@ -332,8 +332,8 @@ class Service:
         self._do(effects, now)
 
     def fits(self, name: str, message: Answers) -> bool:
-        """Whether it is an answer to what the replica was asked, if it was: anything else would leave somebody waiting
-        for ever.
+        """Whether the message matches the replica's current batch; true if it has another batch. A mismatch would leave
+        clients waiting forever.
         """
         replica = self.batcher.replicas.get(name)
         if replica is None or replica.batch != message.number:
@@ -352,7 +352,7 @@ class Service:
             return
         asked = self._requests_of(name)
         told, effects = self.batcher.answered(name, message.number, message.took, message.items, now, message.room)
-        self._do(effects, now)  # first what the replica is to do next: it is what everybody waits for
+        self._do(effects, now)  # send the next batch first: it is on the critical path
         by_number = dict(zip(asked, message.answers, strict=False))
         self._metrics.batch(len(asked), message.took, now)
         self._batches.end(name, len(asked))
@@ -364,10 +364,10 @@ class Service:
         replica = self.batcher.replicas.get(name)
         return [request.number for request in replica.requests] if replica is not None else []
 
-    # --- what the machine says ---------------------------------------------------------------------------------------
+    # --- the batcher's effects ---------------------------------------------------------------------------------------
 
     def _do(self, effects: Sequence[Effect], now: int) -> None:
-        for effect in effects:  # first what is sent: whoever is told of something may cancel it
+        for effect in effects:  # send batches first: a client that is notified may cancel one
             if isinstance(effect, Batch):
                 self._send(effect, now)
         for effect in effects:
@@ -378,7 +378,7 @@ class Service:
         self._arm(now)
 
     def _replace(self, name: str, now: int) -> None:
-        """The replica is asked nothing more from now on: what it held need not wait until its process has ended."""
+        """Disconnect a hung replica at once, so that its requests are retried before its process has exited."""
         if (channel := self._channels.pop(name, None)) is not None:
             channel.abort()
             self._is_down(name, now, "hung")
@@ -423,7 +423,7 @@ class Service:
                 self._changed.set()
 
     def _counts(self, pending: Pending, now: int) -> bool:
-        """Whether the objective holds for it: it is in a hurry, and did not wait for a start."""
+        """Whether the objective applies: the request is not patient and did not wait for a replica to start."""
         return not pending.patient and pending.came >= self.batcher.started(now)
 
     def _heard(self, pending: Pending, told: Answer | Refuse, now: int) -> None:
@@ -431,7 +431,7 @@ class Service:
             listener(pending.body, told, now - pending.came)
 
     def _arm(self, now: int) -> None:
-        """The machine is asked again at its next instant; a timer that would come earlier serves as well."""
+        """Set the timer to the batcher's next wakeup. Keep a current timer that fires earlier."""
         due = self.batcher.wakeup()
         if due is None:
             return
@@ -444,7 +444,7 @@ class Service:
         self._timer = asyncio.get_running_loop().call_later(max(0, due - now) / SECOND, self._on_timer)
 
     def _notice_pause(self, now: int) -> None:
-        """Tell the machine where its timer is far too late: a container was paused, or a laptop slept."""
+        """Report a pause to the batcher if the timer is far too late: a paused container or a suspended laptop."""
         if (late := now - self._timer_at) > STOOD_STILL:
             self.batcher.stood_still(late, now)
 
@@ -456,7 +456,7 @@ class Service:
 
 
 class _Channel(asyncio.Protocol):
-    """One replica's connection; `known_as` is its name, where it has shown that."""
+    """One replica's connection. `known_as` is its authenticated name, if it has one."""
 
     def __init__(self, service: Service, writer: Writer, reader: Reader, known_as: str = "") -> None:
         self._service = service
@@ -493,7 +493,7 @@ class _Channel(asyncio.Protocol):
                 return
 
     def _take(self, message: FromReplica) -> bool:
-        """Whether it may say that."""
+        """Handle a message. Returns whether it was valid."""
         if isinstance(message, Hello):
             if self._name or not all(size > 0 and 0 <= took < inf for size, took in message.known):
                 return False
@@ -513,7 +513,7 @@ class _Channel(asyncio.Protocol):
         return True
 
     def _with_bodies(self, message: Answers) -> Answers:
-        """Its large answers are taken out of the buffer, which the next batch writes to."""
+        """Copy large answers out of the shared buffer before the next batch overwrites it."""
         for place in message.places:
             if place.number < 0:
                 raise ValueError("a place of no answer")
@@ -525,7 +525,7 @@ class _Channel(asyncio.Protocol):
         self.release()
 
     def release(self) -> None:
-        """Nothing more is said or heard."""
+        """Close the buffers and leave the service."""
         if self._released:
             return
         self._released = True
@@ -534,7 +534,7 @@ class _Channel(asyncio.Protocol):
         self._service.left(self, self._name)
 
     def send(self, number: int, padded: int, bodies: Sequence[bytes], traceparent: str) -> None:
-        """A batch. A replica for whose bodies there is no memory is hung up on: it is asked again as one that died."""
+        """Send a batch. Without memory for its bodies, disconnect the replica; its requests are then retried."""
         if self._transport is None or self._transport.is_closing():
             return
         try:
@@ -549,7 +549,7 @@ class _Channel(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """At once: nothing that is still to be sent will be taken."""
+        """Close at once and discard unsent data, because the replica will not read it."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -564,7 +564,7 @@ def _for_how_long(held: int) -> str:
 
 
 def _epoch_of(name: str) -> int:
-    """The epoch that the name of a replica ends with."""
+    """Return the epoch at the end of a replica's name."""
     epoch = name.rpartition(".")[2]
     return int(epoch) if epoch.isdecimal() and len(epoch) < 20 else 0
 

@@ -1,5 +1,5 @@
-"""What is measured of a service. Names are those of Ray Serve, of a cache Triton's, by tier Micrometer's, of a version
-on trial Flagger's: dashboards know them. What none has is called `poise_...`.
+"""Prometheus metrics of a service. Names known to dashboards are those of Ray Serve, of Triton for the cache, of
+Micrometer for its tiers, and of Flagger for canaries. The others are named `poise_...`.
 """
 
 import time
@@ -100,7 +100,7 @@ class Registry:
         )
 
     def canary(self, name: str) -> Callable[[float, int], None]:
-        """Told the part of a service's requests that its canary answers, and how its trial stands."""
+        """Return a function that sets the canary's share of requests and the state of its trial."""
 
         def told(part: float, status: int) -> None:
             self._canary_weight.labels(name).set(100 * part)
@@ -110,7 +110,7 @@ class Registry:
 
 
 class ServiceMetrics:
-    """Those of one service. `now` is the monotonic time in nanoseconds."""
+    """Metrics of one service. `now` is the monotonic time in nanoseconds."""
 
     def __init__(self, registry: Registry, name: str) -> None:
         self.registry, self.name = registry, name
@@ -122,7 +122,7 @@ class ServiceMetrics:
         self._answered = {200: registry.requests.labels(name, "200")}
 
     def answered(self, status: int, took: int, now: int, *, patient: bool) -> None:
-        """`patient`: the objective does not hold for it."""
+        """Count an answer. `patient`: the objective does not apply to it."""
         counter = self._answered.get(status)
         if counter is None:
             counter = self._answered[status] = self.registry.requests.labels(self.name, str(status))
@@ -146,7 +146,7 @@ class ServiceMetrics:
         self.registry.broken.labels(self.name, why).inc()
 
     def now(self, queued: int, processing: int, replicas: int, room: int) -> None:
-        """What is told when somebody asks for the metrics."""
+        """Set the gauges when metrics are scraped."""
         self.registry.queued.labels(self.name).set(queued)
         self.registry.processing.labels(self.name).set(processing)
         self.registry.replicas.labels(self.name).set(replicas)
@@ -157,7 +157,7 @@ Tier = Literal["process", "redis"]
 
 
 class CacheMetrics:
-    """Those of one service's cache."""
+    """Metrics of one service's cache."""
 
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry, self._name = registry, name
@@ -171,7 +171,7 @@ class CacheMetrics:
         self._evicted = 0
 
     def answered(self, *, hit: bool) -> None:
-        """Whether it was answered from what is kept, in whichever tier."""
+        """Count a request; `hit`: it was answered from any tier of the cache."""
         self._answered[hit].inc()
 
     def looked_up(self, tier: Tier, *, hit: bool) -> None:
@@ -181,14 +181,14 @@ class CacheMetrics:
         self._puts[tier].inc()
 
     def collapsed(self, tier: Tier) -> None:
-        """One waited for the answer to the same question: of this gateway, or by way of the Redis of another."""
+        """Count a request that waited for an identical one, of this gateway, or of another through Redis."""
         self._registry.collapsed.labels(self._name, tier).inc()
 
     def failed(self, tier: Tier, why: str) -> None:
         self._registry.cache_failures.labels(self._name, tier, why).inc()
 
     def now(self, entries: int, size: int, evicted: int) -> None:
-        """What is told when somebody asks for the metrics, of this process; `evicted`: since it started."""
+        """Set the gauges of this process when metrics are scraped; `evicted`: total since the start."""
         self._registry.cached.labels(self._name, "process").set(entries)
         self._registry.cached_bytes.labels(self._name, "process").set(size)
         self._registry.evictions.labels(self._name, "process").inc(evicted - self._evicted)

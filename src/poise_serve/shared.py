@@ -1,10 +1,9 @@
-"""Large bodies between a gateway and a replica: written once into memory that both see, not sent through the socket.
+"""Shared memory for large bodies between a gateway and a replica: written once, and not sent through the socket.
 
-A replica works on one batch at a time, so each connection has two buffers, one for the bodies of a batch and one for
-its answers: whoever writes begins at their start, whoever reads is done with the batch before before the next is
-written. Buffers grow, are used again (memory that is there already costs no page faults), and give back what was far
-too much for a while. They are made by the gateway and sealed, so that nobody can make one smaller while another
-process reads there, which would kill that process.
+A replica serves one batch at a time, so each connection has two buffers, one for the bodies of a batch and one for its
+answers: each batch is written at the start, after the reader has finished with the previous one. Buffers grow, are
+reused (which avoids page faults), and release memory that was not needed for a while. The gateway makes and seals them,
+so that no process can shrink one while another reads it, which would kill the reader.
 """
 
 import fcntl
@@ -17,38 +16,38 @@ from poise_serve.wire import Place
 Body = bytes | memoryview
 
 SHARED_FROM = 128 << 10
-"""Bytes from which on a body is worth it: found by `benchmarks/handover.py --shared-from 1`."""
+"""Minimum size in bytes of a body in shared memory; measured with `benchmarks/handover.py --shared-from 1`."""
 
 ALIGNED = 64
-"""Bodies begin at multiples of this: whatever numbers are in them can be read in place."""
+"""Alignment of bodies, so that numbers of any type can be read in place."""
 
 PAGES = 1 << 20
 """Buffers grow and shrink by multiples of this."""
 
 FORGOTTEN = 0.98
-"""Of the largest batch that is remembered after one that is smaller; four times that are kept."""
+"""Decay per batch of the remembered largest batch; four times its size is kept."""
 
 
 def make_buffer() -> int:
-    """The descriptor of an empty buffer. Raises `OSError` where the system has none."""
+    """Return the descriptor of a new, empty buffer. Raises `OSError`."""
     made = os.memfd_create("poise", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return made
 
 
 class Writer:
-    """Puts the bodies of one batch after the other into a buffer; without one, all of them are sent."""
+    """Writes the bodies of each batch into a buffer; without a buffer, all bodies are sent in frames."""
 
     def __init__(self, buffer: int | None) -> None:
         self._buffer = buffer
         self._memory: mmap.mmap | None = None
         self._size = 0
-        self._filled = 0  # up to where it may take memory
+        self._filled = 0  # bytes that may have memory allocated
         self._largest = 0.0
 
     def place(self, bodies: Sequence[Body]) -> tuple[list[bytes], list[Place]]:
-        """The bodies of a batch as they are sent: those that are large are empty, and have a place. Raises `OSError` if
-        there is no memory.
+        """Return the bodies of a batch for the frame, where large ones are empty, and the places of these. Raises
+        `OSError` without enough memory.
         """
         sizes = [len(body) for body in bodies]
         if self._buffer is None or max(sizes, default=0) < SHARED_FROM:
@@ -74,7 +73,7 @@ class Writer:
         return self._memory
 
     def _give_back(self, need: int) -> None:
-        """What is far more than has been needed lately: the memory goes; the size, which cannot, costs nothing."""
+        """Release memory far beyond the recent need. The buffer's size cannot shrink, but costs nothing."""
         if self._memory is None or not self._filled:
             return
         self._largest = max(need, FORGOTTEN * self._largest)
@@ -84,7 +83,7 @@ class Writer:
             self._filled = kept
 
     def close(self) -> None:
-        """Give the buffer back."""
+        """Close the buffer."""
         if self._memory is not None:
             self._memory.close()
         if self._buffer is not None:
@@ -92,16 +91,14 @@ class Writer:
 
 
 class Reader:
-    """Reads what the other side has written, if there is a buffer between the two."""
+    """Reads bodies that the other side has written, if there is a shared buffer."""
 
     def __init__(self, buffer: int | None) -> None:
         self._buffer = buffer
         self._view = memoryview(b"")
 
     def at(self, place: Place) -> memoryview:
-        """What is there, as a view that nothing can be written to, good until the next batch. Raises `ValueError` for a
-        place that there is not.
-        """
+        """Return a read-only view of a body, valid until the next batch. Raises `ValueError` for an invalid place."""
         end = place.at + place.size
         if not 0 <= place.at <= end:
             raise ValueError("no place in a buffer")
@@ -115,7 +112,7 @@ class Reader:
         return self._view[place.at : end]
 
     def close(self) -> None:
-        """Give the buffer back; views that there are go on being good."""
+        """Close the buffer; existing views stay valid."""
         self._view = memoryview(b"")
         if self._buffer is not None:
             os.close(self._buffer)

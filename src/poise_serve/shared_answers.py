@@ -1,15 +1,14 @@
-"""Answers that gateways share in a Redis, under `poise:SERVICE:VERSION.GENERATION:HASH`.
+"""Cached answers that gateways share in Redis, under `poise:SERVICE:VERSION.GENERATION:HASH`.
 
-A *generation* is a number that only rises: forgetting is raising it, and what was kept under a lower one is read by
-nobody any more. Every gateway looks at it each second, and forgets what it holds itself when it has risen; one that
-knows a higher number than the Redis (which was restarted, or was away when somebody said so) tells it that one.
+A *generation* is a number that only increases: clearing the cache increments it, and entries of lower generations are
+not read any more. Every gateway polls it each second, and clears its own cache when it has increased; a gateway that
+knows a higher number than Redis (after a restart or an outage of Redis) writes it back.
 
-Who finds nothing goes on an *errand* for all, for about as long as an answer takes; who finds somebody on it looks
-again and again for the answer until the errand ends, and then asks the model itself. A gateway that dies holds up
-nobody longer.
+A gateway that finds no entry takes an *errand*, a lock with about the duration of an answer. The others poll for the
+answer until the lock ends, and then ask the model themselves, so a gateway that dies delays nobody for longer.
 
-A Redis that is slow or away costs a question about `PATIENCE`, a few times; then nobody asks it until one of the looks
-went well. What it says is checked: an answer carries a hash of itself and of the key it is kept under.
+A slow or unreachable Redis costs a request about `PATIENCE`, a few times; then it is not used until a poll succeeds.
+Its data is verified: an answer has a hash of itself and of its key.
 """
 
 import asyncio
@@ -33,36 +32,36 @@ from poise_serve.service_metrics import CacheMetrics
 from poise_serve.wire import Answer
 
 PATIENCE = 50 * MILLISECOND
-"""For one call to the Redis."""
+"""Timeout of one call to Redis."""
 
 EJECTION = Ejection(failures=3, pause=SECOND, longest=8 * SECOND, slower=0.0, least=0)
-"""When a Redis is not asked for a while; it is used again within ten seconds of being back."""
+"""When to stop using Redis; it is used again within ten seconds of its recovery."""
 
 SPEAKS_OF_ALL = ("timeout", "connection", "refused")
-"""Failures that are not of one key, of writing, or our own."""
+"""Failures of Redis as a whole, and not of one key, of writing, or of this gateway."""
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the generation."""
+"""Polling interval of the generation, in seconds."""
 
 LARGEST = 1 << 20
-"""Bytes of an answer that is shared; a larger one would hold up the others."""
+"""Maximum bytes of a shared answer; a larger one would delay the others."""
 
 MOST_WRITES = 64
-"""Answers that are on their way to the Redis; beyond that they are not shared."""
+"""Maximum answers being written to Redis; further ones are not shared."""
 
 WORTH = 5 * MILLISECOND
-"""No errand is made for answers that take less: to say so, and to look whether it is there, takes about as long."""
+"""No errand for faster answers: taking the lock and polling costs about as much."""
 
 LONGEST_ERRAND = SECOND
 PAUSES = (5 * MILLISECOND, 50 * MILLISECOND)
-"""Between two looks for the answer of somebody who is on an errand: at first, and at most."""
+"""Initial and maximum polling interval for an answer while another gateway has the errand."""
 
 SEAL = 16
-"""Bytes of the hash before an answer."""
+"""Length in bytes of the hash before an answer."""
 
 
 class Store(Protocol):
-    """A Redis, as `poise_serve.redis` has it. Everything raises `Away`."""
+    """Interface of `poise_serve.redis`. All methods raise `Away`."""
 
     async def get(self, key: str) -> Kept | None: ...
     async def look(self, key: str, errand: str) -> tuple[Kept | None, int]: ...
@@ -74,7 +73,9 @@ class Store(Protocol):
 
 
 class Found(NamedTuple):
-    """What is kept of a question: the answer and its age in nanoseconds; or nothing, and perhaps our errand."""
+    """Result of a lookup: an answer and its age in nanoseconds; or none, and this gateway's errand token if it has
+    one.
+    """
 
     answer: Answer | None = None
     age: int = 0
@@ -82,7 +83,7 @@ class Found(NamedTuple):
 
 
 class SharedAnswers:
-    """What one service's gateways keep for each other."""
+    """The shared cache of one service's gateways."""
 
     def __init__(self, store: Store, name: str, version: str, ttl: int, metrics: CacheMetrics) -> None:
         self._store = store
@@ -95,10 +96,10 @@ class SharedAnswers:
         self._writes: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self.on_forgotten: Callable[[], None] = lambda: None
-        """Told when another gateway has said that what is kept is to be forgotten."""
+        """Called when another gateway has cleared the cache."""
 
     async def start(self) -> None:
-        """Returns once it was looked at, well or not."""
+        """Start polling; returns after the first poll, with or without success."""
         await self._look()
         self._keeping = asyncio.create_task(self._keep())
 
@@ -111,16 +112,16 @@ class SharedAnswers:
 
     @property
     def is_there(self) -> bool:
-        """Whether it is worth asking."""
+        """Whether Redis is in use now."""
         return self._generation >= 0 and not self._breaker.is_ejected
 
     def key(self, question: bytes) -> str:
-        """Where the answer is kept, by a hash of who asks what."""
+        """Return the Redis key of a request, given the hash of its tenant and body."""
         return f"{self._name}.{self._generation}:{question.hex()}"
 
     async def find(self, key: str, takes: int, alone: bool = False) -> Found:
-        """The answer, or nothing, as soon as it is known that it has to be asked; `takes`: nanoseconds that answers
-        take of late, 0 if that is not known; `alone`: it is not to wait for what another gateway asks.
+        """Look up an answer; returns an empty result as soon as the model must be asked. `takes`: recent answer time in
+        nanoseconds, 0 if unknown. `alone`: do not wait for another gateway's errand.
         """
         try:
             return await self._find(key, takes, alone)
@@ -152,7 +153,7 @@ class SharedAnswers:
         return Found()
 
     def keep(self, key: str, answer: Answer | None, errand: str) -> None:
-        """Share an answer, if there is one; the errand is ended. In the background."""
+        """Store an answer, if any, and release the errand, in the background."""
         if answer is not None and len(answer.body) > LARGEST:
             answer = None
         if not self.is_there or not (answer or errand):
@@ -177,8 +178,8 @@ class SharedAnswers:
             self._well()
 
     async def forget(self) -> bool:
-        """Whether all gateways are told now that what is kept is to be forgotten; those that are cut off, or all if the
-        Redis is, are told once it is back.
+        """Clear the cache on all gateways. Returns whether Redis was reachable; otherwise they clear it after its
+        recovery, as does a gateway that is cut off.
         """
         self._generation = max(self._generation + 1, time.time_ns() // MILLISECOND)
         return await self._look()
@@ -219,19 +220,19 @@ class SharedAnswers:
 
     def _failed(self, error: Away) -> None:
         self._metrics.failed("redis", error.why)
-        if error.why in SPEAKS_OF_ALL and error is not self._latest:  # all who asked in one call are told the same
+        if error.why in SPEAKS_OF_ALL and error is not self._latest:  # requests of one call share the same error
             self._latest = error
             self._breaker.on_failure(_now(), may_eject=True)
 
 
 def sealed(key: str, answer: Answer) -> bytes:
-    """An answer as it is kept."""
+    """Encode an answer for storage, with its hash."""
     data = _encode(answer)
     return _seal(key, data) + data
 
 
 def opened(key: str, data: bytes) -> Answer | None:
-    """The answer that was kept there; nothing for what is not whole, or was kept elsewhere."""
+    """Decode a stored answer; None if its hash does not match its data and key."""
     if data[:SEAL] != _seal(key, data[SEAL:]):
         return None
     try:
@@ -241,8 +242,8 @@ def opened(key: str, data: bytes) -> Answer | None:
 
 
 def version_of(declared: DeclaredService, folder: Path) -> str:
-    """What is stated, or a hash of the model's file and of what else decides what it says: the class, the environment,
-    the interpreter and the precision. Weights and what it imports are not seen. `folder`: where replicas run.
+    """Return the declared version, or a hash of the model's file, class, environment, interpreter and precision. The
+    hash excludes weights and imported files. `folder`: working directory of the replicas.
     """
     if declared.version:
         return declared.version

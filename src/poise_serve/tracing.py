@@ -29,7 +29,7 @@ Tell = Callable[[Sequence[Span]], None]
 
 
 class Traced:
-    """A request that is told of: its span, and the spans of the batches in which it was asked."""
+    """A sampled request: its span, and links to the spans of its batches."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -37,7 +37,7 @@ class Traced:
 
 
 current: ContextVar[Traced | None] = ContextVar("poise_traced", default=None)
-"""The request that the running task answers, if that is told of."""
+"""The sampled request of the running task, if any."""
 
 
 class Tracing:
@@ -151,7 +151,7 @@ class Batches:
         return context.text
 
     def end(self, replica: str, size: int, error: str = "") -> None:
-        """It is answered, or came to nothing."""
+        """End the span of a batch that was answered or failed."""
         if self._tracing is None or (asked := self._asked.pop(replica, None)) is None:
             return
         context, began, links = asked

@@ -1,5 +1,5 @@
-"""A front before model servers that speak OpenAI's API: one address for all, which routes, limits, retries and watches.
-The models that are services here (`own`) are behind the same address, and go before those of the same name elsewhere.
+"""A front for model servers with the OpenAI API: one address that routes, limits, retries and monitors requests.
+Models that are Poise services (`own`) share this address, and take precedence over upstream models of the same name.
 
     front = Upstreams(compile_upstreams(document), choose, Metrics(CollectorRegistry()), keys)
     await front.start()
@@ -7,20 +7,21 @@ The models that are services here (`own`) are behind the same address, and go be
     await front.drained()
     await front.stop()
 
-What it keeps to:
+Rules:
 
-* Bodies and answers are passed on byte by byte, and as they come. At most 128 KiB of an answer wait for its client; one
-  that takes nothing for `stalled` is dropped. When a client hangs up, its request to the upstream is closed at once.
-* A request is tried again elsewhere as long as nothing of an answer was sent on: after a failed connection, or 502, 503
-  or 429; within the budget for all and `retries.most` for one. Where a connection was lost after the request was sent,
-  or a proxy says so (502), it is tried once more at most: an upstream may have died of it. Prompts with which two were
-  lost are refused for a while (`poise_serve.kernel.quarantine`). After 401, 403 or 404 it is tried again, too, where
-  another upstream has the model: the front's key or file may be wrong for this one. That costs nothing of the budget,
-  and is a failure once another has answered the request well: else the request is at fault. An answer that was begun is
-  never begun again: a stream that is cut ends with an error event, everything else with its connection.
-* The time-out, or what the client says of its patience (`x-request-timeout-seconds`, `x-envoy-upstream-rq-timeout-ms`,
-  `x-stainless-read-timeout`), bounds waiting, all tries and the answer; upstreams are told what is left of it.
-* What cannot be taken is refused at once, with 429 or 503 and when to come back.
+* Bodies and answers are streamed unchanged. At most 128 KiB of an answer are buffered for its client; a client that
+  reads nothing for `stalled` is dropped. When a client disconnects, its upstream request is closed at once.
+* A request is retried on another upstream until the first byte of an answer is sent: after a failed connection, or 502,
+  503 or 429; within the shared retry budget and `retries.most` per request. If a connection is lost after the request
+  was sent, or a proxy reports that (502), it is retried once at most: the request may have killed the upstream. A
+  prompt that lost two upstreams is quarantined (`poise_serve.kernel.quarantine`). A request is also retried after 401,
+  403 or 404 if another upstream has the model: the front's key or configuration may be wrong for the first. This retry
+  is not charged to the budget, and counts as a failure only if another upstream then succeeds: otherwise the request is
+  at fault. A started answer is never restarted: an interrupted stream ends with an error event, any other answer with a
+  closed connection.
+* The timeout, or the client's own (`x-request-timeout-seconds`, `x-envoy-upstream-rq-timeout-ms`,
+  `x-stainless-read-timeout`), covers waiting, all attempts and the answer; upstreams get the remaining time.
+* Requests over capacity are refused at once, with 429 or 503 and the time to retry after.
 """
 
 import asyncio
@@ -79,27 +80,27 @@ from poise_serve.pool import Choose, Member, Outcome, Place, Pool, model_of
 from poise_serve.service import ANYBODY, Asker
 
 AGAIN = frozenset({429, 502, 503})
-"""Answers of an upstream that another one may better."""
+"""Status codes that are retried on another upstream."""
 
 RESTS = frozenset({429, 503})
-"""Answers whose Retry-After is kept to."""
+"""Status codes whose Retry-After is respected."""
 
 REFUSES_US = frozenset({401, 403, 404})
-"""Answers of an upstream that does not take the front's key, or has not the model that others have. It is instant, and
-so an upstream that looks idle; it has failed once another answers the request well, else the request was at fault."""
+"""Status codes of an upstream that rejects the front's key, or lacks a model that others have. These answers are
+instant, so the upstream looks idle. They count as failures once another upstream succeeds with the same request."""
 
 LOST_BEHIND = 502
-"""What a proxy answers whose own server was lost, perhaps with the request."""
+"""Status of a proxy whose own server was lost, perhaps because of the request."""
 
 FAULTY = frozenset({500, 502, 503, 504})
-"""Answers that count as failures of an upstream. 429 does not: it is busy, and says so."""
+"""Status codes that count as failures of an upstream. 429 does not: it only means busy."""
 
 HUNG_UP = 499
-"""What metrics call the status of a request whose client hung up, as nginx does."""
+"""Status in metrics for a request whose client disconnected; nginx uses the same code."""
 
 
 class Stalled(Exception):
-    """The client has taken nothing for too long."""
+    """The client has read nothing for too long."""
 
 
 class Upstreams:
@@ -113,7 +114,7 @@ class Upstreams:
         keys: Mapping[str, str],
         own: Mapping[str, Embeddings] | None = None,
     ) -> None:
-        """`choose` is the router. `keys`: the values of the variables that `key_from` names."""
+        """`choose` is the router. `keys`: values of the environment variables named by `key_from`."""
         self._front = front
         self._metrics = metrics
         self._own = own or {}
@@ -128,19 +129,19 @@ class Upstreams:
         self._prober: Prober
 
     async def start(self) -> None:
-        """Returns when every upstream has been probed once, well or not."""
+        """Start; returns after probing every upstream once, with or without success."""
         self._client = Client(self._keys, self._front.health.timeout)
         self._prober = Prober(self._pool, self._client, self._front.health, self._metrics, _now)
         await self._prober.start()
 
     async def drained(self) -> None:
-        """Takes nothing new; returns when those have finished that run, after `drain` at the latest."""
+        """Refuse new requests and wait for the running ones, for at most `drain`."""
         self._stopping = True
         if self._running:
             await asyncio.wait(list(self._running), timeout=self._front.drain / SECOND)
 
     async def stop(self) -> None:
-        """Refuses those that still run, and closes everything."""
+        """Refuse the requests that are still running, and close all connections."""
         self._stopping = True
         if left_over := list(self._running):
             for task in left_over:
@@ -152,7 +153,7 @@ class Upstreams:
 
     @property
     def models(self) -> dict[str, list[str]]:
-        """Those that are known now, by route."""
+        """Names of the models known now, by route."""
         known = list(self._pool.models())
         return {path: known + list(self._own) * (path == EMBEDDINGS) for path in ASKED}
 
@@ -193,7 +194,7 @@ class Upstreams:
             self._room.give_back(len(request.body), client_of(scope))
 
     async def _watched(self, request: "_Request", receive: Receive) -> None:
-        """Answers for as long as the client is there."""
+        """Answer the request, and cancel it if its client disconnects."""
         task = asyncio.current_task()
         if task is None:
             raise AssertionError("an application runs in a task")
@@ -222,7 +223,7 @@ class Upstreams:
             self._told(request)
 
     async def _read(self, request: "_Request", receive: Receive) -> None:
-        """The body and what it asks for, checked."""
+        """Read and check the headers and the body."""
         scope, front = request.scope, self._front
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         whole, first = read_deadlines(headers)
@@ -259,7 +260,7 @@ class Upstreams:
         self._budget.on_request(request.began)
 
     def _check_quarantine(self, request: "_Request") -> None:
-        """Raises `Refused` for a prompt with which upstreams were lost."""
+        """Raises `Refused` for a quarantined prompt."""
         if not self._quarantine:
             return
         key, now = prompt_key(request.scope["path"], request.body), _now()
@@ -272,7 +273,7 @@ class Upstreams:
         request.lost = int(self._quarantine.suspects(key, now))
 
     async def _bounded(self, request: "_Request") -> None:
-        """Answers, or says that the time was over."""
+        """Answer the request, or refuse it when its time is over."""
         try:
             async with asyncio.timeout_at(_loop_time(request.first_by)) as timer:
                 request.timer = timer
@@ -288,7 +289,7 @@ class Upstreams:
             await answer(request.send, refused.status, refused.body(), refused.headers())
 
     async def _embed(self, request: "_Request", own: Embeddings) -> None:
-        """The answer of a model that is here."""
+        """Answer from a model that is a Poise service."""
         request.server = own.name
         patience = 0 if request.is_ours else max(1, request.first_by - _now())
         body = await own.embed(request.body, patience, request.is_deferred, request.asker)
@@ -298,7 +299,7 @@ class Upstreams:
         await request.pass_on(body, more=False)
 
     async def _try(self, request: "_Request") -> None:
-        """Asks one upstream after the other, until one answers."""
+        """Try one upstream after the other until one answers."""
         due = request.due
         if self._front.objective:
             due = min(due, request.began + self._front.objective)
@@ -324,7 +325,7 @@ class Upstreams:
                     message = f"The upstream `{name}` failed: {type(error).__name__}{_as_another(held)}"
                     raise Refused(502, message, code="upstream_failed", reason=reason, final=is_final) from None
             except asyncio.CancelledError:
-                if request.is_ours and request.timer.expired():  # a client may have less patience than any could meet
+                if request.is_ours and request.timer.expired():  # a client's timeout may be too short for any
                     outcome = "failed"
                 raise
             finally:
@@ -334,7 +335,7 @@ class Upstreams:
             self._metrics.retries.labels(name, reason).inc()
 
     async def _ask(self, request: "_Request", place: Place, may_again: bool, tried: set[str]) -> tuple[Outcome, str]:
-        """What came of asking this upstream, and why to ask another; empty where its answer was passed on."""
+        """Send the request to this upstream. Returns the outcome and the reason to retry; empty if it was answered."""
         headers = [*request.headers, *left(max(1, request.due - _now()))]
         response = await self._client.ask(place.member, request.target, request.body, headers)
         try:
@@ -362,10 +363,10 @@ class Upstreams:
                 self._quarantine.answered(prompt_key(request.scope["path"], request.body))
             return "answered", ""
         finally:
-            response.close()  # what was read to its end has given its connection back before
+            response.close()  # no effect after a complete read, which has returned the connection
 
     def _lost(self, request: "_Request", server: str) -> int:
-        """An upstream was lost that may have died of the request: for how long its prompt is refused now."""
+        """Record an upstream that the request may have killed. Returns the quarantine time of its prompt."""
         request.lost += 1
         return self._quarantine.lost(prompt_key(request.scope["path"], request.body), _now(), server)
 
@@ -376,7 +377,7 @@ class Upstreams:
         return any(member.is_open(now) for member in others)
 
     async def _pass_on(self, request: "_Request", place: Place, response: aiohttp.ClientResponse) -> None:
-        """The answer, as it comes. Nothing is sent on before its first byte is here: until then another may answer."""
+        """Stream the answer to the client. Send nothing before its first byte: until then a retry is possible."""
         chunk = await response.content.readany()
         request.is_stream = response.content_type == "text/event-stream"
         await self._begin(request, response.status, answered_on(response, place.member))
@@ -394,7 +395,7 @@ class Upstreams:
         request.is_begun = True
 
     async def _fail(self, request: "_Request", status: int, message: str, code: str) -> None:
-        """An error as late as it is: an answer of its own, the last event of a stream, or the end of the connection."""
+        """Report an error: as the answer, as the last event of a begun stream, or by closing the connection."""
         request.is_over = True
         if not request.is_begun:
             request.status = status
@@ -409,7 +410,7 @@ class Upstreams:
         self._metrics.errors.labels(request.server, request.question.model, reason).inc()
 
     def _told(self, request: "_Request") -> None:
-        """The request in the metrics, once it is over."""
+        """Record the metrics of a finished request."""
         took = _now() - request.began
         model = request.question.model
         self._metrics.latency.labels(request.server, model, str(request.status)).observe(took / SECOND)
@@ -418,7 +419,7 @@ class Upstreams:
 
 
 class _Request:
-    """What is known of one request while it is answered."""
+    """State of one request."""
 
     def __init__(self, scope: Scope, send: Send, stalled: float) -> None:
         self.scope = scope
@@ -431,20 +432,20 @@ class _Request:
         self.headers: list[tuple[str, str]] = []
         self.target = ""
         self.due = self.first_by = 0
-        self.is_ours = True  # the time-out is the front's, not the client's
+        self.is_ours = True  # the timeout is the front's, not the client's
         self.timer: asyncio.Timeout
         self.server = ""
         self.status = 0
         self.is_begun = self.is_over = self.is_stream = self.is_deferred = False
-        self.held = 0  # nanoseconds that its client did not read
-        self.refused_by: list[Member] = []  # which may have failed, or not
-        self.lost = 0  # upstreams that were lost with it
+        self.held = 0  # nanoseconds spent waiting for the client to read
+        self.refused_by: list[Member] = []  # a failure only if another upstream succeeds
+        self.lost = 0  # number of upstreams lost with this request
         self._stalled = stalled
         self._last = b""
 
     def end_within(self, usual: int, whole: int, first: int) -> None:
-        """It ends within what is usual here, or what its client says of the whole answer and its first byte, if less;
-        in nanoseconds, 0 where it says nothing.
+        """Set the deadlines: the usual timeout, or the client's timeouts for the `whole` answer and its `first` byte if
+        shorter. In nanoseconds; 0 means that the client set none.
         """
         timeout = min(usual, whole or usual)
         self.first_by = self.began + min(timeout, first or timeout)
@@ -456,7 +457,7 @@ class _Request:
         return not self._last or self._last.endswith(END_OF_EVENT)
 
     async def pass_on(self, chunk: bytes, more: bool = True) -> None:
-        """Raises `Stalled` if the client does not take what is already written for it."""
+        """Send a chunk. Raises `Stalled` if the client does not read in time."""
         self._last = chunk if len(chunk) >= len(END_OF_EVENT[-1]) else self._last[-4:] + chunk
         began = _now()
         try:
@@ -469,7 +470,7 @@ class _Request:
 
 
 def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:
-    """By upstream. Raises `SpecError` for a variable that is not set."""
+    """Return the API key of each upstream. Raises `SpecError` for a variable that is not set."""
     made = {}
     for place, told in enumerate(front.upstreams):
         if not told.key_from:
@@ -482,7 +483,7 @@ def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_final(response: aiohttp.ClientResponse) -> bool:
-    """Whether it says that it had better not be asked of others."""
+    """Whether the upstream asks for no retries."""
     return response.headers.get(NOT_AGAIN[0]) == NOT_AGAIN[1]
 
 
@@ -500,7 +501,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 def _asker(scope: Scope) -> Asker:
-    """Who asks a model that is here, and what may be kept of that."""
+    """Read the tenant and the cache settings from the headers."""
     asker = ANYBODY
     try:
         for name, value in scope["headers"]:
@@ -525,7 +526,7 @@ def _now() -> int:
 
 
 def _loop_time(instant: int) -> float:
-    """An instant of ours on the loop's clock."""
+    """Convert a `_now` instant to the event loop's clock."""
     return asyncio.get_running_loop().time() + (instant - _now()) / SECOND
 
 

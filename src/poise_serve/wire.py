@@ -1,9 +1,9 @@
-"""What gateway and replicas say to each other: frames of msgpack behind their length (4 bytes).
+"""Protocol between gateway and replicas: msgpack frames with a length prefix (4 bytes).
 
-Over a Unix socket the gateway begins with one byte and two descriptors: the buffers (see `shared`) of large bodies,
-and of large answers. Over TLS a replica begins with `Enter`. It says `Hello` once it has loaded its model. Then it is
-sent one `Work` at a time and answers each with `Answers`, or with `Broken` if it could not; the bodies are those of
-the requests, as they came.
+Over a Unix socket the gateway begins with one byte and two descriptors: the shared buffers (see `shared`) for large
+bodies and large answers. Over TLS a replica begins with `Enter`. It sends `Hello` after loading its model. Then it gets
+one `Work` at a time, and replies with `Answers`, or with `Broken` after a failure. Bodies are those of the requests,
+unchanged.
 """
 
 import struct
@@ -20,11 +20,11 @@ LENGTH = struct.Struct(">I")
 MAX_FRAME = 1 << 30
 
 MOST_BODIES = MAX_FRAME - (1 << 20)
-"""Bytes of all bodies in one frame; the rest is for what is said beside them."""
+"""Maximum total bytes of bodies in one frame; the rest is for the other fields."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where in the buffer of its sender the body is that is `number` of a frame, and empty there."""
+    """Position in the sender's buffer of body `number`, which is empty in the frame."""
 
     number: int
     at: int
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forms(msgspec.Struct, frozen=True, array_like=True):
-    """What a model takes and gives, by media type; `parts` are the schemas that these refer to, by name."""
+    """Schemas of a model's inputs and results, by media type; `parts` are the referenced schemas, by name."""
 
     takes: dict[str, Schema]
     gives: dict[str, Schema]
@@ -43,8 +43,8 @@ ANYTHING = Forms(takes={"application/json": {}}, gives={"application/json": {}})
 
 
 class Enter(msgspec.Struct, frozen=True, array_like=True, tag="enter"):
-    """Of a replica on another machine: the `service` that asked for it, by the path of its socket; which attempt it is,
-    and the key of that.
+    """First message of a replica on another machine: its `service`, by the path of the socket; its attempt, and the
+    attempt's key.
     """
 
     service: str
@@ -54,13 +54,13 @@ class Enter(msgspec.Struct, frozen=True, array_like=True, tag="enter"):
 
     @property
     def name(self) -> str:
-        """That of the replica: no other attempt has it."""
+        """Name of the replica, unique for each attempt."""
         return f"{self.task}.{self.epoch}"
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """`known`: sizes that were tried when it started, and the nanoseconds that they took. `room`: for how many items of
-    a batch there is memory, 0 if that is not known.
+    """A replica is ready. `known`: batch sizes measured at the start, with their nanoseconds. `room`: largest batch, in
+    items, that fits in memory; 0 if unknown.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
-    """A batch; the model is given `padded` items, of which the last is repeated. `traceparent` is that of its span."""
+    """A batch. It is padded to `padded` items by repeating the last one. `traceparent`: context of its span."""
 
     number: int
     padded: int
@@ -80,7 +80,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """A status of HTTP, the media type and the body."""
+    """An HTTP status, a media type and a body."""
 
     status: int
     kind: str
@@ -88,7 +88,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answers(msgspec.Struct, frozen=True, array_like=True, tag="answers"):
-    """One for each request of the batch, which took so many nanoseconds; the model was given `items`. `room`: as in
+    """One answer for each request of the batch. `took`: nanoseconds; `items`: size of the padded batch; `room`: as in
     `Hello`.
     """
 
@@ -101,7 +101,7 @@ class Answers(msgspec.Struct, frozen=True, array_like=True, tag="answers"):
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
-    """The model raised, or there was no memory for so many at once."""
+    """The model raised an error, or the batch ran out of memory."""
 
     number: int
     why: Literal["raised", "memory"]
@@ -112,7 +112,7 @@ FromReplica = Hello | Answers | Broken
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """`code` is the status of HTTP."""
+    """An error. `code` is the HTTP status."""
 
     code: int
     message: str
@@ -131,7 +131,7 @@ decode_from_replica: msgspec.msgpack.Decoder[FromReplica] = msgpack_decoder(From
 
 
 def error_body(status: int, message: str) -> bytes:
-    """The one form of all errors that are told to clients, outside /v1/."""
+    """Encode an error for a client, in the form of all errors outside /v1/."""
     return msgspec.json.encode(ErrorBody(Problem(status, message)))
 
 

@@ -1,14 +1,13 @@
-"""An exchange that measures the job for some steps, recommends one, and becomes it if it may.
+"""An exchange that measures the job for some steps, recommends an exchange, and switches to it if allowed.
 
-Training goes on meanwhile, with plain gradients. For some steps buckets go out only once backward has ended: that shows
-what the job takes without its exchange, and when its buckets are ready. Then for some steps they go out at once, as
-ever: that shows how much of the sending is hidden. Then, between two steps, collectives are timed on the job's own
-link, and each exchange is tried on copies of the gradients that there were, without sending and with it. What the
-slowest worker took counts, so that all workers come to one answer; what is made of it is in
-`poise_train.policy.advise`.
+Training continues meanwhile, with plain gradients. For some steps buckets are sent only after backward: that gives the
+step time without the exchange, and when each bucket is ready. For some more steps they are sent at once, as usual: that
+gives the part of the communication that is hidden. Then, between two steps, collectives are timed on the job's own
+link, and each exchange is tried on copies of the gradients, without and with sending. The time of the slowest worker
+counts, so that all workers reach the same result; `poise_train.policy.advise` makes the recommendation.
 
-It measures anew whenever the number of workers has changed. Gradients that the exchange before had not sent go out with
-the first step of the next.
+It measures again after a change of the number of workers. Gradients that the previous exchange had not sent are added
+to the first step of the next one.
 """
 
 import math
@@ -30,10 +29,10 @@ from poise_train.policy.communication import Link, Message, Pattern, Timing, Wor
 from poise_train.topology import add_up
 
 WARM, APART, BESIDE = 2, 5, 5
-"""Steps that are not looked at, those in which buckets go out after backward, those in which they go out beside it."""
+"""Number of warm-up steps, of steps that send buckets after backward, and of steps that send them during backward."""
 
 PROBES = (1 << 12, 1 << 16, 1 << 20)
-"""Bytes of the collectives that are timed; the largest is near a bucket's."""
+"""Sizes in bytes of the timed collectives; the largest is close to a bucket's."""
 
 REPEATS = 3
 PATTERNS: tuple[Pattern, ...] = ("reduce", "gather")
@@ -46,11 +45,11 @@ KINDS: dict[Named, Callable[[], Exchange]] = {
     "powersgd": PowerSGD,
     "topk": TopK,
 }
-"""Exchanges by name, as they are without other settings."""
+"""Exchanges by name, with default settings."""
 
 
 def exchange_named(name: Named | Literal["auto"]) -> Exchange:
-    """A new one. Raises Misused."""
+    """Make an exchange by name. Raises Misused."""
     if name != "auto" and name not in KINDS:
         raise Misused(
             "this exchange is unknown",
@@ -74,7 +73,7 @@ class Adviser(Counted):
         self._measured: tuple[int, Work, Link] | None = None
         self._switch, self._among = switch, among
         self._chosen: Exchange = Plain()
-        self._owed: dict[int, torch.Tensor] = {}  # by whatever was chosen before
+        self._owed: dict[int, torch.Tensor] = {}  # by the previous exchange
         self._loaded: list[torch.Tensor] = []
         self._world = 0
         self._began = time.perf_counter()
@@ -125,8 +124,8 @@ class Adviser(Counted):
         self._began = time.perf_counter()
 
     def speedups(self, effective: int) -> Speedups | None:
-        """How a job whose steps take `effective` samples in all would get on with other numbers of workers, up to twice
-        as many as it was measured with: with more it would be a guess. The link is the one it has, near or far.
+        """Estimate the speedups of a job with `effective` samples per step, for up to twice the measured number of
+        workers; beyond that it would be a guess. Uses the measured link inside and between nodes.
         """
         if self._measured is None:
             return None
@@ -173,7 +172,7 @@ class Adviser(Counted):
         self._become(Plain(), owing=False)
         self._restart()
 
-    # --- what it does with what it saw -------------------------------------------------------------------------------
+    # --- evaluation --------------------------------------------------------------------------------------------------
 
     def _restart(self) -> None:
         self.advised, self._step, self._began = None, 0, time.perf_counter()
@@ -217,8 +216,8 @@ class Adviser(Counted):
         self._chosen = exchange
 
     def _time_link(self, group: dist.ProcessGroup | None) -> Link:
-        """What collectives take here: those of the job's own buckets, and others that are timed now. Of the workers the
-        one that came last says how long it took: the others have waited for it as well.
+        """Fit the link to the times of the job's own buckets and of collectives timed now. The minimum over the workers
+        counts, because the others' times include waiting for the last worker.
         """
         world, taken = dist.get_world_size(group), [median(column) for column in zip(*self._sums, strict=True)]
         settings: list[tuple[Pattern, int]] = [("reduce", size) for _, size in self._ready]
@@ -247,8 +246,8 @@ Sent = list[tuple[Pattern, int]]
 def _tried(
     name: Named, buckets: list[Bucket], group: dist.ProcessGroup | None
 ) -> tuple[Sent, list[float], Sent, float]:
-    """What an exchange sends during backward and the seconds that each bucket takes to make; what it sends afterwards
-    and the seconds to read all of it: the least of some, after one to warm up.
+    """Try an exchange without sending. Returns its messages during backward, the seconds to encode each bucket, its
+    messages after backward, and the seconds to decode all; minima of some turns after a warm-up.
     """
     exchange = _SILENT[name]()
     making, reading = [math.inf] * len(buckets), math.inf
@@ -271,9 +270,7 @@ def _tried(
 
 
 def _sending(name: Named, buckets: list[Bucket], group: dist.ProcessGroup | None) -> float:
-    """Seconds that an exchange takes with what it sends, when workers do nothing else: the median of some, after one to
-    warm up.
-    """
+    """Time an exchange with sending and no other work, in seconds: the median of some turns after a warm-up."""
     exchange, times = KINDS[name](), []
     for _ in range(1 + REPEATS):
         copies = [one._replace(flat=one.flat.clone()) for one in buckets]
@@ -286,7 +283,7 @@ def _sending(name: Named, buckets: list[Bucket], group: dist.ProcessGroup | None
 
 
 class _Silent(Counted):
-    """Sends nothing, and notes what it would have sent."""
+    """Sends nothing, and records its messages."""
 
     said: Sent
 
@@ -327,14 +324,14 @@ _SILENT: dict[Named, Callable[[], Any]] = {
 
 
 def _now(device: torch.device | None) -> float:
-    """Once a device has done all that it was given; only asked for while it is measured."""
+    """Return the time after synchronizing the device; pass a device only while measuring."""
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def _slowest(own: list[float], group: dist.ProcessGroup | None) -> list[float]:
-    """Of each number the largest that a worker has; the same at all of them."""
+    """Return the maximum of each number over the workers; equal on all of them."""
     numbers = torch.tensor(own, dtype=torch.float64)
     dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
     return [float(one) for one in numbers]

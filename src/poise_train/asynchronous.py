@@ -1,18 +1,18 @@
-"""Asynchronous SGD: a parameter server has the weights, and each worker goes at its own pace.
+"""Asynchronous SGD: a parameter server holds the weights, and workers do not wait for each other.
 
     with Asynchronous(model, optimizer, data, batch=32, epochs=3, checkpoint="checkpoints") as run:
         for batch in run:
             run.step(loss_fn(model(batch)))
 
-Worker 0 is the server: its loop has no turns, it applies the others' gradients with its optimizer, reports, and makes
-the checkpoints. At the end all have its weights. Nobody waits for a slow worker but as far as the bound of staleness
-demands (`poise_train.handout`, which also says why each sample is taken once in a pass). Each piece of `batch` samples
-is a step of its own. Staleness acts like momentum (Mitliagkas et al., "Asynchrony begets momentum", 2016): have less in
-the optimizer than otherwise.
+Worker 0 is the server: its loop has no iterations. It applies the workers' gradients with its optimizer, reports, and
+writes the checkpoints. At the end all workers have its weights. They wait for a slow worker only to respect the limit
+on staleness (`poise_train.handout`, which also explains why each sample is used once in a pass). Each piece of `batch`
+samples is a separate step. Staleness acts like momentum (Mitliagkas et al., "Asynchrony begets momentum", 2016): use
+less momentum in the optimizer than otherwise.
 
-What a worker and the server say to each other goes through a TCP connection of their own, so that the end of a worker
-is the end of its connection and of nothing else: a length, a few numbers as msgpack, then a tensor as it is in memory,
-in fp32. The first words are a secret that the gang was told by its process group.
+Each worker has its own TCP connection to the server, so that a lost worker closes only its own connection. A message is
+the lengths, a few values as msgpack, and a tensor in fp32 as in memory. The first message has a secret, which the
+process group distributes.
 """
 
 import functools
@@ -47,13 +47,13 @@ from poise_train.session import BATCH, RECENT_STEPS
 from poise_train.telling import Teller
 
 CONNECT_SECONDS = 60.0
-"""How long a worker waits for the server, and the server for its first worker."""
+"""Timeout of a worker for the server, and of the server for its first worker."""
 
 LOOK_SECONDS = 0.1
-"""How often the server looks whether it was asked to end."""
+"""Interval at which the server checks for SIGTERM."""
 
 DONE, ASKED = -1, -2
-"""In place of a pass: all is done, and the server was asked to end."""
+"""Values of `Given.turn` without a piece: training is done; the server got SIGTERM."""
 
 MILLION = 1_000_000
 
@@ -61,14 +61,14 @@ _HEAD = struct.Struct("!IQ")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Who calls."""
+    """First message of a worker."""
 
     secret: bytes
     rank: int
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True):
-    """What to do next, with the weights: a piece, or why there is none (`turn`)."""
+    """The next piece for a worker, sent with the weights; a negative `turn` says why there is none."""
 
     turn: int
     start: int = 0
@@ -76,7 +76,7 @@ class Given(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Learned(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker has made of its piece, with the gradient."""
+    """The loss of a worker's piece, sent with the gradient."""
 
     loss: float
 
@@ -139,7 +139,7 @@ class Asynchronous:
         self._changed = threading.Condition()
         self._workers: set[int] = set()
         self._came = 0
-        self._pending: dict[int, bytearray] = {}  # gradients that have come and are not applied
+        self._pending: dict[int, bytearray] = {}  # received gradients that are not applied yet
         self._losses: dict[int, float] = {}
         self._socket: socket.socket | None = None
         self._listening: socket.socket | None = None
@@ -212,7 +212,7 @@ class Asynchronous:
         self._gang.disband()
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches that this worker is to take; none for the server."""
+        """Iterate over this worker's batches; the server serves here and yields none."""
         if self._socket is None:
             self._serve()
             return
@@ -229,8 +229,8 @@ class Asynchronous:
             raise GangBroken("the parameter server was lost", have=str(error), hint="poise logs JOB") from error
 
     def _indices(self) -> Iterator[list[int]]:
-        """Which samples are next, with the weights to take them by."""
-        order = functools.lru_cache(2)(  # two passes may be under way
+        """Yield the sample indices of each piece, after loading its weights."""
+        order = functools.lru_cache(2)(  # two passes may overlap
             lambda turn: shards.order(self._of, seed=self._seed, turn=turn, shuffle=self._shuffle)
         )
         while (piece := self._next()).turn >= 0:
@@ -239,7 +239,9 @@ class Asynchronous:
             raise SystemExit(ENDED_AS_ASKED)
 
     def _one_at_a_time(self) -> Mapping[str, Any]:
-        """Nobody may ask for a piece before the last one is done: it would get older weights, and two pieces."""
+        """Disable prefetching: a worker must finish a piece before it requests the next, or it would get stale
+        weights.
+        """
         return {name: self._loading[name] for name in ("collate_fn",) if name in self._loading}
 
     def step(self, loss: torch.Tensor) -> None:
@@ -259,7 +261,7 @@ class Asynchronous:
         self._teller.tell(self.training)
 
     def training(self) -> Training:
-        """What is told: by the server of all, by a worker of its own steps."""
+        """Report progress: the server's covers the whole training, a worker's its own steps."""
         median = statistics.median(self._times) if self._times else 0.0
         step_time = int(median * 1e9)
         if self.rank:
@@ -285,7 +287,7 @@ class Asynchronous:
         )
 
     def _count(self) -> None:
-        """A step was made here."""
+        """Count a step of this process."""
         moment = time.perf_counter()
         self._times.append(moment - self._moment)
         self._moment = moment
@@ -310,7 +312,7 @@ class Asynchronous:
     # --- the server --------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Until all samples of all passes have been applied and the workers have heard of it."""
+        """Serve until all samples of all passes are applied and the workers have disconnected."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._came or self._stopping, CONNECT_SECONDS):
                 raise GangBroken("no worker has connected to the parameter server", hint="poise logs JOB")
@@ -335,7 +337,7 @@ class Asynchronous:
             threading.Thread(target=self._attend, args=(connection, secret), daemon=True).start()
 
     def _attend(self, connection: socket.socket, secret: bytes) -> None:
-        """All that is said with one worker."""
+        """Serve one worker's connection."""
         with connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
@@ -353,7 +355,7 @@ class Asynchronous:
                     words, gradient = _receive(connection)
                     self._take_in(hello.rank, msgpack_decoder(Learned).decode(words), gradient)
             except (OSError, EOFError, msgspec.DecodeError):
-                pass  # it has gone; what it had out is handed out again
+                pass  # the worker is lost; its piece is handed out again
             except BaseException as error:
                 self._broken = error
             finally:
@@ -380,7 +382,7 @@ class Asynchronous:
         return not self._pieces.exhausted and len(self._pieces.out) <= self._pieces.most
 
     def _take_in(self, worker: int, learned: Learned, gradient: bytearray) -> None:
-        """Returns once it has been applied."""
+        """Queue a gradient, and return after it is applied."""
         with self._changed:
             self._pending[worker], self._losses[worker] = gradient, learned.loss
             self._pieces.hold(worker)
@@ -388,7 +390,7 @@ class Asynchronous:
             self._changed.wait_for(lambda: worker not in self._pending or self._broken is not None)
 
     def _apply_what_is_due(self) -> None:
-        """An error of the optimizer, or of a checkpoint, ends it for all: it is raised in the server's loop."""
+        """Apply queued gradients in order. An error ends the training; the server's loop raises it."""
         try:
             while self._broken is None and (worker := self._pieces.due()) is not None:
                 self._apply(worker)
@@ -412,7 +414,7 @@ class Asynchronous:
         self._teller.tell(self.training)
 
     def _save(self, *, parting: bool = False) -> None:
-        """The weights, and which pieces they have not seen: others are worked out on them when training goes on."""
+        """Save the weights, and the pieces that are not applied to them, which are computed after a resume."""
         every = self._epochs * self._samples
         self._keeping.save(
             self._state,
@@ -465,7 +467,7 @@ class Asynchronous:
 
 
 def _receive(connection: socket.socket, most: int = 1 << 40) -> tuple[bytes, bytearray]:
-    """The words and the tensor that come next. Raises EOFError if the connection has ended."""
+    """Receive the next message and its tensor. Raises EOFError if the connection has ended."""
     words, payload = _HEAD.unpack(_exactly(connection, _HEAD.size))
     if words + payload > most:
         raise EOFError("more than was agreed on")
@@ -489,7 +491,7 @@ def _bytes_of(tensors: list[Any]) -> bytes:
 
 
 def _into(tensors: list[Any], payload: bytearray) -> None:
-    """Raises EOFError if it is not of the right length."""
+    """Copy the payload into the tensors. Raises EOFError if its length is wrong."""
     if len(payload) != 4 * sum(one.numel() for one in tensors):
         raise EOFError("a tensor of another size")
     flat = torch.frombuffer(payload, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The largest micro-batch for which there is memory, and a step that is made again where there was too little.
+"""Finds the largest micro-batch that fits in memory, and restores the state before a step that ran out of memory.
 
     fitting = Fitting(model, Budget(device), share=128)
     before = Before(model)
@@ -7,15 +7,14 @@
     fitting.end(samples)               # after its backward
     fitting.adapt()                    # between two steps: `fitting.batch` may be larger from now on, or smaller
 
-Where memory is short (`is_short`), `fitting.short(samples)` makes micro-batches smaller and `before.put_back()` brings
-back what the step has changed, so that it can be made again from the same samples, with the same weights, and with the
-same random numbers: it becomes the step that it would have been with the smaller micro-batches from its start. What
-was changed besides buffers and random numbers (a list that the model keeps, say) is not brought back.
+If memory runs out (`is_short`), `fitting.short(samples)` reduces the micro-batch size and `before.put_back()` restores
+the buffers and random states. So the step can be repeated with the same samples, weights and random numbers, as if it
+had used the smaller micro-batches from the start. Other changes (such as a list in the model) are not restored.
 
-What a sample takes is looked at when a micro-batch was larger than any before, and else now and then: before it, the
-process gives back what it does not use, so that its peak shows all that was taken. That it has to ask for all of it
-again makes one step a tenth slower, so looks become rarer while nothing changes. Whether others have taken or left
-memory is seen once a second. How large the next micro-batches are is decided in `policy.tuning`.
+Memory per sample is measured for a micro-batch larger than any before, and otherwise at intervals: before it, the
+process releases unused memory, so that its peak shows all use. Allocating it again makes one step 10 % slower, so
+measurements become less frequent while sizes do not change. Free memory is checked once a second. `policy.tuning`
+decides the next size.
 """
 
 import gc
@@ -31,18 +30,18 @@ from poise_train.policy.tuning import Keep, Short, TrainView, Tuning, evened
 from poise_train.randomness import Randomness
 
 START = 64
-"""Samples of the first micro-batch at most where memory that is short ends the process, and nothing is known of what
-they take. A GPU says so, and the first that does not fit is halved.
+"""Maximum samples of the first micro-batch on the host, where running out of memory kills the process. On a GPU it
+raises an error, and the micro-batch is halved.
 """
 
 EVERY = 1.0
-"""Seconds from one look to the next at first, and from one question to the next how much memory is free."""
+"""Initial measuring interval, and interval of free memory checks, in seconds."""
 
 RARELY = 30.0
-"""Seconds from one look to the next at most: twice as long each time that micro-batches stay as large as they are."""
+"""Maximum measuring interval in seconds: it doubles while the micro-batch size does not change."""
 
 FADES = 0.8
-"""What is left of the most that a sample took, from one look to the next."""
+"""Decay of the maximum memory per sample from one measurement to the next."""
 
 LARGE = 1 << 16
 """Elements of a buffer, from which on it is not copied where PyTorch says that nothing was written to it: masks and
@@ -58,14 +57,14 @@ SHORT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""By which a RuntimeError is told that has no class of its own."""
+"""Texts of RuntimeErrors that mean out of memory."""
 
 
 class Fitting:
-    """How many samples the micro-batches of this worker have: at most `batch`, of its `share` of a step.
+    """Micro-batch size of this worker: at most `batch` samples, of its `share` of a step.
 
-    `most`: so many they may have (0: as many as fit). `careful`: to begin with few. A model with batch normalisation
-    computes something else in micro-batches of another size: they are as large as they may be, unless memory is short.
+    `most`: upper limit (0: as many as fit). `careful`: start small. The result of a model with batch normalization
+    depends on the size, so there it is as large as allowed, unless memory runs out.
     """
 
     def __init__(
@@ -87,16 +86,16 @@ class Fitting:
         self._first = True
         self._pause = EVERY
         self._looking = self._news = False
-        self._held = 0  # before the micro-batch that was looked at
+        self._held = 0  # before the measured micro-batch
         self._short: Short | None = None
         self.largest = 0
-        """Of the micro-batches that were worked out to their end."""
+        """Size of the largest completed micro-batch."""
         self.shortages = 0
         self.share = self.batch = self.accumulation = 1
         self.resize(share, most or (START if careful and not self._fixed else share))
 
     def resize(self, share: int, batch: int = 0) -> None:
-        """The worker takes another share from now on."""
+        """Set a new share of the worker."""
         if self._fixed and not self._most and not self._short:
             batch = share
         self.share = max(1, share)
@@ -119,10 +118,8 @@ class Fitting:
         self._pause = min(2 * self._pause, RARELY)
 
     def adapt(self) -> bool:
-        """Whether micro-batches have another size from now on. Asked between two steps; looks at what is free where
-        something was learned since the last time, or a second has gone.
-        """
-        if self._first:  # with which optimizers make what they keep: the next is looked at before anything is decided
+        """Adapt the size between two steps, after a measurement or a second. Returns whether it changed."""
+        if self._first:  # optimizers allocate their state in it: measure the next step before deciding
             self._first, self._news, self._asked, self._looked = False, False, self._now(), -RARELY
         if self._fixed or not (self._news or self._now() >= self._asked + EVERY):
             return False
@@ -130,9 +127,9 @@ class Fitting:
         return self._decide(0)
 
     def short(self, samples: int) -> None:
-        """A micro-batch of so many ran out of memory: they are smaller from now on.
+        """Reduce the size after a micro-batch of `samples` ran out of memory.
 
-        Raises MemoryShort where it was a single sample.
+        Raises MemoryShort for a single sample.
         """
         self.shortages += 1
         release(self._memory)
@@ -145,7 +142,7 @@ class Fitting:
         self._decide(samples)
 
     def _decide(self, tried: int) -> bool:
-        """What the process has kept for later since it gave all back is free for it."""
+        """Decide the size. Memory cached by the process since its last release counts as free."""
         verdict = Tuning().decide(
             TrainView(
                 share=self.share,
@@ -166,7 +163,7 @@ class Fitting:
 
 
 class Before:
-    """What a step begins with, besides the weights: the model's buffers and what has been drawn at random."""
+    """State before a step, besides the weights: the model's buffers and the random states."""
 
     def __init__(self, model: nn.Module) -> None:
         self._places = [(module, name) for module in model.modules() for name in module._buffers]
@@ -214,14 +211,14 @@ class Before:
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether it says that memory was short, of a device or of the process."""
+    """Whether the error means that a device or the process is out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(told in str(error) for told in SHORT_OF_MEMORY)
 
 
 def release(memory: Counted) -> None:
-    """Give back what is not used: a failed computation is kept alive by cycles of its frames."""
+    """Release unused memory. Reference cycles of frames keep a failed computation alive, so collect garbage first."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,24 +1,24 @@
-"""Checkpoints of a gang: written beside training, whole or not there, and never loaded wrongly.
+"""Checkpoints of a gang: written in the background, atomic, and verified when loaded.
 
     checkpoints = Checkpoints(Path("checkpoints"), rank=rank, world=world)
     restored = checkpoints.restore()
     ...
     checkpoints.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step=step, optimizer=optimizer)
 
-Every worker of the gang calls `save` at the same step, with a state that all have alike, and writes its part of that
-(`pieces`). Training stands still only while its part is copied to memory that is kept for it; what only the optimizer
-changes is copied while the next gradients are worked out, and the optimizer's next step waits for the rest of it. A
-thread writes the copy. Worker 0's waits until all parts are there, writes the manifest, and gives the folder its name:
-`poise_train/model/checkpoints.py` says what lies where. The threads of a gang meet in the folder alone, which all must
-see: what they would say to each other would get between the exchanges of training.
+Every worker of the gang calls `save` at the same step, with the same state, and writes its part of it (`pieces`).
+Training stops only while its part is copied to a staging buffer; tensors that only the optimizer changes are copied
+while the next gradients are computed, and the optimizer's next step waits for the rest. A thread writes the copy.
+Worker 0's thread waits for all parts, writes the manifest, and renames the folder:
+`poise_train/model/checkpoints.py` documents the layout. The threads of a gang communicate only through the folder,
+which must be shared: messages would interfere with the collectives of training.
 
-* Nothing that is half there has the name of a checkpoint. What is listed is checked again when it is read; what does
-  not hold is passed over, set aside, and told, and the one before is used (`restoring`).
-* No older attempt publishes once a newer one has begun in the folder, and no training once another has (`fence`).
-* One checkpoint is written and one may wait, each in memory of its own. A third waits, and training with it: all
-  workers write the same checkpoints, none of them may drop one that another has written.
-* A disk that is full, or fails, costs a checkpoint and not the training: what there is of it is removed, the one before
-  stays, and it is told. Whatever else goes wrong in the thread is raised by the next call.
+* A partial checkpoint never has the name of a checkpoint. Listed checkpoints are verified when read; a damaged one is
+  skipped, set aside and reported, and the previous one is used (`restoring`).
+* An older attempt cannot publish after a newer one has begun in the folder, nor a training after another (`fence`).
+* One checkpoint is being written and one may wait, each in its own staging buffer. A third blocks training: all workers
+  write the same checkpoints, so none may drop one that another has written.
+* A full or failing disk costs a checkpoint and not the training: its files are removed, the previous one stays, and the
+  failure is reported. Other errors in the thread are raised by the next call.
 """
 
 import sys
@@ -43,17 +43,17 @@ from poise_train.restoring import Foreign, Restored, listed, load, passed, reaso
 from poise_train.trees import Taken
 
 STAGES = 2
-"""Checkpoints that are in memory at once: one is written, one waits."""
+"""Number of staging buffers: one being written, one waiting."""
 
 NEVER_FINISHED = "it was never finished"
 
 
 class Checkpoints:
-    """The checkpoints of one gang in one folder. Every worker makes one before the gang's first exchange, and a new one
-    when its place in the gang changes.
+    """The checkpoints of one gang in one folder. Every worker makes an instance before the gang's first collective, and
+    a new one when its rank or the gang changes.
 
-    All attempts of a `training` have its number, and a later one has a higher `epoch`. `tell` is told in one sentence
-    what went wrong; by default stderr is. Raises `Conflict` if a newer attempt, or another training, has begun since.
+    All attempts of a `training` share its number, and a later attempt has a higher `epoch`. `tell` gets one sentence
+    for each failure; the default is stderr. Raises `Conflict` if a newer attempt, or another training, has begun.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Checkpoints:
         self._laid_for: tuple[int, frozenset[int], list[Kind]] = (0, frozenset(), [])
         self._hooks: dict[int, tuple[torch.optim.Optimizer, Any]] = {}
         self.note = ""
-        """Of what `restore` has passed over without finding one that is whole."""
+        """Explanation if `restore` skipped all checkpoints."""
         self._unfinished = dict.fromkeys(self._publisher.begin(), NEVER_FINISHED) if rank == 0 else {}
 
-    # --- what training calls
+    # --- called by training
 
     def save(
         self,
@@ -102,14 +102,13 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None = None,
         single: Iterable[torch.Tensor] = (),
     ) -> int:
-        """Begin a checkpoint of `step`, unless it has been begun or is what was restored. Returns for how many
-        nanoseconds it held training up; what the optimizer's next step has to wait for is in `Saved.stall` too.
+        """Begin a checkpoint of `step`, unless it was begun before or restored. Returns the nanoseconds that training
+        was stopped; `Saved.stall` includes the wait of the optimizer's next step too.
 
-        `score`: how good it is, larger is better. `own`: what this worker has for itself alone. `optimizer`: its
-        parameters and its state are changed by nothing but its next step; without it, all is copied at once. `single`:
-        what of the state differs between workers, as the buffers of a model do; that of worker 0 is kept. Raises
-        `SpecError` for a state that cannot be saved, `Conflict` once it is over, and what the thread met
-        with that was not to be expected.
+        `score`: quality, larger is better. `own`: this worker's own state. `optimizer`: only its next step changes its
+        parameters and state; without it, all tensors are copied at once. `single`: tensors that differ between workers,
+        such as a model's buffers; those of worker 0 are saved. Raises `SpecError` for a state that cannot be saved,
+        `Conflict` after a newer attempt or training has begun, and unexpected errors of the thread.
         """
         began = perf_counter_ns()
         self._raise_broken()
@@ -149,14 +148,14 @@ class Checkpoints:
             draft.stall += perf_counter_ns() - began
 
     def wait(self) -> None:
-        """Until all that was begun is published or has failed, as far as this worker has to do with it."""
+        """Wait until this worker's part of all begun checkpoints is done, published or failed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and self._writing is None)
         self._raise_broken()
 
     def close(self, patience: int | None = None) -> None:
-        """Wait, and give everything back. Within `patience` nanoseconds, parts of others that are not there are given
-        up: for a gang that has lost a worker.
+        """Wait, and release all resources. Give up on missing parts of other workers after `patience` nanoseconds, for
+        a gang that has lost a worker.
         """
         with self._changed:
             self._ending = True
@@ -172,13 +171,13 @@ class Checkpoints:
         self._raise_broken()
 
     def published(self) -> Saved | None:
-        """The newest that this gang has published; only worker 0 knows."""
+        """Return the latest checkpoint that this gang has published; None except on worker 0."""
         with self._changed:
             return self._saved
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is being written, or waits for that."""
+        """Whether a checkpoint is being written or waits."""
         with self._changed:
             return self._writing is not None or bool(self._waiting)
 
@@ -192,7 +191,7 @@ class Checkpoints:
         for step in reversed(listed(self.folder)):
             try:
                 found = restored(self.folder, step, {one: why for one, why in wrong.items() if one > step})
-            except Foreign as error:  # training would begin anew, or go back, and it would be cleared away
+            except Foreign as error:  # or training would restart or go back, and it would be deleted
                 raise Misused(
                     f"the checkpoint of step {step} cannot be read: {error}",
                     field=str(self.folder),
@@ -221,13 +220,13 @@ class Checkpoints:
         return found
 
     def go_on_from(self, step: int) -> None:
-        """The state is that of the checkpoint of this step: it is not saved again, and stays until all have written
-        their part of another, as some of the gang may still be reading it.
+        """Continue from the checkpoint of this step. It is not saved again, and it is kept until the next one is
+        published, because other workers may still be reading it.
         """
         self._step = step
         self._publisher.reading = {step}
 
-    # --- in the thread of training
+    # --- in the training thread
 
     def _draft(
         self, state: Mapping[str, Any], own: Any, step: int, score: float | None, single: Collection[int]
@@ -237,14 +236,14 @@ class Checkpoints:
         shared = len(taken.kinds)
         own_tree = msgspec.json.encode(taken.tree(own, "own"))
         first = frozenset(number for number, one in enumerate(taken.tensors[:shared]) if storage(one) in single)
-        if (shared, first, taken.kinds) != self._laid_for:  # as a rule they are what they were
+        if (shared, first, taken.kinds) != self._laid_for:  # usually unchanged
             alike = cut(taken.kinds[:shared], self._rank, self._world, first)
             self._laid = lay_out([*alike, *uncut(taken.kinds, shared)], taken.kinds)
             self._laid_for = shared, first, taken.kinds
         return Draft(step, score, tree, own_tree, taken, shared, first, self._laid)
 
     def _take_staging(self, draft: Draft) -> bool:
-        """Whether the thread is busy, so that it cannot copy now."""
+        """Take a staging buffer. Returns whether the thread is busy, and cannot copy now."""
         with self._changed:
             self._changed.wait_for(lambda: self._spare)
             draft.staging = self._spare.pop()
@@ -267,7 +266,7 @@ class Checkpoints:
         if broken is not None:
             raise broken
 
-    # --- in the thread that writes
+    # --- in the writer thread
 
     def _work(self) -> None:
         while (draft := self._next()) is not None:
@@ -293,7 +292,7 @@ class Checkpoints:
         try:
             draft.copy_later()
         except Damaged:
-            self._at_once = True  # whoever changed it will do so again
+            self._at_once = True  # the state was changed during the copy, and will be again
             raise
         saved = self._publisher.write(draft)
         with self._changed:

@@ -4,15 +4,15 @@
 low-rank gradient compression for distributed optimization", NeurIPS 2019, algorithms 1 and 2). `TopK` sends the few
 largest entries (Lin et al., "Deep gradient compression", ICLR 2018, without its momentum correction).
 
-What `PowerSGD` and `TopK` do not send they keep, as a residual, and add it to the gradient of the next step: nothing is
-lost, it comes later (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019). Each worker's residual is what it
-has not sent itself. Before a checkpoint, or before a gang changes, they are evened out: then the sum over the gang is
-known to all, and each of those who go on, however many they are, takes an equal part. Only what a killed worker still
-owed of its last steps is gone. A step whose sum is not finite leaves residuals as they were. They are in the units of
-the gradient: where a loss is scaled, they are off by the factor whenever that changes.
+`PowerSGD` and `TopK` keep the part that they do not send as a residual, and add it to the gradient of the next step:
+nothing is lost, only delayed (Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019). Each worker keeps its own
+residual. Before a checkpoint, or before the gang changes, residuals are summed over the gang, and each worker that
+continues takes an equal share, for any number of workers. Only the residual of a killed worker since then is lost. A
+step with a sum that is not finite leaves residuals unchanged. They have the units of the gradient: after a change of
+the loss scale they are wrong by its factor.
 
-Collectives are issued in one order at all workers. So what comes second for a bucket is issued when the first bucket is
-waited for, for all buckets in order, and never by a callback, whose time differs between workers.
+Collectives are issued in the same order on all workers. So the second collective of each bucket is issued for all
+buckets in order when the first bucket is waited for, and never by a callback, whose time differs between workers.
 """
 
 import math
@@ -26,15 +26,15 @@ from poise_train.exchange import Bucket, Counted
 from poise_train.topology import ring_bytes
 
 SAMPLE = 8192
-"""Entries from which `TopK` estimates its threshold: with one in a hundred sent, the number of those above it is then
-within 11 % in the mean (a binomial's spread).
+"""Number of entries from which `TopK` estimates its threshold: with 1 % sent, the number of entries above it then has a
+standard deviation of 11 % (binomial).
 """
 
 SPARE = 1.25
-"""How many times as many entries as are to be sent the threshold is meant to leave; the largest of them are sent."""
+"""The threshold targets this multiple of the entries to send; the largest of those above it are sent."""
 
 PAYS = 2.0
-"""A matrix is sent as two if that is less by this factor: what `torch.distributed` takes for its PowerSGD too."""
+"""A matrix is compressed if that reduces its size by this factor; `torch.distributed` has the same in its PowerSGD."""
 
 
 class Half(Counted):
@@ -60,15 +60,15 @@ class Half(Counted):
 
 
 class _ErrorFeedback(Counted):
-    """Keeps what was not sent, by bucket. What a step leaves is what counts once the next begins or the state is asked
-    for: a step that breaks off in the middle is done again, from what was kept before it.
+    """Keeps residuals by bucket. Those of a step are committed when the next step begins or the state is read, so that
+    an aborted step can be repeated from the residuals before it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._residuals: dict[int, torch.Tensor] = {}
         self._left: dict[int, torch.Tensor] = {}
-        self._holders = 0  # how many hold the same residuals; 0: each its own
+        self._holders = 0  # number of workers with equal residuals; 0: they differ
 
     def abandon(self) -> None:
         self._left.clear()
@@ -94,15 +94,15 @@ class _ErrorFeedback(Counted):
         return self._residuals
 
     def state_dict(self) -> dict[str, Any]:
-        """What all workers together have not sent, if that was evened out since the last step; else it is each one's
-        own, and not handed on.
+        """Return the total residuals of all workers if they were evened out since the last step; otherwise none, as
+        they differ between workers.
         """
         self._settle()
         numbers = sorted(self._residuals) if self._holders else []
         return {"residuals": [self._residuals[number] * self._holders for number in numbers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Go on from it. What another kind of exchange has not sent is taken over as well."""
+        """Restore residuals, including those of another kind of exchange."""
         self.abandon()
         self._residuals = dict(enumerate(one.clone() for one in state_dict.get("residuals", ())))
         self._holders = 1
@@ -114,11 +114,11 @@ class _ErrorFeedback(Counted):
         self._left.clear()
 
     def _owed(self, bucket: Bucket) -> torch.Tensor:
-        """The gradient with what was not sent of those before, in fp32; a new tensor."""
-        if bucket.number == 0:  # the first of a step
+        """Return the gradient plus the residual, in fp32, as a new tensor."""
+        if bucket.number == 0:  # the first bucket of a step
             self._settle()
         kept = self._residuals.get(bucket.number)
-        if kept is None or kept.numel() != bucket.flat.numel():  # of another model: it means nothing here
+        if kept is None or kept.numel() != bucket.flat.numel():  # from another model: ignore it
             return bucket.flat.to(torch.float32, copy=True)
         return bucket.flat.float() + kept.to(bucket.flat.device)
 
@@ -134,7 +134,7 @@ class PowerSGD(_ErrorFeedback):
     def __init__(self, rank: int = 2, seed: int = 0) -> None:
         super().__init__()
         self.rank = rank
-        self._draw = torch.Generator().manual_seed(seed)  # the same at all workers
+        self._draw = torch.Generator().manual_seed(seed)  # equal on all workers
         self._directions: dict[int, list[torch.Tensor]] = {}
         self._new: dict[int, list[torch.Tensor]] = {}
         self._begun: list[_LowRank] = []
@@ -151,7 +151,7 @@ class PowerSGD(_ErrorFeedback):
         self._begun.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The residuals, and where the power method goes on, which is the same at all workers."""
+        """Return the residuals, and the state of the power method, which is equal on all workers."""
         residuals = super().state_dict()
         return {**residuals, "directions": [self._directions[number] for number in sorted(self._directions)]}
 
@@ -173,7 +173,7 @@ class PowerSGD(_ErrorFeedback):
             task.second()
 
     def _rank_of(self, n: int, m: int) -> int:
-        """With which rank such a matrix is sent; 0: as it is."""
+        """Return the rank for a matrix of this shape; 0 means uncompressed."""
         rank = min(self.rank, n, m)
         return rank if (n + m) * rank * PAYS < n * m else 0
 
@@ -187,14 +187,14 @@ class PowerSGD(_ErrorFeedback):
 
 
 class _LowRank:
-    """A bucket on its way: first the P and what is sent whole, then the Q."""
+    """A bucket being sent: first the P and the uncompressed tensors, then the Q."""
 
     def __init__(self, exchange: PowerSGD, bucket: Bucket, group: dist.ProcessGroup | None) -> None:
         self.exchange, self.bucket, self.group = exchange, bucket, group
         self.wait: Callable[[], object] = bool
         self.owed = exchange._owed(bucket)
         self.residual = torch.zeros_like(self.owed)
-        self.matrices: list[torch.Tensor] = []  # views into `owed`, as are those that are sent whole
+        self.matrices: list[torch.Tensor] = []  # views into `owed`, like `whole`
         self.left_out: list[torch.Tensor] = []  # views into `residual`
         self.whole: list[torch.Tensor] = []
         sizes = [one.numel() for one in bucket.parameters]
@@ -231,7 +231,7 @@ class _LowRank:
             self.exchange._leave(self.bucket.number, self.residual, self.added)
 
     def _send(self, tensors: list[torch.Tensor]) -> None:
-        """In one message, which comes back as `added`, in the same shapes."""
+        """Sum tensors over the gang in one message; the sums get the same shapes, as `added`."""
         if not tensors:
             self.added, self.wait = [], bool
             return
@@ -267,7 +267,7 @@ class TopK(_ErrorFeedback):
         places = self._largest(owed, most)
         values = owed[places]
         if not math.isfinite(float(owed.sum())):
-            values[:] = math.nan  # all are to see it
+            values[:] = math.nan  # so that all workers see it
         message = torch.zeros(2 * most, dtype=torch.int32, device=owed.device)
         message[: len(places)] = values.view(torch.int32)
         message[most : most + len(places)] = places.to(torch.int32)
@@ -276,7 +276,7 @@ class TopK(_ErrorFeedback):
         def finish() -> None:
             wait()
             total = torch.zeros_like(owed)
-            for one in gathered:  # in one order at all workers: the sums are the same to the bit
+            for one in gathered:  # in the same order on all workers, for bitwise equal sums
                 total.index_add_(0, one[most:].long(), one[:most].view(torch.float32))
             bucket.flat.copy_(total)
             if math.isfinite(float(total.sum())):
@@ -297,7 +297,7 @@ class TopK(_ErrorFeedback):
         return finish
 
     def _largest(self, owed: torch.Tensor, most: int) -> torch.Tensor:
-        """Places of about the `most` largest entries, no more than that."""
+        """Return the indices of at most `most`, approximately largest, entries."""
         sizes = owed.abs()
         sample = sizes
         if len(sizes) > SAMPLE:

@@ -1,4 +1,4 @@
-"""What this worker has used: counted where the hardware does, else by the power model of its devices.
+"""Energy used by this worker: from hardware counters, otherwise from the power model of its devices.
 
     meter = Meter(device)
     meter.read()            # millijoules since then
@@ -26,7 +26,7 @@ POWER_TOLD = "POISE_POWER"
 
 
 class Meter:
-    """Of one worker, from when it was made."""
+    """Energy meter of one worker, counting from its creation."""
 
     def __init__(self, device: torch.device, *, rapl: Rapl | None = None) -> None:
         self.source = ""
@@ -40,7 +40,7 @@ class Meter:
             self._on_processors(rapl or Rapl())
 
     def read(self) -> int:
-        """To be asked every few minutes at least: counters start anew."""
+        """Return millijoules so far. Call it at least every few minutes, because counters wrap around."""
         now = self._counter()
         self._energy += (now - self._before) * self._part()
         self._before = now

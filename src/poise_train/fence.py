@@ -1,13 +1,13 @@
-"""Who may publish checkpoints in a folder: what began there last, unless it is an older attempt.
+"""Fencing of checkpoint writers: only the attempt that began last in a folder may publish, unless it is an older one.
 
-Who begins makes a file `fence-TURN.EPOCH.TRAINING` that is above all others: its turn is the next. Who publishes looks
-whether his is still the highest, and renames what he has written. Between the two another may begin: so who begins also
-takes the names from all that is being written, and the rename finds nothing. Either it came first, and who begins finds
-it published, or it fails. Nothing is locked, so nobody who was killed leaves a lock.
+A new attempt creates a file `fence-TURN.EPOCH.TRAINING` with the next turn. A publisher checks that its own fence is
+still the highest, and renames its folder. Another attempt may begin between the two steps, so it also renames all
+unfinished folders, which makes the publisher's rename fail. Either the rename came first, and the new attempt finds the
+checkpoint published, or it fails. There are no locks, so a killed process leaves none behind.
 
-All attempts of a training have its number, and a later attempt has a higher epoch: an older one, that comes late, does
-not begin. Epochs of two trainings say nothing about each other: the one that comes later takes the folder over, for
-good. So the last fence of each stays, and whoever finds his own below that of another has been overtaken.
+All attempts of a training share its number, and a later attempt has a higher epoch: an older attempt that comes late
+cannot begin. Epochs of different trainings are not comparable: the later one takes the folder over permanently. So the
+last fence of each training is kept, and a training with its fence below that of another has been replaced.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from poise_train import durable
 
 REMEMBERED = 64
-"""Trainings whose fences stay when they have been overtaken. Who comes back from further ago is taken for a new one."""
+"""Number of replaced trainings whose fences are kept. An older one that returns counts as a new training."""
 
 _TERM = r"([1-9][0-9]*)\.(0|[1-9][0-9]*)\.([0-9a-f]{16})"
 _FENCE = re.compile(rf"fence-{_TERM}")
@@ -28,7 +28,7 @@ _PARTIAL = re.compile(rf"step-(0|[1-9][0-9]*)\.{_TERM}\.partial")
 
 
 class Term(NamedTuple):
-    """Which turn in the folder it is, and whose: the epoch and the number of a training."""
+    """A turn in the folder, with the epoch and the number of its training."""
 
     turn: int
     epoch: int
@@ -54,7 +54,7 @@ def is_over(folder: Path, epoch: int, training: int) -> bool:
 
 
 def begin(folder: Path, epoch: int, training: int) -> Term | None:
-    """The next turn, of this attempt; None if that is over."""
+    """Begin the next turn for this attempt; None if it is fenced off."""
     while not is_over(folder, epoch, training):
         top = highest(folder)
         term = Term(top.turn + 1 if top is not None else 1, epoch, training)
@@ -75,7 +75,7 @@ def begin(folder: Path, epoch: int, training: int) -> Term | None:
 
 
 def partial(folder: Path, step: int, term: Term) -> Path:
-    """Where what is being written lies."""
+    """Return the folder of an unfinished checkpoint."""
     return folder / f"step-{step}.{term.name}.partial"
 
 

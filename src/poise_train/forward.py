@@ -1,13 +1,12 @@
-"""The model's own `forward`, in the precision that was chosen, and answering even where memory is short.
+"""Replaces a model's `forward`, to use the chosen precision and to handle running out of memory.
 
-A loop calls its model itself, outside of all calls of ours. So that it can stay as it is, `model.forward` is replaced
-while a session lasts:
+The training loop calls the model directly. So that it need not change, `model.forward` is replaced during a session:
 
-* It is computed in the chosen precision, and what comes out is in fp32, whatever happened inside.
-* Where it runs out of memory while training, it answers the same question once more without what the backward pass
-  would need, which takes a fraction of the memory. The loop goes on with numbers that are right; the step that they
-  belong to is then made again in smaller micro-batches, and nothing is learned from this one. Where even that fails,
-  or the loss does, the error leaves the loop: `run.step(lambda: loss_fn(model(batch)))` has all of it within our reach.
+* It computes in the chosen precision, and returns fp32.
+* If it runs out of memory in training, it computes the same input again without a graph for backward, which takes a
+  fraction of the memory. The loop continues with correct outputs; the step is then repeated in smaller micro-batches,
+  and this one is discarded. If that fails too, or the loss runs out of memory, the error leaves the loop:
+  `run.step(lambda: loss_fn(model(batch)))` lets the session handle all of it.
 """
 
 import copy
@@ -33,8 +32,8 @@ def answering(
     short: Callable[[], bool],
     evaluates: Callable[[], object] = bool,
 ) -> Iterator[None]:
-    """While this lasts, `model.forward` is as above. `short` is told when memory was short, and says whether what is
-    computed can be made again: else it is an error. `evaluates` is called before each answer of an evaluation.
+    """Replace `model.forward` in this block. `short` is called when memory runs out, and returns whether the step can
+    be repeated; otherwise the error is raised. `evaluates` is called before each forward of an evaluation.
     """
     plain = model.forward
     own = "forward" in vars(model)
@@ -49,8 +48,8 @@ def answering(
 
 
 class _Forward:
-    """The replaced `forward` of a model. It stays with that model: copies of the model, and pickles of it, get the
-    plain one, bound to themselves, and a pickle needs no Poise to be loaded.
+    """The replaced `forward` of a model. Copies and pickles of the model get the original `forward`, bound to
+    themselves, so a pickle can be loaded without Poise.
     """
 
     def __init__(
@@ -96,12 +95,12 @@ class _Forward:
 
 
 def in_fp32(output: Any) -> Any:
-    """The same with numbers of 16 bits made longer: losses are worked out in fp32."""
+    """Convert 16-bit tensors to fp32, because losses are computed in fp32."""
     return mapped(output, lambda one: one.float() if one.dtype in (torch.float16, torch.bfloat16) else one)
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure with each tensor changed; what is not known to hold tensors stays as it is."""
+    """Apply a function to each tensor of a structure; unknown types stay unchanged."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -117,7 +116,7 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _with_gradient(one: torch.Tensor) -> torch.Tensor:
-    """Loops may ask whether it has one."""
+    """Set `requires_grad`, which loops may check."""
     return one.requires_grad_() if one.is_floating_point() else one
 
 

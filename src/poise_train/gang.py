@@ -1,13 +1,13 @@
 """Forms the group that trains together: this process alone, the workers of a Poise gang, or those of torchrun.
 
-Under Poise the workers of one machine meet in the folder that POISE_GANG_DIR names, by a file for each generation of
-the gang, and talk over the loopback interface. Where a gang may be on several machines (POISE_GANG_ADDRESS is that of
-this one to the others) the folder holds where the first of them listens for that generation. What they are told,
-`Orders`, may come again at any time: some are lost, some come, some are to leave. Then those who remain leave the group
-that they were in and meet anew, under the next generation, in the processes that they are.
+Under Poise the workers of one machine meet in the folder POISE_GANG_DIR, by a file for each generation of the gang, and
+communicate over the loopback interface. If a gang may span several machines (POISE_GANG_ADDRESS is this machine's
+address), the folder holds the address of the first worker's store for each generation. New `Orders` may arrive at any
+time, when workers are lost, join or must leave. Then the remaining workers leave their group and form the group of the
+next generation, in the same processes.
 
-A script may have several sessions, one after another. Each is a gang of its own: the first ones of all workers meet,
-then the second ones, and so on, under names with the number of the session.
+A script may have several sessions, one after another. Each is a separate gang: the first sessions of all workers form
+one, then the second ones, and so on, under names with the session's number.
 """
 
 import functools
@@ -36,17 +36,17 @@ from poise.model.training import ORDERS, UNIT, Orders
 from poise_train import topology
 
 FORM_SECONDS = 60.0
-"""How long workers wait for each other when they meet; the control plane starts all of a gang at once."""
+"""Timeout for forming a group; the control plane starts all workers of a gang at once."""
 
 TALK_SECONDS = 600.0
-"""How long a worker waits for the others in what all do together: the longest step that is not taken for a hang."""
+"""Timeout of collective operations: the longest step that does not count as a hang."""
 
 ORDERED_SECONDS = 10.0
-"""How long a worker that has newer orders still waits for the others in what all do together, on GPUs. What waits in
-gloo cannot be ended from here: it ends when those beside it leave their group, or after TALK_SECONDS."""
+"""Time that a collective operation on GPUs may still take after newer orders have arrived. One in gloo cannot be
+aborted from here: it ends when its neighbours leave their group, or after TALK_SECONDS."""
 
 LONG_SECONDS = 5.0
-"""A worker that waits for the others for so long says so."""
+"""A worker reports when it has waited this long for the others."""
 
 _LOOK_SECONDS = 0.02
 _WATCH_SECONDS = 0.5
@@ -57,12 +57,12 @@ _begun = itertools.count(1)
 
 
 def next_session() -> int:
-    """The number of a session that begins, from 1. All workers of a gang run one script, and number them alike."""
+    """Return the number of a new session, from 1. Equal on all workers of a gang, which run the same script."""
     return next(_begun)
 
 
 class WorkerLost(Exception):
-    """A worker has gone in the middle of what all do together."""
+    """A worker was lost during a collective operation."""
 
 
 class Leaving(Exception):
@@ -85,7 +85,7 @@ class Gang:
         self._folder = "" if _under_torchrun() else os.environ.get("POISE_GANG_DIR", "")
         self._address = os.environ.get("POISE_GANG_ADDRESS", "")
         self._orders = os.environ.get(ORDERS, "") if self._folder else ""
-        self._theirs = dist.is_initialized()  # the script has made the group itself, and keeps it
+        self._theirs = dist.is_initialized()  # the script made the group and owns it
         self._look = Orders(generation=0, world=1, rank=0), (0, 0)  # the latest orders, and which file they were in
         self._member = False  # of any group yet
         self._epoch = int(os.environ.get("POISE_EPOCH", 0))
@@ -110,7 +110,7 @@ class Gang:
         return bool(self._orders)
 
     def form(self, beat: Callable[[], None] = lambda: None) -> None:
-        """Meet the others. Raises Leaving if this worker is not to be among them, WorkerLost or GangBroken."""
+        """Form the group. Raises Leaving if this worker is not a member, WorkerLost or GangBroken."""
         if self._theirs:
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
         elif self._folder:
@@ -130,7 +130,7 @@ class Gang:
                 topology.learn(self.rank, self.world, form=FORM_SECONDS, talk=TALK_SECONDS)
 
     def disband(self, *, broken: bool = False) -> None:
-        """Leave the group. One that is `broken` is not waited for: something of it may be under way for ever."""
+        """Leave the group. Abort a `broken` one, whose operations may never end."""
         if self._watch is not None:
             self._over.set()
             self._watch.join()
@@ -142,7 +142,7 @@ class Gang:
             dist.destroy_process_group()
 
     def conclude(self, step: int) -> None:
-        """Training is over, at this step: who comes now, to make the gang larger, comes too late."""
+        """Mark the training as finished at this step, so that no more workers join."""
         if self._folder:
             draft = self._path(f"{_OVER}.{self.rank}")
             draft.write_text(str(step))
@@ -150,12 +150,12 @@ class Gang:
 
     @property
     def is_over(self) -> bool:
-        """Whether somebody has come to the end of training."""
+        """Whether a worker has finished the training."""
         return bool(self._folder) and self._path(_OVER).exists()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In it this worker waits for the others."""
+        """Mark the enclosed block as waiting for the other workers."""
         self._waits_since = time.monotonic()
         try:
             yield
@@ -163,13 +163,13 @@ class Gang:
             self._waits_since = 0.0
 
     def newer(self) -> Orders | None:
-        """Orders that have come since the gang was formed."""
+        """Return orders that have arrived since the gang was formed."""
         orders = self._read()
         return orders if orders is not None and orders.generation > self.generation else None
 
     def agreed(self) -> tuple[int, int]:
-        """The highest epoch of all that have been in this gang: who joins it while it runs has a later one. And the
-        number of the training: all attempts of what Poise runs have one, what is run by hand has one of its own.
+        """Return the highest epoch of all members so far, because a worker that joins has a later one, and the number
+        of the training, which all attempts under Poise share and each run by hand draws anew.
         """
         if not self._training and self.rank == 0:
             unit = os.environ.get(UNIT, "").encode()
@@ -187,8 +187,8 @@ class Gang:
         return orders is not None and orders.rank < 0
 
     def is_to_change(self) -> bool:
-        """Whether there are orders that can be followed now. Those who join come after the others, and until they are
-        ready to the others go on as they are.
+        """Whether newer orders can be followed now. The others continue until the joining workers, which have the last
+        ranks, are ready.
         """
         orders = self.newer()
         if orders is None or orders.rank < 0:
@@ -196,7 +196,7 @@ class Gang:
         return all(self._path(_joins(orders, rank)).exists() for rank in range(self.world, orders.world))
 
     def await_newer(self, seconds: float, beat: Callable[[], None]) -> bool:
-        """Wait for orders that are newer than the gang; whether they came. None do once others have ended training."""
+        """Wait for newer orders. Returns whether they arrived; none do after another worker has finished training."""
         until = time.monotonic() + seconds
         while self.newer() is None:
             if time.monotonic() > until or self.is_over:
@@ -206,7 +206,7 @@ class Gang:
         return True
 
     def _told(self) -> Orders:
-        """The latest orders; before there are any, what this process was started with."""
+        """Return the latest orders, or those that the process was started with."""
         orders = self._read()
         if orders is not None:
             return orders
@@ -214,7 +214,7 @@ class Gang:
         return Orders(generation=0, world=world, rank=rank)
 
     def _read(self) -> Orders | None:
-        """The orders as they are now; each time they come in a file of its own."""
+        """Read the current orders. Each update is a new file."""
         if not self._orders:
             return None
         try:
@@ -226,7 +226,7 @@ class Gang:
             return None  # none have come yet
 
     def _meet(self, orders: Orders, beat: Callable[[], None]) -> bool:
-        """Form the group that the orders name; false if newer ones have come before all were there."""
+        """Form the group of these orders. Returns false if newer ones arrived before all workers did."""
         self.disband()
         self.generation = orders.generation
         if orders.rank < 0:
@@ -288,7 +288,7 @@ class Gang:
             raise WorkerLost(str(error)) from None
 
     def _wait_on(self, orders: Orders, missing: list[int], until: float, beat: Callable[[], None]) -> bool:
-        """For a moment, while others have not come; false if there are newer orders."""
+        """Wait briefly for missing workers. Returns false if there are newer orders."""
         if self.newer() is not None:
             return False
         if self._path(_OVER).exists():
@@ -306,14 +306,14 @@ class Gang:
         return True
 
     def _path(self, name: str) -> Path:
-        """In the folder in which the workers meet, of this session alone."""
+        """Return the path of a file of this session in the gang's folder."""
         return Path(self._folder) / f"{self.session}.{name}"
 
     def _watch_over(self) -> None:
         """Report when this worker waits long for others, since it is not the one that hangs. Abort its collective
         operations if they are still running long after newer orders arrived.
         """
-        told = ordered = 0.0  # the wait of which it was said; when newer orders were first seen
+        told = ordered = 0.0  # start of the reported wait; when newer orders were first seen
         while not self._over.wait(_WATCH_SECONDS):
             now, since = time.monotonic(), self._waits_since
             ordered = 0.0 if self.newer() is None else ordered or now
@@ -326,7 +326,7 @@ class Gang:
 
 
 def _interface(address: str) -> str:
-    """The name of the network interface that has the address; of one that has a name, its first address."""
+    """Return the name of the network interface with this address or host name; empty if there is none."""
     known = {of[4][0] for of in socket.getaddrinfo(address, None)}
     names = [name for name, found in psutil.net_if_addrs().items() if known & {of.address for of in found}]
     return names[0] if names else ""

@@ -1,4 +1,4 @@
-"""What a script gives its session, looked at before anything is done: what it cannot follow is told at once."""
+"""Checks of a script's arguments to a session, so that unsupported use fails at once."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from poise.errors import Misused
 
 TAKEN = ("model", "optimizer", "exchange", "watch", "scheduler", "place", "past", "drawn", "kept")
-"""What a state has by itself: no name for what else is to be kept."""
+"""Reserved names in a state, not allowed in `also`."""
 
 SESSION = "poise.Session(model, optimizer, data)"
 
@@ -21,7 +21,7 @@ def misused(what: str, *, field: str = "", need: str = "", have: str = "", hint:
 
 
 def wants(name: str, value: object, kind: type | tuple[type, ...], need: str, hint: str) -> None:
-    """Raises Misused if the value is of another kind; True and False are no numbers."""
+    """Raises Misused if the value has another type; booleans do not count as numbers."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise misused(f"`{name}` is of another kind", field=name, need=need, have=_told(value), hint=hint)
@@ -40,7 +40,7 @@ def check_model(model: object, optimizer: object) -> None:
 
 
 def check_distributed(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """A session shares the work out and adds gradients up itself: what does that too must not be beneath it."""
+    """Refuse wrappers that distribute training themselves, because a session splits samples and sums gradients."""
     for name, module in model.named_modules():
         for kind in _WRAPPERS.keys() & {one.__name__ for one in type(module).__mro__}:
             raise misused(
@@ -77,7 +77,7 @@ _WRAPPERS = {
 
 
 def check_for_gang(optimizer: torch.optim.Optimizer, kept: Mapping[str, object]) -> None:
-    """What trains well alone, and differently on each worker of a gang."""
+    """Refuse features that work with one worker, but diverge between the workers of a gang."""
     for name, one in kept.items():
         if isinstance(one, torch.optim.Optimizer) and one is not optimizer:
             raise another_optimizer(one, f"also.{name}")
@@ -95,7 +95,7 @@ def check_for_gang(optimizer: torch.optim.Optimizer, kept: Mapping[str, object])
 
 
 def another_optimizer(one: torch.optim.Optimizer, field: str = "") -> Misused:
-    """A second optimizer steps by gradients that nobody has added up."""
+    """Make the error for a second optimizer, whose gradients are not summed over the gang."""
     return misused(
         "in a gang a session adds up the gradients of its own optimizer only, and this one would train another model on"
         " each worker",
@@ -107,12 +107,12 @@ def another_optimizer(one: torch.optim.Optimizer, field: str = "") -> Misused:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
-    """The identities of what it trains."""
+    """Return the ids of the optimizer's parameters."""
     return {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
 def trained(optimizer: torch.optim.Optimizer, kept: Iterable[object]) -> list[torch.nn.Parameter]:
-    """What the optimizer trains now: each once, in one order everywhere."""
+    """Return the parameters that the optimizer trains now, once each, in the same order on all workers."""
     ones = parameters_of(optimizer)
     modules = [one for one in kept if isinstance(one, torch.nn.Module)]
     every = (one for module in modules for one in module.parameters())
@@ -120,7 +120,7 @@ def trained(optimizer: torch.optim.Optimizer, kept: Iterable[object]) -> list[to
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, modules: Mapping[str, object]) -> None:
-    """All that the optimizer changes is of a module whose state is kept and handed on."""
+    """Check that all parameters of the optimizer belong to modules whose state is saved and broadcast."""
     known = {
         id(one) for module in modules.values() if isinstance(module, torch.nn.Module) for one in module.parameters()
     }
@@ -214,7 +214,7 @@ def check_clip(clip: object) -> None:
 
 
 def plateau_of(scheduler: Any) -> ReduceLROnPlateau | None:
-    """It, if it is one that goes by the loss. Raises Misused for what the session cannot step."""
+    """Return the scheduler if it is a ReduceLROnPlateau. Raises Misused for one that the session cannot step."""
     if scheduler is None or (hasattr(scheduler, "step") and not isinstance(scheduler, ReduceLROnPlateau)):
         return None
     if not isinstance(scheduler, ReduceLROnPlateau):
@@ -233,7 +233,7 @@ def plateau_of(scheduler: Any) -> ReduceLROnPlateau | None:
 
 
 def check_pace(scheduler: Any, epochs: int, steps: int) -> None:
-    """Raises Misused for a scheduler that reads as if it was made to step after each pass, and is not said to."""
+    """Raises Misused for a scheduler whose length suggests a step per pass, without `each="pass"`."""
     name, length = _plan_of(scheduler)
     if 1 < length <= epochs < steps:
         raise misused(
@@ -246,7 +246,7 @@ def check_pace(scheduler: Any, epochs: int, steps: int) -> None:
 
 
 def _plan_of(scheduler: Any) -> tuple[str, int]:
-    """The setting by which a scheduler of PyTorch says how many of its steps its plan takes; 0: by none."""
+    """Return the name and value of the setting with a PyTorch scheduler's length in steps; 0 if there is none."""
     for name in ("T_max", "T_0", "total_iters", "step_size"):
         if isinstance(length := getattr(scheduler, name, None), int):
             return name, length
@@ -255,7 +255,7 @@ def _plan_of(scheduler: Any) -> tuple[str, int]:
 
 
 def check_loss(loss: torch.Tensor) -> None:
-    """A single number that gradients can be worked out of. Raises Misused."""
+    """Check that the loss is a scalar with a gradient. Raises Misused."""
     hint = "run.step(loss_fn(model(batch)))"
     wants("loss", loss, torch.Tensor, "a tensor", hint)
     if loss.dim():

@@ -1,15 +1,15 @@
-"""Who takes which samples where each worker goes at its own pace, and in which order gradients may come in.
+"""Assigns samples to asynchronous workers, and orders the application of their gradients.
 
-A pass over the data is cut into pieces, handed out one after another. A gradient is worked out on weights of some
-version, and each one that is applied makes the next version. Its *staleness* is how many were applied in between; no
-gradient that is applied has more than `most` (bounded staleness: Ho et al., "More effective distributed ML via a stale
-synchronous parallel parameter server", NIPS 2013). None is thrown away for it, as its samples would be lost: instead
+A pass over the data is split into pieces, handed out in order. A gradient is computed on some version of the weights,
+and each applied gradient makes the next version. Its *staleness* is the number applied in between, limited to `most`
+(bounded staleness: Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS
+2013). No gradient is discarded, because its samples would be lost. Instead
 
-* no more than `most` + 1 pieces are out at once, since the last of them to come in is that stale at least;
-* a gradient waits while those that would come in after it, oldest first, would become too stale. In the order of their
-  versions all of them can always come in: nothing waits for ever.
+* at most `most` + 1 pieces are out at once, since the last of them to be applied is at least that stale;
+* a gradient waits while applying it would make others, applied after it in version order, too stale. In version order
+  all of them can always be applied, so there is no deadlock.
 
-What a lost worker had out is handed out again, first of all. So each sample is applied once in each pass.
+The piece of a lost worker is handed out again first. So each sample is applied once in each pass.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Piece(NamedTuple):
-    """Places in the order of pass `turn`."""
+    """A range of positions in the sample order of pass `turn`."""
 
     turn: int
     start: int
@@ -26,14 +26,14 @@ class Piece(NamedTuple):
 
 
 class Out(NamedTuple):
-    """A piece that a worker has, and the version of the weights that it has with it."""
+    """A piece at a worker, with the version of its weights."""
 
     piece: Piece
     version: int
 
 
 class Pieces:
-    """The samples of `turns` passes, in pieces of `batch`. One that goes on has handed out `begun` of them, of which
+    """The samples of `turns` passes, in pieces of `batch`. After a resume, `begun` pieces were handed out, of which
     those in `back` were not applied.
     """
 
@@ -56,16 +56,16 @@ class Pieces:
 
     @property
     def exhausted(self) -> bool:
-        """There is nothing to hand out, though something may come back."""
+        """Whether there is no piece to hand out now; a lost worker may still return one."""
         return not self._back and self.begun >= self._all
 
     @property
     def open(self) -> list[Piece]:
-        """What was handed out and is not applied."""
+        """Pieces that are not applied yet, at workers or returned."""
         return [*(one.piece for one in self.out.values()), *self._back]
 
     def take(self, worker: int) -> Out | None:
-        """The next piece; None if there is none now."""
+        """Assign the next piece; None if there is none now."""
         if self.exhausted or len(self.out) > self.most:
             return None
         if self._back:
@@ -78,22 +78,22 @@ class Pieces:
         return self.out[worker]
 
     def hold(self, worker: int) -> None:
-        """Its gradient has come, and waits until it is `due`."""
+        """Record that the worker's gradient has arrived, and waits until it is `due`."""
         self._held.append(worker)
 
     def due(self) -> int | None:
-        """The worker whose gradient is to be applied now, the first to come of those that may be."""
+        """Return the worker whose gradient to apply next: the first to arrive of the allowed ones."""
         return next((worker for worker in self._held if self._may(worker)), None)
 
     def apply(self, worker: int) -> int:
-        """It has been applied; its staleness."""
+        """Record that the worker's gradient was applied. Returns its staleness."""
         self._held.remove(worker)
         stale = self.version - self.out.pop(worker).version
         self.version += 1
         return stale
 
     def lose(self, worker: int) -> None:
-        """What it had out goes back, to be handed out next."""
+        """Return a lost worker's piece, to be handed out next."""
         if worker in self._held:
             self._held.remove(worker)
         if worker in self.out:

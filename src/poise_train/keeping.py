@@ -1,10 +1,10 @@
-"""When a session saves, what of that it tells, and where it goes on: checkpoints as training uses them.
+"""Checkpoints as a session uses them: when it saves, its reports, and where it resumes.
 
-Worker 0 says when the next one is due: after so many steps or so much time as is asked for, else by
-`poise_train/policy/checkpoints` from what one costs here and from how often this training has failed, in all its
-attempts. All save at the same step. Before the first one that is due, some are made early: after 10 s, and whenever
-that has doubled, so that a failure loses half of the work at most. A gang that was formed anew saves after its first
-step: what was being written then is given up.
+Worker 0 decides when the next one is due: after a set number of steps or time, or by `poise_train/policy/checkpoints`
+from the cost of a checkpoint and the failure rate of this training over all attempts. All workers save at the same
+step. Before the first one that is due, early ones are made after 10 s and each time this has doubled, so that a failure
+loses at most half of the work. A re-formed gang saves after its first step, because the checkpoint that was being
+written was abandoned.
 """
 
 import contextlib
@@ -27,22 +27,22 @@ from poise_train.policy.checkpoints import LEAST, Keep, between_failures, interv
 from poise_train.restoring import Restored, listed, load, newest, part_of, reason
 
 LAST_PATIENCE = 8 * SECOND
-"""For which the last checkpoint of a worker is waited for: who is asked to end has ten seconds."""
+"""Maximum wait for a worker's last checkpoint, as it has ten seconds to exit after SIGTERM."""
 
 ANOTHER = 'poise.Session(..., checkpoint="another folder")'
-"""A hint."""
+"""Hint for checkpoint errors."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 LOOK_SECONDS = 0.1
-"""Between two looks for a checkpoint that another worker publishes."""
+"""Polling interval for a checkpoint that another worker publishes."""
 
 
 class Keeping:
-    """The checkpoints of a session in `folder`; none where neither it nor POISE_CHECKPOINTS names one. That is a folder
-    for all sessions of a script: those after the first have folders of their own in it.
+    """The checkpoints of a session in `folder`, or in POISE_CHECKPOINTS; without both, none are written. All sessions
+    of a script share POISE_CHECKPOINTS: those after the first have subfolders.
 
-    `every`: a number of steps, or a time such as `5m`; without it, as it pays. Raises Misused.
+    `every`: a number of steps, or a time such as `5m`; without it, the cost decides. Raises Misused.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, keep: Keep, every: int | str) -> None:
@@ -62,20 +62,20 @@ class Keeping:
         self._due = False
         self._last: Saved | None = None
         self._stall = 0
-        self._slowed = 0  # nanoseconds, by the one that is being written
+        self._slowed = 0  # nanoseconds that the checkpoint in progress has slowed training
         self._was_busy = False
-        self._wanted = -1  # the step of the last one that was begun
-        self._early = LEAST  # work after which one is made before the first that is due; 0: never
+        self._wanted = -1  # step of the last checkpoint begun
+        self._early = LEAST  # nanoseconds until the next early checkpoint; 0: none
         self._began = perf_counter_ns()
 
     def of_session(self, number: int) -> None:
-        """Which one of its script it is, from 1; told before it is opened."""
+        """Set the session's number in its script, from 1. Call this before `open`."""
         if self._for_all and self._given is not None and number > 1:
             self.folder = self._given / f"session-{number}"
 
     def open(self, rank: int, world: int, epoch: int, training: int) -> None:
-        """This worker's place in its gang, the gang's epoch and the number of the training, from now on; before it
-        exchanges anything.
+        """Set this worker's place in its gang, the gang's epoch and the number of the training. Call this before the
+        gang's first collective operation.
         """
         self._count_work()
         self._due = self._checkpoints is not None
@@ -97,7 +97,7 @@ class Keeping:
             ) from None
 
     def restore(self) -> tuple[Mapping[str, Any], tuple[Any, ...]] | None:
-        """The state that was saved last and what each worker had for itself, if there is one; worker 0 gives it to the
+        """Return the latest saved state and each worker's own state, or None. Worker 0 broadcasts them to the
         others.
         """
         if self._checkpoints is None:
@@ -109,8 +109,8 @@ class Keeping:
         return None
 
     def outcome(self, step: int) -> tuple[Mapping[str, Any], tuple[Any, ...]] | None:
-        """The same of a training that has ended with this step, for who comes too late for it; None if none is kept. It
-        may be on its way.
+        """Return the same for a training that ended at this step, for a worker that joins too late; None if it is not
+        found. Waits, because it may still be being written.
         """
         until = monotonic_ns() + LAST_PATIENCE
         while self.folder is not None:
@@ -135,17 +135,17 @@ class Keeping:
         return {name: one for name, one in found.state.items() if name != "past"}, found.own
 
     def known(self) -> dict[str, Any]:
-        """What a worker that joins is told, as it may be the first one day."""
+        """Return what a joining worker needs to know, as it may become worker 0."""
         self._count_work()
         return {"restored": self.restored, "worked": self._worked, "failures": self._failures}
 
     def learn(self, known: Mapping[str, Any]) -> None:
-        """It joins."""
+        """Apply the `known` of another worker after joining."""
         self.restored, self._worked, self._failures = known["restored"], known["worked"], known["failures"]
 
     def go_on_from(self, step: int) -> None:
-        """The gang is at this step: what was restored, or what others have. Who is worker 0 now looks what was made
-        before: another may have been it, and has not told it all.
+        """Continue from this step, restored or broadcast. Worker 0 reads the latest checkpoint from disk, because a
+        previous worker 0 may not have reported it.
         """
         if self._checkpoints is None:
             return
@@ -161,11 +161,11 @@ class Keeping:
             self.safe = past["progress"]
 
     def lost(self) -> None:
-        """The gang has lost a worker."""
+        """Record the loss of a worker."""
         self._failures += 1
 
     def due(self, step: int) -> bool:
-        """Of worker 0: whether all should save at the end of this step."""
+        """On worker 0: whether all workers should save at the end of this step."""
         if self._checkpoints is None:
             return False
         now = perf_counter_ns()
@@ -179,7 +179,7 @@ class Keeping:
     def save(
         self, state: Callable[[], Mapping[str, Any]], *, step: int, progress: int, parting: bool, **options: Any
     ) -> None:
-        """All workers at the same step. `parting`: they end after it, which is no failure."""
+        """Save a checkpoint. All workers call it at the same step. `parting`: they exit after it, without a failure."""
         if self._checkpoints is None:
             return
         self._count_work()
@@ -192,7 +192,7 @@ class Keeping:
 
     @property
     def every(self) -> int:
-        """Nanoseconds between two, unless they are counted by steps."""
+        """Interval between checkpoints in nanoseconds, unless it is set in steps."""
         last = self.saved
         between = between_failures(self._failures, self._worked, self._world)
         cost, took = (max(last.stall, last.slowed), last.took) if last is not None else (self._stall, 0)
@@ -200,18 +200,18 @@ class Keeping:
 
     @property
     def saved(self) -> Saved | None:
-        """The newest that this process has seen published."""
+        """The latest checkpoint that this process has seen published."""
         if self._checkpoints is not None:
             self._look(self._checkpoints)
         return self._last
 
     def said(self) -> Saved | None:
-        """The same for those who look at the training."""
+        """Return the latest checkpoint for reports, with the interval."""
         found = self.saved
         return msgspec.structs.replace(found, every=0 if self._steps else self.every) if found is not None else None
 
     def close(self, patience: int = LAST_PATIENCE) -> None:
-        """What is being written is finished; parts of others are waited for so long, in nanoseconds."""
+        """Finish the checkpoint in progress. Wait at most `patience` nanoseconds for the parts of other workers."""
         if self._checkpoints is not None:
             closing, self._checkpoints = self._checkpoints, None
             try:
@@ -220,7 +220,7 @@ class Keeping:
                 self._look(closing)
 
     def stepped(self, seconds: float, before: Collection[float]) -> None:
-        """A step took so many seconds, and these are the times of steps before it."""
+        """Record the time of a step in seconds; `before` are the times of earlier steps."""
         is_busy = self._checkpoints is not None and self._checkpoints.is_busy
         if before and (is_busy or self._was_busy):
             self._slowed += max(0, int((seconds - statistics.median(before)) * SECOND))
@@ -257,17 +257,17 @@ class Keeping:
 
 
 def _why(error: OSError) -> str:
-    """Of a path where something else than a folder is, the system says only that it is there."""
+    """Describe the error. For a path that is not a folder, the system says only that it exists."""
     return "it is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else reason(error)
 
 
 def _there(folder: Path) -> Path:
-    """What of it there is."""
+    """Return the nearest existing folder of the path."""
     return next(one for one in (folder, *folder.parents) if one.is_dir())
 
 
 def _every(every: int | str) -> tuple[int, int]:
-    """Steps and nanoseconds, one of them 0, or both."""
+    """Parse an interval to steps and nanoseconds; at least one of them is 0."""
     try:
         if isinstance(every, str):
             return 0, parse_duration(every) if every else 0

@@ -1,4 +1,4 @@
-"""The batches that a session takes: loaded as the user's DataLoader loads, but of the samples that are its share."""
+"""Loads a session's batches like the user's DataLoader, but with the samples of its share."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class _Given:
 
 
 def loading_of(loader: DataLoader[Any] | None) -> dict[str, Any]:
-    """How the user's DataLoader loads, for one that takes other batches."""
+    """Return the loading settings of the user's DataLoader."""
     if loader is None:
         return {}
     found = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}
@@ -68,7 +68,7 @@ def at_once(data: Dataset[Any]) -> Read | None:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch where the model is."""
+    """Move a batch to the device of the model."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

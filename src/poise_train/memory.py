@@ -1,12 +1,12 @@
-"""How much memory this worker may have, has had at most, and what it is for.
+"""Memory budget of this worker: its limit, its peak, and its division.
 
-On a GPU that is shared the job's part is a hard limit of PyTorch's allocator: beyond it, memory is short for this
-process alone. On the host it is what POISE_MEMORY tells, which the node enforces.
+On a shared GPU the job's share is a hard limit of PyTorch's allocator: beyond it, only this process runs out of memory.
+On the host the limit is POISE_MEMORY, which the node enforces.
 
-A budget has three parts. Gradients may have `gradients` of it for good: then their buffers are kept from one step to
-the next. Else they are asked for as backward gets to them, made one piece, added up over the gang and given back
-(`Reducer`), so that while activations are there gradients are not; up to `syncing` that is within the budget.
-`activations` of a shared GPU are taken when training begins and kept by the allocator: nobody else can have them.
+A budget has three parts. If the gradients fit in the fraction `gradients`, their buffers are kept between steps.
+Otherwise they are allocated during backward, all-reduced and released (`Reducer`), so that they do not coexist with
+activations; up to the fraction `syncing` this is within the budget. On a shared GPU the fraction `activations` is
+allocated when training begins and kept by the allocator, so that other jobs cannot take it.
 """
 
 import os
@@ -21,8 +21,8 @@ from poise.model.resources import WHOLE
 from poise_train.batch import is_short
 
 GPU_MEMORY, GPU_SHARE = "POISE_GPU_MEMORY", "POISE_GPU_SHARE"
-"""The variables that tell what a task has of each of its devices where others have the rest: bytes, and thousandths of
-its compute. The node sets them (`drivers/process.py`).
+"""Variables with a task's share of each shared device: memory in bytes, and compute in thousandths. The node sets them
+(`drivers/process.py`).
 """
 
 
@@ -49,9 +49,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget:
-    """The memory of a worker's device. `limit`: bytes that it may hold, 0 if nobody has set one; `most`: the most that
-    it has held so far.
-    """
+    """The memory of a worker's device. `limit`: maximum bytes, 0 if not set; `most`: peak bytes so far."""
 
     def __init__(self, device: torch.device, shares: Shares | None = None) -> None:
         self.shares = shares or Shares()
@@ -76,7 +74,7 @@ class Budget:
         return self._most
 
     def kept(self, gradients: int) -> bool:
-        """Whether so many bytes of gradients stay where they are from one step to the next."""
+        """Whether this number of bytes of gradients is kept between steps."""
         return not self.total or gradients <= self.shares.gradients * self.total
 
     def held(self) -> int:
@@ -86,7 +84,7 @@ class Budget:
         return self._counted.peak()
 
     def forget(self) -> None:
-        """Of the peak from here on; `most` is not forgotten."""
+        """Reset the peak; `most` is kept."""
         self._most = max(self._most, self._counted.peak())
         self._counted.forget()
 
@@ -97,7 +95,7 @@ class Budget:
         self._counted.give_back()
 
     def _lock(self, size: int, device: torch.device) -> None:
-        """The allocator keeps what was once allocated; where there is not so much now, it is taken later."""
+        """Allocate and free memory once, because the allocator keeps it; if there is too little now, do nothing."""
         try:
             torch.empty(size, dtype=torch.uint8, device=device)
         except RuntimeError as error:

@@ -64,12 +64,12 @@ def uncut(kinds: Sequence[Kind], first: int) -> list[Piece]:
 
 
 def rows_of(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """The part of the tensor that the piece is of."""
+    """Return the rows of the tensor that belong to the piece."""
     return tensor[piece.start : piece.stop] if tensor.dim() else tensor
 
 
 class Laid(NamedTuple):
-    """A piece in a file: what it is of, where it begins behind the head, and the shape that it has there."""
+    """A piece in a file: its tensor, its offset behind the head, and its shape."""
 
     piece: Piece
     kind: Kind
@@ -90,8 +90,8 @@ def lay_out(pieces: Sequence[Piece], kinds: Sequence[Kind]) -> list[Laid]:
 
 
 class Staging:
-    """Memory that tensors are copied to, and written from; kept, as it is large and slow to get. `pinned` memory is
-    what a GPU copies to by itself.
+    """Staging buffer for tensors to write; reused, because it is large and slow to allocate. A GPU can copy
+    asynchronously to `pinned` memory.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Written(NamedTuple):
 
 
 def write(path: Path, laid: Sequence[Laid], staging: Staging) -> Written:
-    """The file, whole and on the disk. Raises `OSError`."""
+    """Write a complete file durably. Raises `OSError`."""
     entries: dict[str, object] = {
         one.piece.name: {"dtype": one.kind.dtype, "shape": one.shape, "data_offsets": (one.at, one.at + one.piece.size)}
         for one in laid
@@ -173,7 +173,7 @@ class Damaged(Exception):
 
 
 def _filled(file: FileIO, memory: memoryview) -> int:
-    """The checksum of the next bytes of the file, which are in the memory then."""
+    """Read the next bytes of the file into the memory, and return their checksum."""
     crc = 0
     for block in _blocks(memory):
         rest = block

@@ -1,20 +1,19 @@
-"""A model of layers in a row over several workers: each has a stage of it, and micro-batches go through all of them.
+"""Pipeline parallelism: a sequential model is split into stages over the workers, which process micro-batches in turn.
 
     pipe = Pipeline(model, inputs[:8], loss=cross_entropy, target=targets[:8], micro_batches=4)
     optimizer = torch.optim.Adam(pipe.parameters())         # of this worker's layers
-    for inputs, targets in batches:                         # the same on all workers, 4 x 8 samples
+    for inputs, targets in batches:                         # equal on all workers, 4 x 8 samples
         loss = pipe.step(inputs, targets)                   # forward and backward; the mean loss, on all workers
         optimizer.step()
         optimizer.zero_grad()
     print(pipe.told())
 
-Layers are measured where they will run, and the model is cut by what they cost, how quick each worker is, what the
-wires carry, and the memory there is (`poise_train/policy/pipeline.py`). PyTorch's own stages and schedules do the work;
-how long each stage computes is measured beside it, so that the bubble that was foreseen stands next to the one there
-is.
+Layers are measured on the workers, and the model is split by their cost, the speed of each worker, the link bandwidth,
+and the available memory (`poise_train/policy/pipeline.py`). PyTorch's stages and schedules do the work; the compute
+time of each stage is measured, so that reports show the estimated and the measured bubble.
 
-It works alone, under `poise run --workers N`, and under torchrun. A pipeline does not change its size while it runs: it
-is saved, and restored by as many workers as there are then, since what is saved goes by the names of the whole model.
+It works with one process, under `poise run --workers N`, and under torchrun. A running pipeline cannot be resized. Its
+checkpoints can be restored with another number of workers, because they use the tensor names of the whole model.
 """
 
 import os
@@ -57,10 +56,10 @@ from poise_train.policy.pipeline import (
 )
 
 RECENT_STEPS = 64
-"""Steps that the measured bubble is of; the first ones are left out, in which PyTorch sets up its buffers."""
+"""Number of recent steps for the measured bubble; the first steps, with PyTorch's buffer setup, are left out."""
 
 TRIED = (1, 2, 4, 8)
-"""Micro-batches that are tried, times the number of workers."""
+"""Numbers of micro-batches to try, as multiples of the number of workers."""
 
 _FIRST_STEPS = 2
 _INDEX = "pipeline.json"
@@ -68,15 +67,15 @@ _HINT = "poise run --workers 4: with more workers each has fewer layers"
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What is in a folder: the step, and the files with its tensors. Written last, so that it is whole or not there."""
+    """Index of a checkpoint folder: the step, and the files with its tensors. Written last, so it is never partial."""
 
     step: int
     files: tuple[str, ...]
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model was cut, and one step of it as it was foreseen and as it is measured (medians); times in nanoseconds.
-    `ends` is the first layer that no longer belongs to each stage.
+    """How a model was split, and the estimated and measured (median) times of a step, in nanoseconds. `ends` is the
+    index behind the last layer of each stage.
     """
 
     schedule: Schedule
@@ -97,7 +96,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bubble(self) -> float:
-        """The share of the workers' time in which nothing is computed."""
+        """Measured share of the workers' time in which they are idle."""
         return idle(self.time, self.busy)
 
     def __str__(self) -> str:
@@ -179,9 +178,7 @@ class Pipeline:
             )
 
     def _choose(self, costs: Callable[[int], list[Measured]], batch: int, memory: int) -> int:
-        """How many micro-batches make the batch, of those that are tried: the number with which a step is foreseen to
-        be quickest.
-        """
+        """Return the number of micro-batches with the shortest estimated step, of those in `TRIED`."""
         agreed = {
             batch // many: self._agreed(costs(batch // many), memory)
             for many in (self.world * each for each in TRIED)
@@ -205,8 +202,8 @@ class Pipeline:
         return memory
 
     def _agreed(self, measured: Sequence[Measured], memory: int) -> tuple[tuple[Layer, ...], list[Device], list[Wire]]:
-        """What all workers reckon from: layers as worker 0 has measured them, each worker's speed next to its own and
-        its memory, and the wires.
+        """Return the inputs of the partition, equal on all workers: the layers as measured by worker 0, each worker's
+        relative speed and its memory, and the links.
         """
         layers = [one.layer for one in measured]
         mine = torch.tensor([memory, sum(one.forward + one.backward for one in layers)], device=self.device)
@@ -241,10 +238,10 @@ class Pipeline:
         measured: Sequence[Measured],
         loss: Loss | None,
     ) -> None:
-        """This worker's layers, under the names that they have in the whole model, as a stage of PyTorch's.
+        """Build a PyTorch stage of this worker's layers, under their names in the whole model.
 
-        The stage is told what comes in and goes out, as it has been measured: else PyTorch's stages would tell each
-        other, by pickle.
+        The stage gets the measured shapes of its inputs and outputs: otherwise PyTorch's stages would exchange them by
+        pickle.
         """
         stage = self.stages[self.rank]
         self.module = nn.Sequential(OrderedDict(children[stage.start : stage.stop])).to(self.device)
@@ -273,11 +270,11 @@ class Pipeline:
 
         return timed
 
-    # --- what a script uses ------------------------------------------------------------------------------------------
+    # --- public interface --------------------------------------------------------------------------------------------
 
     @property
     def last(self) -> bool:
-        """Whether answers come out here."""
+        """Whether this worker has the last stage, which returns the outputs."""
         return self.rank == self.world - 1
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -320,7 +317,7 @@ class Pipeline:
         return self._schedule.step(*([inputs.to(self.device)] if self.rank == 0 else []), **how)
 
     def _agree(self, loss: float) -> float:
-        """What all workers should know of the step; nobody goes on before all have done it. The loss."""
+        """Exchange times and the loss of a step between all workers, which wait for each other. Returns the loss."""
         busy, took = self._clock.take(), perf_counter_ns() - self._begun
         told = torch.zeros(1 + 2 * self.world, dtype=torch.float64, device=self.device)
         told[0], told[1 + self.rank], told[1 + self.world + self.rank] = loss, busy, took
@@ -350,7 +347,7 @@ class Pipeline:
             steps=len(times),
         )
 
-    # --- what is saved -----------------------------------------------------------------------------------------------
+    # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, step: int, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Each worker writes its layers, and their optimizer state, under the names of the whole model; the folder has
@@ -391,7 +388,7 @@ class Pipeline:
         return saved.step
 
     def _tensors(self, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
-        """`3.weight` for a weight, `3.weight/exp_avg` for what the optimizer keeps for it."""
+        """Tensors to save: `3.weight` is a weight, `3.weight/exp_avg` its optimizer state."""
         found = {name: tensor.contiguous() for name, tensor in self.module.state_dict().items()}
         for name, parameter in self.module.named_parameters() if optimizer is not None else ():
             for key, value in optimizer.state.get(parameter, {}).items() if optimizer is not None else ():
@@ -401,8 +398,8 @@ class Pipeline:
 
 
 def together(device: torch.device) -> None:
-    """Meet the others, once in the life of this process: several pipelines, one after the other, are of the same group.
-    PyTorch's stages talk in a group also where there is only one.
+    """Form the process group, once per process: successive pipelines share it. PyTorch's stages need a group even with
+    a single worker.
     """
     if not dist.is_initialized():
         Gang(device).form()
@@ -412,7 +409,7 @@ def together(device: torch.device) -> None:
 
 
 class _TimedStage(PipelineStage):
-    """PyTorch's, with a clock around what it computes, and without what it waits for."""
+    """PyTorch's stage, with a clock for its compute time without waiting."""
 
     def __init__(self, clock: Clock, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -428,7 +425,7 @@ class _TimedStage(PipelineStage):
 
 
 def _no_room(found: NoRoom) -> Misused:
-    """One error with every reason."""
+    """Make one error with every reason."""
 
     def one(lack: Lack) -> Misused:
         need, have = (
@@ -444,7 +441,7 @@ def _no_room(found: NoRoom) -> Misused:
 
 
 def _publish(path: Path, content: bytes) -> None:
-    """Whole or not at all, also if the machine stops."""
+    """Write a file atomically and durably."""
     draft = path.with_name(f"{path.name}.new")
     with draft.open("wb") as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""The precision in which a worker computes: 16 bits where that pays on its device, else fp32.
+"""The precision in which a worker computes: 16 bits if they are faster on its device, otherwise fp32.
 
     precision = chosen("auto", device, model)
     with precision.computing():
@@ -8,12 +8,12 @@
     if precision.accepts(finite(gradients)):   # after it; else the step is made again, or left out
         optimizer.step()
 
-Weights, gradients and what is exchanged are fp32 always, so that workers of one gang may compute each in its own
-precision. Gradients that have overflowed in one worker are infinite or not a number, and so is their sum in all of
-them: every worker sees by the same numbers that the step is to be left out, and no word about it has to be sent.
+Weights, gradients and exchanged data are always fp32, so workers of one gang may use different precisions. Gradients
+that overflow on one worker are infinite or NaN, and so is their sum on all workers: each of them sees from the same
+numbers that the step must be skipped, without extra messages.
 
-`auto` goes by the rates of the device's model in the catalogue. Where it has none, as for processors, the largest
-product of the model is tried, forward and backward, in each.
+`auto` uses the rates of the device's model in the catalogue. Without them, as for CPUs, it times the largest matrix
+product of the model, forward and backward, in each precision.
 """
 
 import time
@@ -33,24 +33,24 @@ Name = Literal["fp32", "bf16", "fp16"]
 KINDS: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 SCALE, GROWTH, BACKOFF, STEADY = 2.0**16, 2.0, 0.5, 2000
-"""Of losses in fp16: at first; how it grows after so many steps in a row that were fine, and how it falls after one
-that was not: as `torch.amp.GradScaler` does.
+"""Loss scale in fp16: the initial value, its growth after `STEADY` consecutive good steps, and its backoff after a bad
+step, as in `torch.amp.GradScaler`.
 """
 
 ROWS = 256
-"""Of the matrix with which the largest product of a model is tried."""
+"""Rows of the input matrix in the timed product."""
 
 LARGEST = 2048
-"""Rows and columns of the other matrix at most: beyond, rates do not differ by more."""
+"""Maximum rows and columns of the weight matrix: ratios of rates do not change beyond."""
 
 TRIES = 5
 LONGEST = 0.5
-"""Seconds that the trial of one precision may take, from which on it is not repeated."""
+"""Seconds after which the timing of one precision is not repeated."""
 
 
 class Precision:
-    """How one worker computes. `name` is what it is, `why` says why. One that `follows` computes in what a phase of the
-    training asks for.
+    """The precision of one worker. `why`: the reason for `name`. If it `follows`, phases of the training may change
+    it.
     """
 
     def __init__(self, name: Name, device: torch.device, why: str, *, follows: bool = False) -> None:
@@ -65,8 +65,8 @@ class Precision:
         self._fine = 0
 
     def follow(self, phase: str) -> None:
-        """From the next micro-batch on: what the phase asks for; where that is empty, what was chosen. Raises
-        InputError for a precision that there is not.
+        """Use the precision that a phase requests, from the next micro-batch on; empty: the chosen one. Raises
+        InputError for an unknown precision.
         """
         name = checked(phase) if phase else self._own
         if self._follows and name != self.name:
@@ -75,12 +75,12 @@ class Precision:
 
     @property
     def overflows(self) -> bool:
-        """Whether gradients have to be looked at: in a gang, if that is so for any of its workers."""
+        """Whether gradients must be checked for overflow; in a gang, if this is true on any worker."""
         return self.name == "fp16"
 
     @property
     def lowers(self) -> bool:
-        """Whether losses can be scaled less, so that a step that has overflowed is worth making again."""
+        """Whether the loss scale can be reduced, so that an overflowed step is worth repeating."""
         return self.scale > 1.0
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -96,7 +96,7 @@ class Precision:
             gradients.mul_(1 / self.scale)
 
     def accepts(self, fine: bool) -> bool:
-        """Whether the step is made, and with which scale the next."""
+        """Update the loss scale. Returns whether to make the step."""
         if self.overflows:
             self._fine = self._fine + 1 if fine else 0
             if not fine:
@@ -106,11 +106,11 @@ class Precision:
         return fine
 
     def state(self) -> dict[str, float]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"scale": self.scale} if self.overflows else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Of a worker that may have computed in another precision."""
+        """Restore the state, even of a worker with another precision."""
         if self.overflows:
             self.scale = float(state.get("scale", self.scale))
 
@@ -125,7 +125,7 @@ def chosen(asked: str, device: torch.device, model: nn.Module) -> Precision:
 
 
 def checked(asked: str) -> Name:
-    """Raises InputError for a precision that there is not."""
+    """Return the precision's name. Raises InputError for an unknown one."""
     if asked not in get_args(Name):
         need = ", ".join((AUTO, *get_args(Name)))
         raise InputError(
@@ -135,7 +135,7 @@ def checked(asked: str) -> Name:
 
 
 def rates_of(device: torch.device, model: nn.Module) -> tuple[dict[str, float], str]:
-    """Operations per second by precision, and where they are from."""
+    """Return operations per second by precision, and their source."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         known = device_found(found.name, device.index or 0, memory=found.total_memory)
@@ -152,7 +152,7 @@ def rates_of(device: torch.device, model: nn.Module) -> tuple[dict[str, float], 
 
 
 def largest_product(model: nn.Module) -> tuple[int, int]:
-    """Rows and columns of the model's largest matrix, as far as they are tried; (0, 0) where it has none."""
+    """Return rows and columns of the model's largest matrix, limited to `LARGEST`; (0, 0) if it has none."""
     weights = [
         (one.shape[0], one[0].numel())
         for module in model.modules()
@@ -165,15 +165,15 @@ def largest_product(model: nn.Module) -> tuple[int, int]:
 
 
 def finite(gradients: Iterable[torch.Tensor]) -> bool:
-    """Whether all of them are numbers: a sum is infinite, or none, as soon as one of its terms is."""
+    """Whether all gradients are finite: a sum is infinite or NaN if one of its terms is."""
     sums = [one.sum(dtype=torch.float32) for one in gradients]
     return not sums or bool(torch.stack(sums).isfinite().all())
 
 
 def _tried(name: Name, device: torch.device, rows: int, columns: int) -> float:
-    """Operations per second of one layer there and back, with all that its precision costs besides."""
+    """Measure operations per second of one layer, forward and backward, including the overhead of its precision."""
     precision = Precision(name, device, "")
-    generator = torch.Generator(device).manual_seed(0)  # no random number of the training itself is used
+    generator = torch.Generator(device).manual_seed(0)  # does not affect the random state of the training
     weight = torch.randn(rows, columns, device=device, generator=generator, requires_grad=True)
     inputs = torch.randn(ROWS, columns, device=device, generator=generator, requires_grad=True)
 

@@ -1,7 +1,7 @@
-"""What one worker does with a draft: writes its part, and, as worker 0, publishes what all have written and clears up.
+"""Writes a worker's part of a checkpoint; worker 0 also publishes the complete checkpoint and removes old ones.
 
-The order is what makes it safe: file, folder, then the name, each on the disk before the next. Killed anywhere, it
-leaves what has no checkpoint's name, or a checkpoint that is whole.
+Order makes it crash-safe: file, folder, then the name, each durable before the next. A kill at any point leaves either
+a folder without a checkpoint's name, or a complete checkpoint.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ from poise_train.policy.checkpoints import Keep, superfluous
 from poise_train.restoring import Foreign, damaged, folder_of, listed, read_manifest, reason
 
 PATIENCE = 60 * SECOND
-"""For which worker 0 waits for the parts of the others, from when its own is written."""
+"""Time that worker 0 waits for the other parts after writing its own."""
 
 LOOK_FIRST, LOOK_LAST = 0.002, 0.2
-"""Seconds between two looks for the parts of the others: it looks less often with time."""
+"""First and last polling interval for the other parts, in seconds; it increases with time."""
 
 
 class Publisher:
-    """Of worker `rank` of `world` in one folder. `give_up_at`: when worker 0 waits no longer for the parts of others,
-    if that is sooner than `patience` (0: it is not). `reading` are steps that somebody of the gang may be reading.
+    """Publisher of worker `rank` of `world` in one folder. `give_up_at`: when worker 0 stops waiting for other parts,
+    if before `patience` ends (0: not set). `reading`: steps that workers of the gang may be reading.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Publisher:
         self._stuck: set[str] = set()
 
     def begin(self) -> list[int]:
-        """Of worker 0: nobody who began before can publish any more. Of which steps they left something unfinished.
+        """On worker 0: fence off earlier attempts. Returns the steps of their unfinished checkpoints.
 
-        Raises `Conflict` if it is over, see `fence`.
+        Raises `Conflict` if this attempt is fenced off itself, see `fence`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._term = fence.begin(self.folder, self.epoch, self.training)
@@ -71,8 +71,8 @@ class Publisher:
         return unfinished
 
     def join(self) -> None:
-        """Of all others: find what worker 0 has begun. It did before the gang's first exchange, but it may be seen here
-        later. Raises `Conflict` if it is over, or worker 0 has not begun.
+        """On other workers: wait for worker 0's fence. It was made before the gang's first collective, but a shared
+        file system may show it later. Raises `Conflict` if fenced off, or if there is no fence in time.
         """
         deadline = monotonic_ns() + self._patience
         while self._term is None:
@@ -92,8 +92,8 @@ class Publisher:
                 time.sleep(LOOK_LAST)
 
     def write(self, draft: Draft) -> Saved | None:
-        """This worker's part; of worker 0 all, and what was published. Raises `Damaged` and `OSError` if it cannot be,
-        `Conflict` once somebody else has begun.
+        """Write this worker's part; on worker 0, publish the checkpoint and return its record. Raises `Damaged` and
+        `OSError` on failure, `Conflict` after another attempt or training has begun.
         """
         try:
             return self._write(draft)
@@ -123,7 +123,7 @@ class Publisher:
         )
 
     def failed(self, draft: Draft, why: str) -> None:
-        """Told; room is made at once, the next one may need it; and worker 0 need not wait."""
+        """Report a failure, free its disk space for the next checkpoint, and notify worker 0."""
         self._tell(f"the checkpoint of step {draft.step} was not written: {why}")
         partial = self._partial(draft)
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ class Publisher:
             durable.write(partial / shard_record(self.rank), msgspec.json.encode(said))
 
     def set_aside(self, step: int) -> None:
-        """It is damaged: another of that step may have its name."""
+        """Rename a damaged checkpoint, so that a new one of that step can have its name."""
         aside = self.folder / f"step-{step}.damaged"
         try:
             if aside.exists():
@@ -145,7 +145,7 @@ class Publisher:
             self._tell(f"the damaged checkpoint of step {step} cannot be set aside: {reason(error)}")
 
     def _parts_of_others(self, draft: Draft, partial: Path) -> list[Shard]:
-        """In order. Raises `Damaged` if one has failed, does not fit, or does not come."""
+        """Wait for the other parts, in rank order. Raises `Damaged` if one failed, does not match or is missing."""
         found: dict[int, Shard] = {}
         deadline = monotonic_ns() + self._patience
         pause = LOOK_FIRST
@@ -164,7 +164,7 @@ class Publisher:
             pause = min(LOOK_LAST, 2 * pause)
 
     def _fitting(self, draft: Draft, partial: Path, rank: int, shard: Shard) -> Shard:
-        """What worker `rank` wrote, if it is its part of this state."""
+        """Return the part of worker `rank`. Raises `Damaged` if it does not match this state."""
         if shard.failed:
             raise Damaged(f"worker {rank}: {shard.failed}")
         expected = {_place(piece) for piece in cut(draft.kinds, rank, self.world, draft.first)}
@@ -193,15 +193,15 @@ class Publisher:
             poise=__version__,
         )
         durable.write(partial / MANIFEST, seal(manifest))
-        for shard in shards:  # all that is left is checked when it is read
+        for shard in shards:  # keep only files that are verified when read
             (partial / shard_record(shard.rank)).unlink()
         durable.sync(partial)
         target = folder_of(self.folder, draft.step)
         self._look_at_fence()
-        if draft.step in self.reading:  # it is whole, and may be the only one
+        if draft.step in self.reading:  # the existing one is complete, and may be the only one
             durable.clear(partial)
         else:
-            if target.exists():  # of an earlier attempt, which this one did not go on from
+            if target.exists():  # from an earlier attempt that this one did not resume
                 target.rename(target.with_name(f"{target.name}.cleared"))
             partial.rename(target)
             durable.sync(self.folder)
@@ -222,7 +222,7 @@ class Publisher:
             raise self._fenced()
 
     def _clear(self, newest: int) -> None:
-        """What need not stay. That it cannot be removed costs room, and is told; what another version wrote stays."""
+        """Remove old checkpoints. Failures are reported. Checkpoints of another Poise version are kept."""
         scores = {}
         for step in listed(self.folder):
             with contextlib.suppress(Foreign):
@@ -238,10 +238,10 @@ class Publisher:
         self._sweep()
 
     def _remove(self, path: Path) -> bool:
-        """Whether it was there. Once for each it is told that it cannot be removed; the others are, all the same."""
+        """Remove a folder, and return whether it existed. A failure is reported once per name and not raised."""
         try:
             durable.clear(path)
-        except FileNotFoundError:  # who wrote it was quicker, or removes it too
+        except FileNotFoundError:  # its writer renamed it, or removes it too
             return False
         except OSError as error:
             name = path.name.removesuffix(".cleared")
@@ -261,7 +261,7 @@ class Publisher:
         return self._scores[step]
 
     def _sweep(self) -> None:
-        """The rest of what was being removed when somebody was killed."""
+        """Finish removals that a kill interrupted."""
         for path in self.folder.glob("step-*.cleared"):
             self._remove(path)
 

@@ -1,15 +1,14 @@
-"""Gradients in buckets, which are added up over the gang while backward still runs.
+"""Gradient buckets, which are all-reduced over the gang while backward still runs.
 
-The gradient of each parameter is a view into the one flat tensor of its bucket, so that nothing is copied. Buckets are
-filled from the last parameter to the first, as backward comes by, and go out in one order at all workers, whatever
-order they become full in. A worker whose backward did not come by a parameter, or that has no samples in a step, gives
-zeros.
+Each parameter's gradient is a view into the flat tensor of its bucket, so nothing is copied. Buckets are filled from
+the last parameter to the first, in the order of backward, and sent in the same order on all workers, regardless of
+which is full first. Parameters without a gradient, and workers without samples in a step, contribute zeros.
 
-Where their memory is wanted for activations, buckets have none from one step to the next (`kept`): backward makes each
-gradient by itself, and it is copied to its place.
+If memory is needed for activations, buckets release theirs between steps (`kept`): backward allocates each gradient,
+which is then copied into its bucket.
 
-A step in which memory was short is made again. Buckets that are on their way by then hold what they are to hold, and
-others wait for them: they stay, and their parameters get no gradient again.
+A step that ran out of memory is repeated. Buckets already sent are complete, and other workers wait for them: they
+are kept, and their parameters get no gradient in the repetition.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,9 +28,9 @@ BUCKET_BYTES = 25 << 20
 
 
 class Reducer:
-    """Adds up the gradients of `parameters` over the gang in each step. `begin` before the last backward of a step,
-    `finish` after it; then each gradient is the sum over the gang, until `clear`. `ready` is done with the gradients of
-    a bucket before it goes out. `kept` says of how many bytes the buckets may be to be kept.
+    """Sums the gradients of `parameters` over the gang in each step. Call `begin` before the last backward of a step,
+    and `finish` after it; then each gradient is the sum over the gang, until `clear`. `ready` is applied to a bucket's
+    gradients before it is sent. `kept` decides by their bytes whether buckets are kept between steps.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class Reducer:
         self._waits: list[Callable[[], object]] = []
         self._sending = False
         self._lost = ""
-        self._used: set[torch.nn.Parameter] = set()  # that backward has come by in this step
-        self.skips = True  # whether backward has passed some by; at first nobody knows
+        self._used: set[torch.nn.Parameter] = set()  # got a gradient in this step
+        self.skips = True  # whether some parameters got no gradient; unknown at first
         self._steps = 0
         for group in _grouped([one for one in parameters if one.requires_grad]):
             self._add(group)
@@ -70,23 +69,23 @@ class Reducer:
 
     @property
     def route(self) -> str:
-        """By which way the largest bucket is added up, if it goes out whole; empty: in a ring."""
+        """All-reduce algorithm of the largest bucket, if it is sent uncompressed; empty: ring."""
         routes = known()
         best = "ring" if routes is None else routes.best(max(bucket.flat.nbytes for bucket in self.buckets))
         return "" if best == "ring" else best
 
     def begin(self, *, early: bool = True) -> None:
-        """The next backward is the last of this step: a bucket goes out as soon as it is full, or with the others if
-        not `early`.
+        """Prepare for the last backward of this step: each bucket is sent when it is full, or only in `finish` if not
+        `early`.
         """
         self._sending = early
         self._open = [set(bucket.parameters) for bucket in self.buckets]
 
     def finish(self, *, careful: bool = False) -> None:
-        """Wait until all buckets are added up; those that backward did not fill go out now. Raises WorkerLost.
+        """Send the remaining buckets, and wait for all sums. Raises WorkerLost.
 
-        Where all workers are `careful`, a parameter that backward came by at none of them has no gradient, as where one
-        trains alone; else it has one of zeros, by which an optimizer may still change it.
+        With `careful` on all workers, a parameter without a gradient on any worker has none, as with a single worker;
+        otherwise its gradient is zero, with which an optimizer may still change it.
         """
         used = [1] * len(self._views)
         if not self._lost:
@@ -113,7 +112,7 @@ class Reducer:
             raise WorkerLost(lost)
 
     def clear(self) -> None:
-        """All gradients are zero, and are where they belong."""
+        """Zero all gradients and attach them to the buckets, or release them if they are not kept."""
         for bucket in self.buckets:
             if self._kept:
                 bucket.flat.zero_()
@@ -123,7 +122,7 @@ class Reducer:
             parameter.grad = view if self._kept else None
 
     def again(self) -> None:
-        """The step is made again, but for what is on its way."""
+        """Prepare to repeat the step, except for buckets already sent."""
         self._sending = False
         for bucket in self.buckets[: len(self._waits)]:
             for one in bucket.parameters:
@@ -137,7 +136,7 @@ class Reducer:
                 one.grad = self._views[one] if there else None
 
     def close(self) -> None:
-        """The parameters are as if it had never been."""
+        """Detach from the parameters and clear their gradients."""
         for hook in self._hooks:
             hook.remove()
         self._thaw()
@@ -156,12 +155,12 @@ class Reducer:
         self.buckets.append(bucket)
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
-        """Its gradient of this backward is complete."""
+        """Handle a parameter whose gradient is complete in this backward."""
         view = self._views[parameter]
         self._used.add(parameter)
         self._ask_for(self.buckets[self._where[parameter]])
         if parameter.grad is not None and parameter.grad.data_ptr() != view.data_ptr():
-            view.copy_(parameter.grad)  # somebody has set it to None meanwhile
+            view.copy_(parameter.grad)  # it was set to None meanwhile
             parameter.grad = view
         if self._sending and not self._lost:
             self._open[self._where[parameter]].discard(parameter)
@@ -170,7 +169,7 @@ class Reducer:
             except RuntimeError as error:
                 if is_short(error):
                     raise
-                self._lost = str(error) or "it has gone"  # backward is to end as usual: `finish` tells
+                self._lost = str(error) or "it has gone"  # let backward finish; `finish` raises
 
     def _send(self, *, all_of_them: bool = False) -> None:
         while len(self._waits) < len(self.buckets) and (all_of_them or not self._open[len(self._waits)]):
@@ -180,7 +179,7 @@ class Reducer:
             self._waits.append(self.exchange.begin(bucket))
 
     def _ask_for(self, bucket: Bucket) -> None:
-        """Its memory, where it has none now; its gradients are where they belong then."""
+        """Allocate the bucket's memory if it was released."""
         if not bucket.flat.untyped_storage().size():
             bucket.flat.untyped_storage().resize_(bucket.flat.nbytes)
             bucket.flat.zero_()
@@ -192,7 +191,7 @@ class Reducer:
 
 
 def _grouped(parameters: list[torch.nn.Parameter]) -> Iterable[list[torch.nn.Parameter]]:
-    """From the last to the first, by kind, up to the size of a bucket."""
+    """Group parameters from the last to the first, by dtype and device, up to the bucket size."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
     for one in reversed(parameters):
         kinds.setdefault((one.dtype, one.device), []).append(one)

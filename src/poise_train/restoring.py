@@ -1,4 +1,4 @@
-"""A checkpoint read back: checked to the last bit while it is read, whole or not at all.
+"""Reads checkpoints, and verifies all their bytes.
 
     restored = load("checkpoints")
     model.load_state_dict(restored.state["model"])
@@ -28,7 +28,7 @@ _NAME = re.compile(r"step-(0|[1-9][0-9]*)(\.damaged)?")
 
 
 class Foreign(Damaged):
-    """Whole, but another version of Poise wrote it: `need`."""
+    """The checkpoint is complete, but was written by another version of Poise, `need`."""
 
     def __init__(self, why: str, need: str) -> None:
         super().__init__(why)
@@ -53,7 +53,7 @@ def listed(folder: Path) -> list[int]:
 
 
 def damaged(folder: Path) -> list[tuple[Path, int]]:
-    """What was set aside, and of which steps it was."""
+    """Return the damaged checkpoints that were set aside, with their steps."""
     return [(path, step) for path, step in _named(folder) if path.suffix]
 
 
@@ -174,7 +174,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def passed(wrong: Mapping[int, str]) -> Iterator[str]:
-    """A sentence for each that was passed over, newest first."""
+    """Yield a sentence for each skipped checkpoint, newest first."""
     for step, why in sorted(wrong.items(), reverse=True):
         yield f"that of step {step} was passed over: {why}"
 

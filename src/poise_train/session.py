@@ -1,19 +1,19 @@
-"""A training loop that may be stopped, resized and gone on with: three changed lines of a plain PyTorch script.
+"""A training loop that can be stopped, resized and resumed, with three changed lines in a plain PyTorch script.
 
     with poise.Session(model, optimizer, data) as run:      # restores, joins, watches
-        for batch in run:                                   # the right share, of the right size
-            run.step(loss_fn(model(batch)))                 # accumulates, adds up, clips, steps
+        for batch in run:                                   # the right shard, of the right size
+            run.step(loss_fn(model(batch)))                 # accumulates, all-reduces, clips, steps
 
-The loop sees micro-batches; the weights change when one *step* is whole: the next `batch` samples of the pass over the
-data, whoever takes them. The loss is a mean over its micro-batch, and is weighted so that what the optimizer sees is
-the gradient of the mean over the step, for any number of workers and any size of micro-batch.
+The loop sees micro-batches; the weights change at the end of each *step*: the next `batch` samples of the epoch, over
+all workers. The loss is a mean over its micro-batch, and is weighted so that the optimizer gets the gradient of the
+mean over the step, for any number of workers and any micro-batch size.
 
-Everything that all workers do together happens at the end of a step, in one order. There they also agree, by a few
-numbers that are added up beside the gradients, on what one of them alone cannot do: save, stop, or form the gang anew.
+All collective operations happen at the end of a step, in a fixed order. There the workers also vote, with a few numbers
+summed beside the gradients, on actions that need all of them: save, stop, or re-form the gang.
 
-A step may have to be made again before it changes anything: where memory was short, or gradients in 16 bits have
-overflowed. Then the loop sees its samples once more, perhaps in smaller micro-batches, and what it did not see has not
-happened: buffers and random numbers are as they were. A worker that makes its part again is waited for by the others.
+A step is repeated before it changes the weights if memory ran out or 16-bit gradients overflowed. Then the loop gets
+the same samples again, perhaps in smaller micro-batches, with buffers and random states restored. The other workers
+wait for a worker that repeats its part.
 """
 
 import hashlib
@@ -63,25 +63,25 @@ from poise_train.topology import add_up
 from poise_train.watch import Watch, norm_of
 
 BATCH = 32
-"""Samples of a step, where neither the session nor a DataLoader says how many."""
+"""Default samples per step, if neither the session nor a DataLoader sets it."""
 
 REGROUP_SECONDS = 60.0
-"""How long workers that have lost one wait to be told how to go on."""
+"""Seconds that workers wait for new orders after the loss of another one."""
 
 RECENT_STEPS = 64
-"""Steps whose times the median is of."""
+"""Number of recent steps for median times."""
 
 LOSS_STEPS = 8
-"""On a GPU the loss of one step in so many is added up over the workers, and told."""
+"""On a GPU, the loss is summed over the workers and reported every this many steps."""
 
 METER_SECONDS = 1.0
-"""How often it is asked what was used."""
+"""Interval of energy readings."""
 
 _entered: list["Session"] = []
-"""Sessions of this process that have begun and not ended."""
+"""Active sessions of this process."""
 
 _NEWER, _STOP, _SAVE, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _UNUSED, _VOTES = range(9)
-"""What is agreed on in each step; behind it come the losses that the watch looks at, where it looks."""
+"""Indices of the values that are summed over the workers in each step; losses for the watch follow, when it is due."""
 
 _WANTS_GRADIENT = attrgetter("requires_grad")
 
@@ -90,7 +90,7 @@ SCALINGS = get_args(Scaling)
 
 
 class Keeps(Protocol):
-    """What has a state that can be saved and loaded: models, optimizers, schedulers."""
+    """An object with a state to save and load, such as a model, an optimizer or a scheduler."""
 
     def state_dict(self) -> Any: ...
 
@@ -193,20 +193,20 @@ class Session:
             self._kept["scheduler"] = scheduler
         self._plateau = given.plateau_of(scheduler)
         self._each = each
-        self._pass_loss = 0.0  # the sum over the samples of this pass, where the scheduler asks for it
+        self._pass_loss = 0.0  # summed over the samples of this pass, if the scheduler needs it
         self._epochs = self._until = epochs
         given.check_parameters(optimizer, self._kept)
-        self._ones: list[torch.nn.Parameter] = []  # that the optimizer has, in so many groups, and which it trains
+        self._ones: list[torch.nn.Parameter] = []  # the optimizer's parameters
         self._groups, self._trained = 0, list[bool]()
         self._parameters = given.trained(optimizer, self._kept.values())
 
         self.epoch = self.steps = self.samples = 0
         self._taken = 0  # samples of this pass
-        self._goes_on = False  # from a checkpoint, and nothing has been done yet
-        self._over = False  # the others had ended it when this worker came
+        self._goes_on = False  # restored from a checkpoint, before the first step
+        self._over = False  # the others had finished when this worker joined
         self._began = time.time()
         self._synced = False
-        self._changed = False  # what is to be taken next is no longer what it was
+        self._changed = False  # the remaining micro-batches must be planned again
 
         self._gang = Gang(self.device)
         self._reducer: Reducer | None = None
@@ -214,17 +214,17 @@ class Session:
         self._budget = Budget(self.device, memory)
         self._fitting = Fitting(model, self._budget, self._share, most=micro, careful=self.device.type == "cpu")
         self._before = Before(model)
-        self._drawn: list[Any] = []  # at random, by each worker, when what was restored was saved
-        self._again = False  # the step that comes has been begun before
-        self._short = False  # memory was short in this micro-batch
-        self._voted = False  # what is to be agreed on in this step is on its way
+        self._drawn: list[Any] = []  # random state of each worker in the restored checkpoint
+        self._again = False  # the next step is a repetition
+        self._short = False  # this micro-batch ran out of memory
+        self._voted = False  # the votes of this step are sent
         self._precision = chosen(precision or os.environ.get(PRECISION, "") or AS_IT_IS, self.device, model)
-        if phases is not None:  # told now, not when a phase begins
+        if phases is not None:  # report errors now, not when a phase begins
             for pace in (phases.initial, phases.convergence, phases.tuning):
                 checked(pace.precision or AS_IT_IS)
         self._meter = Meter(self.device)
         self._meter_next = 0.0
-        self._energy = self._told = 0  # millijoules: of all workers and attempts; of this worker, as it has told
+        self._energy = self._told = 0  # millijoules: of all workers and attempts; reported by this worker
         self._answering = ExitStack()
 
         self._wishes = [0.0] * _VOTES
@@ -237,18 +237,18 @@ class Session:
         self._score: float | None = None
         self._loss: torch.Tensor | float = 0.0
         self._loss_share = 0.0
-        self._witness: torch.nn.Parameter | None = None  # has a gradient, since the micro-batch before
-        self._last_loss = 0.0  # of a whole step, of all workers
-        self._asks_loss = False  # whether that of this step is added up
+        self._witness: torch.nn.Parameter | None = None  # a parameter with a gradient after the previous micro-batch
+        self._last_loss = 0.0  # of the latest reported step, over all workers
+        self._asks_loss = False  # whether this step's loss is summed over the workers
         self._made = 0  # steps of this process
-        self._looks = False  # whether the watch looks at this step
+        self._looks = False  # whether the watch evaluates this step
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._computes: deque[float] = deque(maxlen=RECENT_STEPS)
         self._waited = 0.0  # seconds spent waiting for the other workers in this step
         self._moment = 0.0
         self._entered = self._stepping = self._fresh = False
 
-    # --- what a script uses ------------------------------------------------------------------------------------------
+    # --- public interface --------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -267,12 +267,12 @@ class Session:
 
     @property
     def _share(self) -> int:
-        """Samples of a step that a worker takes."""
+        """Maximum number of samples that one worker takes in a step."""
         return -(-self.effective // self.world)
 
     @property
     def _whole(self) -> int:
-        """Samples of a pass: where the DataLoader drops a last batch that is not full, without those."""
+        """Number of samples in a pass, without an incomplete last batch if the DataLoader drops it."""
         return self._samples - self._samples % self.effective if self._drops else self._samples
 
     @property
@@ -321,7 +321,7 @@ class Session:
             if kind is None or (isinstance(error, SystemExit) and not error.code):
                 self._gang.conclude(self.steps)
             self._keeping.close()
-            if kind is None or isinstance(error, SystemExit):  # of a checkpoint that was made meanwhile too
+            if kind is None or isinstance(error, SystemExit):  # after the last checkpoint, to include it
                 self._teller.tell(self.training, now=True)
                 self._teller.rests()
             if kind is None:
@@ -330,8 +330,8 @@ class Session:
             self._leave()
 
     def _leave(self) -> None:
-        """Give back all that the session holds of the process; each part, even if another cannot be."""
-        with ExitStack() as last:  # from the last one to the first
+        """Release all resources of the session, each one even if another fails."""
+        with ExitStack() as last:  # callbacks run in reverse order
             last.callback(self._gang.disband)
             last.callback(self._drop_reducer)
             last.callback(self._answering.close)
@@ -355,13 +355,13 @@ class Session:
                 raise misused("a pass was not made to its end", hint="for batch in run: run.step(...)")
 
     def __iter__(self) -> Iterator[Any]:
-        """The micro-batches that this worker takes, to the end of the last pass."""
+        """Iterate over this worker's micro-batches, to the end of the last pass."""
         if not self._entered:
             raise misused("training has not begun", hint="with poise.Session(model, optimizer, data) as run:")
         self._say_if_done()
         while self.epoch < self._until and not self._over:
             yield from self._rest_of_the_pass()
-        self._teller.rests()  # what a script does between two passes takes as long as it takes
+        self._teller.rests()  # no time limit for the script's work between passes
 
     def step(self, loss: torch.Tensor | Callable[[], torch.Tensor]) -> None:
         """Compute the gradients of a mean loss over the micro-batch; the last one of a step updates the weights. `loss`
@@ -381,7 +381,7 @@ class Session:
             self._fitting.end(micro.samples)
         else:
             if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
-                loss.detach_()  # the script may still hold it, and all that it was made from
+                loss.detach_()  # free the graph, which the script may still reference
             self._fitting.short(micro.samples)
             if self._make_again():
                 return
@@ -447,20 +447,20 @@ class Session:
         )
 
     def _progress(self) -> int:
-        """How much of all the work is done, in millionths."""
+        """Completed share of the training, in millionths; -1 if unknown."""
         passes = self._epochs * self._whole
         done = self.epoch * self._whole + self._taken
         return min(1_000_000, 1_000_000 * done // passes) if passes else -1
 
     def _speedups(self) -> Speedups | None:
-        """Where it was measured, and a step is the same samples for any number of workers."""
+        """Return speedups if they were measured and the step size does not depend on the number of workers."""
         if isinstance(self.exchange, Adviser) and self.scaling == "constant":
             return self.exchange.speedups(self.effective)
         return None
 
     def _say_if_done(self) -> None:
-        """A script that was started again after all was done ends at once, and its user should know why. How many
-        passes are to be made is known here first.
+        """Explain why a script restarted after completed training exits at once. Also check the scheduler's length,
+        because the number of passes is first known here.
         """
         if self.scheduler is not None and self._plateau is None and not self._each:
             given.check_pace(self.scheduler, self._epochs, self._all_steps())
@@ -475,7 +475,7 @@ class Session:
     # --- one step ----------------------------------------------------------------------------------------------------
 
     def _rest_of_the_pass(self) -> Iterator[Any]:
-        """What this worker takes of it, until the pass is over or something has changed what that is."""
+        """Iterate over this worker's share, until the pass ends or its share changes."""
         self._changed = False
         if not self._again:  # a loop before this one may have been left in the middle of a step
             self._at, self._witness, self._loss, self._loss_share = None, None, 0.0, 0.0
@@ -489,7 +489,7 @@ class Session:
                 yield step, step.share(rank, world, most)
 
         indices = (places[micro.start : micro.stop].tolist() for _, share in plan() for micro in share)
-        # what the seeds of loading processes are drawn with is no random number of the training
+        # draw seeds of loader processes from a separate generator, so that they do not affect the training
         drawn = torch.Generator().manual_seed(self.seed + self.steps)
         batches = iter(loaded(self.data, indices, drawn, self._loading))
         self._moment = time.perf_counter()
@@ -527,9 +527,9 @@ class Session:
     def _backward(
         self, loss: torch.Tensor | Callable[[], torch.Tensor], step: shards.Step, micro: shards.Micro
     ) -> None:
-        """The gradients of a micro-batch are added to those of the step."""
+        """Add the gradients of a micro-batch to those of the step."""
         value = loss() if callable(loss) else loss
-        if self._short:  # it was worked out without what backward needs
+        if self._short:  # it was computed without a graph for backward
             return
         if not isinstance(value, torch.Tensor) or value.dim() or not value.requires_grad:
             given.check_loss(value)
@@ -553,7 +553,7 @@ class Session:
         self._witness = None if micro.last else next((one for one in self._parameters if one.grad is not None), None)
 
     def _last_backward(self, *, early: bool = True) -> None:
-        """What is agreed on in this step goes out first, then the gradients, as backward gets to them."""
+        """Send the votes of this step, then prepare to send gradients as the last backward produces them."""
         if self._voted:
             if self._reducer is not None:
                 self._reducer.begin(early=early)
@@ -572,7 +572,7 @@ class Session:
         is_due = self._score is not None or self._keeping.due(self.steps + 1)
         self._wishes[_SAVE] = float(self.rank == 0 and is_due)
         self._wishes[_STOP] = float(self._stopping and not self._gang.leaves())
-        # fetched from a GPU it holds the step up; on a CPU it costs nothing
+        # reading the loss from a GPU blocks the step; on a CPU it is free
         self._asks_loss = self._plateau is not None or not self._moves or self.steps % LOSS_STEPS == 0
         self._wishes[_STEP_LOSS] = float(self._loss) if self._asks_loss else 0.0
         self.watch.note(self.steps, self._loss, float(self.optimizer.param_groups[0]["lr"]) * self._rate_factor())
@@ -583,10 +583,10 @@ class Session:
             self._reducer.begin(early=early)
 
     def _finish(self, step: shards.Step) -> None:
-        """All gradients of the step are worked out here: add them up, change the weights, and do what was agreed."""
+        """Finish a step whose local gradients are complete: all-reduce them, update the weights, act on the votes."""
         self._voted = False
         votes, lost = self._added_up()
-        if lost:  # it is as if this step had not begun
+        if lost:  # roll back to before this step
             self._before.put_back()
             self._regroup(lost)
             return
@@ -598,7 +598,7 @@ class Session:
                 self._precision.unscale(one)
         if not votes[_OVERFLOWS] or self._precision.accepts(finite(self._gradients())):
             self._update(votes[_VOTES:])
-        elif votes[_LOWERS]:  # somebody's losses were made too large
+        elif votes[_LOWERS]:  # some worker's loss scale was too large
             self._begin_again()
             self._clear()
             return
@@ -637,7 +637,9 @@ class Session:
             self._regroup(lost)
 
     def _exchange_hears(self, something_comes: bool) -> str:
-        """Of the step, and of what is to come after which some may not be there; why not, if somebody is lost."""
+        """Notify the exchange of the step, and even it out before a save, a stop or a change of the gang. Returns the
+        error if a worker is lost.
+        """
         if self._reducer is not None:
             try:
                 with self._gang.waiting():
@@ -649,8 +651,8 @@ class Session:
         return ""
 
     def _added_up(self) -> tuple[list[float], str]:
-        """What was agreed, once all gradients are added up; or why that cannot be. Nothing of the error is kept: its
-        frames hold connections open on which the others wait.
+        """Wait for the summed gradients. Returns the summed votes, and the error as text if a worker is lost. Keeps no
+        exception: its frames would hold open connections on which other workers wait.
         """
         if self._reducer is None:
             self._waited = 0.0
@@ -667,7 +669,7 @@ class Session:
         return votes, ""
 
     def _update(self, losses: Sequence[float]) -> None:
-        """Change the weights; `losses` are those of the steps since the watch looked last, if it looks now."""
+        """Update the weights. `losses`: those since the watch's last evaluation, if it evaluates this step."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.clip) if self.clip else None
         factor = self._rate_factor()
         if self._looks:
@@ -689,7 +691,7 @@ class Session:
     def _step_scheduler(self) -> None:
         try:
             self.scheduler.step()  # type: ignore[union-attr]
-        except ValueError as error:  # as PyTorch says that its plan has come to an end
+        except ValueError as error:  # PyTorch raises this at the end of the schedule
             need = self._epochs if self._each == "pass" else self._all_steps()
             raise misused(
                 "the scheduler was made for fewer steps than are made",
@@ -705,37 +707,37 @@ class Session:
         return [one.grad for one in self._parameters if one.grad is not None]
 
     def _clear(self) -> None:
-        """Of a worker that is alone, gradients go before the next step, as in a plain loop: given back at the end of
-        one, all of its memory would be, and asked for again.
+        """Clear the reducer's gradients. A single worker clears its gradients before the next step instead, as in a
+        plain loop: freed at the end of a step, their memory would have to be allocated again.
         """
         if self._reducer is not None:
             self._reducer.clear()
 
     def _norm(self) -> torch.Tensor:
-        """Of the gradient that the optimizer gets."""
+        """Norm of the gradient that the optimizer gets."""
         if self._reducer is not None:
             return norm_of(bucket.flat for bucket in self._reducer.buckets)
         return norm_of(one.grad for one in self._parameters if one.grad is not None)
 
     def _all_steps(self) -> int:
-        """How many steps there are to the end of the last pass, if the number of workers stays."""
+        """Total number of steps at the end of the last pass, if the number of workers does not change."""
         this, others = self._whole - self._taken, max(0, self._epochs - self.epoch - 1)
         return self.steps - (-this // self.effective) - (-self._whole // self.effective) * others
 
     def _evaluates(self) -> None:
-        """The model answers, and not for a step: it is alive. An answer or two beside each step is no news."""
+        """Handle a forward outside a step: send a heartbeat, and report an evaluation if no step is recent."""
         beat()
         if self._at is None and time.perf_counter() > self._moment + EVERY_SECONDS:
             self._teller.evaluates()
 
     def _short_in_forward(self) -> bool:
-        """The model could not be computed as usual. Whether it is a micro-batch, which can be made again."""
+        """Note that a forward ran out of memory. Returns whether it belongs to a micro-batch, which can be repeated."""
         self._short = self._at is not None
         return self._short
 
     def _make_again(self) -> bool:
-        """The step is made again, in smaller micro-batches; false if all of it was worked out before memory was short,
-        and is on its way.
+        """Repeat the step in smaller micro-batches. Returns false if all its gradients were computed and sent before
+        memory ran out.
         """
         if self._reducer is not None and self._reducer.all_out:
             self._short = False
@@ -758,7 +760,7 @@ class Session:
     # --- the gang ----------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Form the gang and have one state in it, however often somebody is lost or comes meanwhile."""
+        """Form the gang and synchronize its state; retry when workers are lost or join meanwhile."""
         self._drop_reducer()
         while lost := self._formed():
             self._await_orders(lost)
@@ -770,10 +772,10 @@ class Session:
             self.exchange.share(self.world)
             self._renew_reducer()
         else:
-            self.exchange.load_state_dict({})  # who is alone owes nobody anything
+            self.exchange.load_state_dict({})  # discard residuals: there are no other workers
 
     def _formed(self) -> str:
-        """Form the gang once; why that cannot be, if somebody is lost meanwhile."""
+        """Form the gang once. Returns the error if a worker is lost meanwhile."""
         try:
             self._gang.form(self._while_waiting)
             with self._gang.waiting():
@@ -791,7 +793,7 @@ class Session:
         return ""
 
     def _agree(self) -> None:
-        """All workers run one script with one set of settings. Raises Misused at all of them if they do not."""
+        """Check that all workers have the same settings. Raises Misused on all of them otherwise."""
         if not self._gang.together:
             return
         ours = {
@@ -819,8 +821,8 @@ class Session:
                 )
 
     def _take_outcome(self, step: int) -> None:
-        """The others have ended this session, and are in the next one or at the end of the script, which this worker
-        comes to with what the session came to. Without a checkpoint of that it has nothing to go on with.
+        """Load the final checkpoint of a session that the other workers have finished, so that this worker can continue
+        with the rest of the script. Exits if there is no such checkpoint.
         """
         if (found := self._keeping.outcome(step)) is None:
             raise SystemExit(0)
@@ -828,8 +830,8 @@ class Session:
         self._load(found[0])
 
     def _sync(self) -> None:
-        """The state of whoever is ahead comes to all. Who comes new has none; a worker that was lost in the middle of a
-        step may have left some of the others one step behind.
+        """Broadcast the state of the worker that is furthest ahead. New workers have no state, and a worker lost within
+        a step may have left others one step behind.
         """
         if self._gang.together:
             mine = self.steps if self._synced or self.rank == 0 else -1
@@ -858,7 +860,7 @@ class Session:
         self._teller.tell(self.training, now=True)
 
     def _await_orders(self, lost: str) -> None:
-        """Until it is told who belongs to the gang now. Raises GangBroken if nobody says."""
+        """Wait for orders with the new members of the gang. Raises GangBroken if none arrive."""
         self._gang.disband(broken=bool(lost))
         if self._gang.watched and self._gang.await_newer(REGROUP_SECONDS, self._while_waiting):
             return
@@ -881,7 +883,7 @@ class Session:
             raise SystemExit(ENDED_AS_ASKED)
 
     def _steps_here(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Some optimizer is about to step. What tunes no parameters, as inputs of a model, may do so anywhere."""
+        """Refuse the script's own optimizer steps. In a gang, other optimizers may step only plain tensors."""
         if self._stepping:
             return
         if optimizer is self.optimizer:
@@ -892,11 +894,11 @@ class Session:
 
     @property
     def _in_gang(self) -> bool:
-        """Whether others train with this worker, or may come."""
+        """Whether other workers train with this one, or may join."""
         return self._gang.together or self._gang.resizes
 
     def _look_at_parameters(self) -> None:
-        """A script may freeze some and train others as it goes on, at all workers in the same step."""
+        """Detect parameters that the script has frozen or unfrozen. All workers must do so in the same step."""
         groups = self.optimizer.param_groups
         trained = list(map(_WANTS_GRADIENT, self._ones))
         if trained != self._trained or len(groups) != self._groups:
@@ -942,11 +944,11 @@ class Session:
         return {"place": place, **{name: one.state_dict() for name, one in self._kept.items()}}
 
     def _order(self) -> dict[str, int]:
-        """What the order of the samples in a pass comes from."""
+        """Values that determine the order of samples in a pass."""
         return {"samples": self._samples, "seed": self.seed, "shuffle": int(self._shuffle)}
 
     def _check_place(self, place: Mapping[str, Any]) -> None:
-        """In the middle of a pass, what was taken of it is known only as long as its order is the same."""
+        """Check that a checkpoint within a pass has the same sample order: otherwise its position is meaningless."""
         kind = type(self.optimizer).__name__
         if place.get("optimizer", kind) != kind:
             raise misused(
@@ -981,7 +983,7 @@ class Session:
         self._precision.restore(place)
 
     def _restore(self) -> None:
-        """What was saved last, at the beginning, and by worker 0: from it all others have it."""
+        """Load the latest checkpoint on worker 0, at the start only. The others get the state from worker 0."""
         if self._synced or self.rank != 0 or (found := self._keeping.restore()) is None:
             return
         whole, self._drawn = found[0], list(found[1])
@@ -989,7 +991,7 @@ class Session:
         self._goes_on, made_for = True, _length_of(self.scheduler)
         try:
             self._load(whole)
-        except (RuntimeError, ValueError, LookupError) as error:  # as PyTorch says that it does not fit
+        except (RuntimeError, ValueError, LookupError) as error:  # PyTorch raises these for a mismatch
             raise misused(
                 "what was saved is of another model or optimizer",
                 field="checkpoint",
@@ -1006,7 +1008,7 @@ class Session:
             )
 
     def _draw_on(self) -> None:
-        """Go on drawing at random where this worker was when what was restored was saved, if the gang is as large."""
+        """Restore this worker's random state from the checkpoint, if the gang has the same size."""
         if self._drawn:
             mine = self._drawn[self.rank] if len(self._drawn) == self.world else None
             if mine is not None:
@@ -1030,18 +1032,18 @@ class Session:
 
 
 def _number_of(what: object) -> int:
-    """The same number for what reads the same."""
+    """Hash an object's repr to a number that is equal on all workers."""
     return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:7], "big")
 
 
 def _length_of(scheduler: Any) -> int:
-    """For how many steps it was made, as far as it says so."""
+    """Number of steps that the scheduler was made for; 0 if unknown."""
     length = getattr(scheduler, "total_steps", 0)
     return length if isinstance(length, int) else 0
 
 
 def _counted(wishes: list[float]) -> Callable[[], list[float]]:
-    """Adds up what all workers wish, and gives it once that is done; raises WorkerLost if it cannot be."""
+    """Start summing the votes of all workers. The returned function waits for the sum, or raises WorkerLost."""
     votes, lost = torch.tensor(wishes, dtype=torch.float64), ""
     wait: Callable[[], object] = bool
     try:

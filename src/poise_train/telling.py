@@ -1,4 +1,4 @@
-"""Where a worker says how training gets on: the file that POISE_REPORT names, which the agent of its node reads."""
+"""Writes a worker's progress report to the file POISE_REPORT, which the agent of its node reads."""
 
 import contextlib
 import math
@@ -18,8 +18,8 @@ EVERY_SECONDS = 1.0
 
 
 class Teller:
-    """Writes what it is given, whole or not at all, at most once a second or `every` so many; nothing where nobody
-    reads it, or where another worker writes to the same file (`silent`).
+    """Writes reports atomically, at most once per second or `every` seconds; nothing without POISE_REPORT, or if
+    another worker writes to the same file (`silent`).
     """
 
     def __init__(self) -> None:

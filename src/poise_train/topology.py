@@ -1,18 +1,18 @@
-"""By which way the workers of a gang add tensors up, where links between them are unequal.
+"""Selects the all-reduce algorithm of a gang, for unequal links inside and between nodes.
 
-Inside a node bytes cost next to nothing, between nodes they share a link. A *ring* of all workers (what gloo does by
-itself) sends each byte over the links of a node as often as neighbours in the ring are on different nodes, in 2 (n - 1)
-rounds. In *levels* each node adds up what its workers have, one worker of each node takes part in a ring of nodes, and
-hands the sum on inside its node: each link carries 2 (m - 1)/m times the bytes, however many workers a node has (what
-NCCL and Horovod do in their hierarchical sums). In a *tree* the nodes are added up in pairs, pairs of pairs and so on,
-and the sum comes back the same way: 2 log2 m rounds, for small tensors on many nodes (Thakur et al., "Optimization of
-collective communication operations in MPICH", 2005, section 4).
+Inside a node transfers are almost free; between nodes they share a link. A *ring* of all workers (gloo's default) sends
+each byte over a node's links as often as ring neighbours are on different nodes, in 2 (n - 1) rounds. In *levels* each
+node sums its workers' tensors, one worker per node takes part in a ring of nodes, and broadcasts the sum inside its
+node: each link carries 2 (m - 1)/m times the bytes, for any number of workers per node (as in the hierarchical
+all-reduce of NCCL and Horovod). In a *tree* nodes are summed in pairs, pairs of pairs and so on, and the sum returns
+the same way: 2 log2 m rounds, for small tensors on many nodes (Thakur et al., "Optimization of collective communication
+operations in MPICH", 2005, section 4).
 
-Which is quickest is measured when a gang has formed, with tensors of several sizes, and chosen for each tensor by its
-size: the slowest worker counts, so all come to one answer. Gangs on one node, and of nodes that have one worker
-each and are fewer than four, have a ring. So have tensors on GPUs: NCCL chooses between rings and trees itself.
+A new gang measures the algorithms with tensors of several sizes, and selects one for each tensor by its size. The time
+of the slowest worker counts, so all workers make the same choice. Gangs on one node, and on fewer than four nodes with
+one worker each, always use a ring. So do tensors on GPUs: NCCL chooses between rings and trees itself.
 
-Sums are the same to the bit at all workers, but not between ways: adding in another order rounds otherwise.
+Sums are bitwise equal on all workers, but differ between algorithms, because the order of summation changes rounding.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ import torch.distributed as dist
 Route = Literal["ring", "levels", "tree"]
 
 SIZES = {1 << 14: 5, 1 << 18: 3, 1 << 20: 2}
-"""Bytes of tensors with which ways are timed, and how often: short times are disturbed more, long ones cost more."""
+"""Tensor sizes in bytes for timing, and repetitions: short times are noisier, long ones cost more."""
 
 BETTER = 0.9
-"""Another way than the ring is taken where it needs less than this part of the ring's time: times are noisy."""
+"""Another algorithm replaces the ring only below this fraction of the ring's time, because times are noisy."""
 
 TREE = 4
-"""With so many nodes a tree has fewer rounds than a ring."""
+"""Minimum number of nodes at which a tree has fewer rounds than a ring."""
 
 
 class Plan(NamedTuple):
-    """Groups of ranks, the first of each leading it: level after level they are added up to those who lead, then `top`
-    adds up all there is, and it goes back down.
+    """Groups of ranks, with the first as the leader: each level reduces to its leaders, then `top` all-reduces, and the
+    sum is broadcast back down.
     """
 
     levels: tuple[tuple[tuple[int, ...], ...], ...]
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 
 def plans(nodes: Sequence[object]) -> dict[Route, Plan]:
-    """Ways that may be quicker than the ring, given the node of each rank."""
+    """Return algorithms that may be faster than the ring, given the node of each rank."""
     members: dict[object, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)
@@ -72,8 +72,8 @@ def plans(nodes: Sequence[object]) -> dict[Route, Plan]:
 
 
 class Routes:
-    """The ways of one gang, and which to take. To be made by all of its workers at once; raises RuntimeError if one of
-    them goes meanwhile. `seconds` is how long a tensor of each of SIZES took.
+    """The all-reduce algorithms of one gang. All workers construct it together; raises RuntimeError if one is lost
+    meanwhile. `seconds`: measured time for each of SIZES.
     """
 
     def __init__(self, rank: int, world: int, found: dict[Route, Plan], form: float, talk: float) -> None:
@@ -86,7 +86,7 @@ class Routes:
         try:
             for plan in found.values():
                 for ranks in (*(group for level in plan.levels for group in level), plan.top):
-                    if ranks not in self._groups:  # all make all of them, in one order
+                    if ranks not in self._groups:  # all workers make all groups, in the same order
                         self._groups[ranks] = dist.new_group(
                             list(ranks), timeout=timedelta(seconds=form), backend="gloo"
                         )
@@ -99,10 +99,10 @@ class Routes:
             raise
 
     def best(self, size: int) -> Route:
-        """The way for a tensor of so many bytes."""
+        """Return the algorithm for a tensor of `size` bytes."""
 
         def foreseen(route: Route) -> float:
-            """Between two sizes that were timed, and beyond the largest, in a straight line."""
+            """Interpolate linearly between timed sizes, and extrapolate beyond the largest."""
             known = sorted(self.seconds[route].items())
             place = min(max(1, bisect([one for one, _ in known], size)), len(known) - 1)
             (less, small), (more, large) = known[place - 1 : place + 1]
@@ -112,7 +112,7 @@ class Routes:
         return quickest if foreseen(quickest) < BETTER * foreseen("ring") else "ring"
 
     def begin(self, route: Route, tensor: torch.Tensor) -> Callable[[], object]:
-        """Start to add up; what it returns waits, and then the tensor is the sum. One after another, in one order."""
+        """Start an all-reduce in place; the returned function waits for it. They run one after another, in order."""
         if route == "ring":
             return begun(dist.all_reduce(tensor, async_op=True))
         done: Future[None] = Future()
@@ -122,7 +122,7 @@ class Routes:
         return done.result
 
     def sent(self, route: Route, size: int) -> int:
-        """Bytes that this worker gives out for a tensor of so many."""
+        """Return the bytes that this worker sends for a tensor of `size` bytes."""
         if route == "ring":
             return ring_bytes(size, self._world)
         plan = self._plans[route]
@@ -130,15 +130,14 @@ class Routes:
         return inside + (ring_bytes(size, len(plan.top)) if self._rank in plan.top else 0)
 
     def close(self) -> None:
-        """Nothing more is added up. gloo ends what is under way, here and at the others, when its groups are freed."""
+        """Stop. gloo aborts running operations, here and on the other workers, when its groups are freed."""
         self._lost = self._lost or "the gang is no more"
         self._groups.clear()
         self._work.put(None)
 
     def _carry(self) -> None:
-        """Adding up goes level by level, and training goes on meanwhile: so it has a thread of its own. Once a worker
-        is lost nothing else is begun, which somebody might wait for; and of the error only its words are kept, as its
-        frames hold the group.
+        """Run multi-level all-reduces in a separate thread, while training continues. After the loss of a worker, start
+        no more operations. Keep only the text of the error, because its frames hold the group.
         """
         while (given := self._work.get()) is not None:
             route, tensor, done = given
@@ -163,11 +162,11 @@ class Routes:
             dist.broadcast(tensor, group[0], group=self._groups[group])
 
     def _mine(self, plan: Plan) -> list[tuple[int, ...]]:
-        """The groups that this worker is in, from the lowest level."""
+        """Return the groups of this worker, from the lowest level."""
         return [group for level in plan.levels for group in level if self._rank in group]
 
     def _time(self) -> None:
-        """A turn takes as long as its slowest worker, and of the turns the quickest counts."""
+        """Time the algorithms: the maximum over workers for each turn, and the minimum over turns."""
         routes: tuple[Route, ...] = ("ring", *self._plans)
         settings = [(route, size, turn) for size, turns in SIZES.items() for turn in range(turns) for route in routes]
         taken = torch.zeros(len(settings), dtype=torch.float64)
@@ -187,8 +186,8 @@ _routes: Routes | None = None
 
 
 def learn(rank: int, world: int, *, form: float, talk: float) -> None:
-    """Find the ways of the default group, by all its workers at once: they wait for each other for `form` seconds now,
-    for `talk` later. Raises RuntimeError if one of them goes.
+    """Measure the algorithms of the default group, on all its workers together. `form` and `talk`: timeouts in seconds
+    now and later. Raises RuntimeError if a worker is lost.
     """
     global _routes
     nodes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
@@ -198,7 +197,7 @@ def learn(rank: int, world: int, *, form: float, talk: float) -> None:
 
 
 def forget() -> None:
-    """The gang is no more."""
+    """Discard the algorithms of a gang that has ended."""
     global _routes
     if _routes is not None:
         _routes.close()
@@ -206,8 +205,8 @@ def forget() -> None:
 
 
 def abort() -> None:
-    """End whatever is under way between the workers: NCCL at once, gloo once the groups are freed, which no call that
-    still waits in one of them lets happen.
+    """Abort running collectives: NCCL at once, gloo when the groups are freed, which a call waiting in one of them
+    prevents.
     """
     if _routes is not None:
         _routes.close()
@@ -216,8 +215,8 @@ def abort() -> None:
 
 
 def add_up(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> tuple[Callable[[], object], int]:
-    """Start to add up over the group, in the best way; not to be waited for until what is returned is called. And how
-    many bytes this worker gives out for it.
+    """Start an all-reduce with the best algorithm. Returns a function that waits for it, and the bytes that this worker
+    sends.
     """
     size = tensor.numel() * tensor.element_size()
     if _routes is None or group is not None or tensor.device.type != "cpu":
@@ -227,23 +226,23 @@ def add_up(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> tupl
 
 
 def known() -> Routes | None:
-    """The ways of the default group; None where a ring is all there is."""
+    """Return the algorithms of the default group; None if there is only the ring."""
     return _routes
 
 
 def begun(work: dist.Work | None) -> Callable[[], object]:
-    """How to wait for what was begun; nothing is where this process is not in the group."""
+    """Return the wait function of an operation; a no-op if this process is not in the group."""
     return bool if work is None else work.wait
 
 
 def ring_bytes(size: int, world: int) -> int:
-    """What each of the workers gives out when a ring adds up so many bytes."""
+    """Return the bytes that each worker sends in a ring all-reduce of `size` bytes."""
     return 2 * (world - 1) * size // world
 
 
 def _level_bytes(size: int, world: int, place: int) -> int:
-    """What one of a group gives out when gloo adds up to the first, by a ring from which everyone's part goes there,
-    and when it brings the sum back, by a binomial tree.
+    """Return the bytes that a worker sends in gloo's reduce to the first rank (a ring, then a gather) and its broadcast
+    of the sum (a binomial tree).
     """
     parts = world - 1 + (place > 0)
     sends = sum(place + (1 << step) < world for step in range(place.bit_length(), (world - 1).bit_length()))
@@ -251,7 +250,7 @@ def _level_bytes(size: int, world: int, place: int) -> int:
 
 
 def _node() -> int:
-    """The same for processes that reach each other without a link: one machine, since one boot, one network on it."""
+    """Return an id of the boot and the network namespace, equal for processes that need no link between them."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     name = f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")

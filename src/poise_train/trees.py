@@ -49,7 +49,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Taken:
-    """What was taken apart: the `tensors`, and what they are (`kinds`, no two of one name)."""
+    """The `tensors` of a state, and their descriptions (`kinds`, with unique names)."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -122,7 +122,7 @@ class Taken:
 
 
 def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    """The state of such a tree. Raises `ValueError` for any other."""
+    """Rebuild a state from its tree. Raises `ValueError` for an invalid tree."""
     match tree:
         case None | bool() | int() | float() | str():
             return tree

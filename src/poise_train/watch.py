@@ -1,4 +1,4 @@
-"""What a session sees of its own training: the loss and the gradients, and the phase that follows from them.
+"""Observes a session's loss and gradients, and derives the training phase from them.
 
 Cheap enough to be always on: losses stay where they are, without waiting for the device, and are fetched with the norm
 of the gradient only at the steps that are looked at. The norm is of what the optimizer gets, so it is the same at all
@@ -44,7 +44,7 @@ class Watch:
 
     @property
     def pace(self) -> Pace:
-        """What the phase asks for."""
+        """The requests of the current phase."""
         return Pace() if self._rules is None else pace_of(self._memory.phase, self._rules)
 
     @property
@@ -53,11 +53,11 @@ class Watch:
         return self.pace.precision
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be looked at. The same at all workers."""
+        """Whether to evaluate this step; equal on all workers."""
         return self._rules is not None and is_due(step, self._memory, self._rules)
 
     def note(self, step: int, loss: torch.Tensor | float, rate: float) -> None:
-        """A step that is made again is noted once."""
+        """Note a step's loss and rate. A repeated step replaces its first note."""
         if self._rules is not None:
             if self._noted and self._noted[-1].step == step:
                 self._noted.pop()

@@ -1,14 +1,14 @@
-"""Requests to one service, from when they come until they are answered or refused: a machine without a clock.
+"""State machine for the requests of one service, from arrival to answer or refusal. Time is an argument.
 
-Requests wait in two lanes. A replica that is idle is sent what `policy.batching` says; what it answers teaches its
-curve. Nothing that was accepted is lost: what a replica held that died is sent once more, each request alone, so that
-one which kills whatever serves it kills two, and takes no other along. A batch that raised, or ran out of memory, is
-sent again in halves, so that one request which breaks it is found by itself and refused by itself. A replica that has
-held a batch for far too long is *overdue*: another one that is idle serves its requests as well, one by one, and the
-first answer counts. In the end it *hangs*, and is replaced. Who is foreseen to be late is refused when it comes, before
-it has cost anything.
+Requests wait in two lanes. An idle replica gets the batch that `policy.batching` chooses; the time of each answer
+updates its curve. No accepted request is lost. When a replica dies, its requests are retried once, each alone: a
+request that kills replicas kills two of them, and fails no other request. A batch that raised, or ran out of memory, is
+sent again in halves, so that a request that breaks its batch is isolated and refused alone. A replica that has held a
+batch far too long is *overdue*: idle replicas serve its requests too, one by one, and the first answer is used. After
+that it *hangs*, and is replaced. A request with an estimate later than its deadline is refused on arrival, before it
+has used any capacity.
 
-Instants and durations are in nanoseconds. Every method returns what is to be done now.
+Instants and durations are in nanoseconds. Every method returns the effects to carry out now.
 """
 
 from collections import deque
@@ -24,50 +24,50 @@ from poise_serve.kernel.quarantine import LOSSES
 from poise_serve.policy.batching import Batching, QueueView, Wait, foreseen
 
 RATE_OVER = SECOND
-"""Arrivals are counted over about so long."""
+"""Time constant of the arrival rate."""
 
 LOOK_EVERY = 100 * MILLISECOND
-"""While somebody waits or is served, it is looked so often whether it has become too late."""
+"""Interval at which deadlines are checked while requests wait or are served."""
 
 OVERDUE = 3.0
-"""Times what its batch should take, and at least the objective, after which a replica is overdue …"""
+"""A replica is overdue after this multiple of its batch's estimated time, and at least the objective …"""
 
 OVERDUE_AFTER = 1 * SECOND
-"""… or at least so long where there is no objective."""
+"""… or, without an objective, at least this long."""
 
 HANGS = 10
-"""Times what its batch should take, and the objective, after which a replica hangs …"""
+"""A replica hangs after this multiple of its batch's estimated time and of the objective …"""
 
 LONGER = 2
-"""… and times the longest of the last `LATELY` batches: some requests take far longer than most …"""
+"""… and this multiple of the longest of the last `LATELY` batches, as some requests take far longer than most …"""
 
 LATELY = 256
 
 HANGS_AFTER = (5 * SECOND, 30 * SECOND)
-"""… and at least so long: to stand still for a moment is no hang, and what a first batch takes, or the first of a size,
-is not known: much may be compiled or tuned then. Between the two, half of the time-out where there is no objective:
-then as much is left to answer what it holds."""
+"""… within these limits. A short pause is no hang. The larger one applies to a first batch, or the first of a size,
+which may include compilation or tuning. Without an objective, half of the timeout within these limits, which leaves
+the other half to retry the requests."""
 
 LAST_CHANCE = 0.5
-"""Of its patience a request has waited for a replica that is overdue before it goes before those that wait."""
+"""Fraction of its timeout after which a request on an overdue replica is retried ahead of the queue."""
 
 WAITS_LONGEST = 10 * SECOND
-"""What may be late is served before all others once it has waited for so long: it does not starve."""
+"""A deferred request is served first after waiting this long, so that it does not starve."""
 
 UNLUCKY = 0.01
-"""The share of accepted requests that may be answered later than the objective says: it is told for the P99."""
+"""Fraction of accepted requests that may miss the objective, which is defined for the P99."""
 
 MARGIN = 1.2
-"""As long as nothing is known."""
+"""Initial margin, before any answers."""
 
 MOST_MARGIN = 2.0
-"""Where the machine itself stands still now and then, refusing more than that keeps no promise any better."""
+"""Upper limit of the margin. On a machine with pauses, refusing more requests does not improve the P99."""
 
 REMEMBERED = 1024
-"""Answers from which it is learned by how much what was foreseen is exceeded."""
+"""Number of recent answers from which the margin is estimated."""
 
 WORTH_A_LOOK = 4
-"""Of answers that were foreseen to take, with the margin, more than such a part of the objective."""
+"""Only answers with an estimate, times the margin, above 1/4 of the objective update the margin."""
 
 Why = str
 """full · late · expired · broken · lost · quarantined: why a request is refused."""
@@ -83,8 +83,8 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Tell whoever asked that there will be no answer; `after`: in how long it may ask again. `foreseen`: how long it
-    would have taken, where that is why.
+    """Refuse the request. `after`: delay before a retry. `foreseen`: the estimated time to answer, if that is the
+    reason.
     """
 
     request: int
@@ -95,7 +95,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Replace(msgspec.Struct, frozen=True):
-    """The replica hangs: say that it is `down`, and end it, so that it is started again."""
+    """The replica hangs: call `down` for it and kill it, so that it is restarted."""
 
     replica: str
 
@@ -104,8 +104,8 @@ Effect = Batch | Refuse | Replace
 
 
 class Request(msgspec.Struct):
-    """`due`: when it must be answered; `foreseen`: when it was thought that it would be, as it came. `over`: it was
-    `answered`, refused or cancelled, and is dropped wherever it still is. `held`: so many replicas serve it.
+    """`due`: deadline. `foreseen`: estimated completion time, made on arrival. `over`: it was `answered`, refused or
+    cancelled, and is skipped wherever it is still queued. `held`: number of replicas that serve it.
     """
 
     number: int
@@ -119,8 +119,8 @@ class Request(msgspec.Struct):
 
 
 class Replica(msgspec.Struct):
-    """One process that answers batches, one at a time. `busy`: until when, as foreseen; it is idle without a batch.
-    `ran`: the sizes, with what they are filled up by, of the batches that it has answered; `padded` is the present one.
+    """A process that answers one batch at a time. `busy`: estimated end of the current batch; it is idle without one.
+    `ran`: padded sizes of the batches that it has answered; `padded`: padded size of the current one.
     """
 
     name: str
@@ -142,25 +142,25 @@ class Batcher:
     def __init__(self, limits: Limits, policy: Batching | None = None) -> None:
         self.limits = limits
         self.losses = LOSSES
-        """A request is refused once so many replicas died, or were lost, while they served it."""
+        """A request is refused after this number of replicas died, or were lost, while serving it."""
         self.policy = policy or Batching()
         self.replicas: dict[str, Replica] = {}
         self.margin = MARGIN
-        """By this factor one accepted request in a hundred takes longer than foreseen."""
+        """P99 of actual over estimated time of accepted requests."""
         self._overruns: deque[float] = deque(maxlen=REMEMBERED)
         self._took: deque[int] = deque(maxlen=LATELY)  # without first batches
         self._lanes: tuple[dict[int, Request], dict[int, Request]] = ({}, {})
-        self._again: deque[list[Request]] = deque()  # sent before all others, each list by itself
+        self._again: deque[list[Request]] = deque()  # retries, sent before the lanes, one batch per list
         self._number = 0
         self._rate = 0.0
         self._came = 0
-        self._held = 0  # since when a larger batch is waited for
+        self._held = 0  # start of the wait for a larger batch
         self._ask_at = 0
         self._gathering = False
         self._behind: list[Request] = []  # waited for the first replica to start
         self._started = 0
 
-    # --- what is asked from outside ----------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
@@ -171,8 +171,8 @@ class Batcher:
         return sum(len(replica.requests) for replica in self.replicas.values())
 
     def started(self, now: int) -> int:
-        """The instant from which requests wait for capacity: a replica is ready, and every request that waited for it
-        to start is over. Requests that came before it waited for a start. In the future as long as that lasts.
+        """The instant from which requests wait for capacity only: a replica is ready, and every request that waited
+        for it to start is over. Earlier requests waited for a start. Until then, an instant in the future.
         """
         while self._behind and self._behind[-1].over:
             self._behind.pop()
@@ -180,22 +180,22 @@ class Batcher:
         return self._started if self.replicas and not self._behind else now + 1
 
     def rate(self, now: int) -> float:
-        """Accepted requests in a nanosecond, lately."""
+        """Recent rate of accepted requests, per nanosecond."""
         return self._rate * exp(-(now - self._came) / RATE_OVER)
 
     def wakeup(self) -> int | None:
-        """When to call `tick`, if nothing happens before."""
+        """When to call `tick` if no event comes first; None if idle."""
         if not self.waiting and not self.serving:
             return None
         return self._ask_at or -1
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def arrive(
         self, number: int, now: int, *, timeout: int = 0, deferred: bool = False, suspect: bool = False
     ) -> list[Effect]:
-        """A request has come. `timeout`: after which whoever asks gives it up, if that is sooner than the service. A
-        `suspect` is one with which a replica was lost before: it is served alone.
+        """A request has arrived. `timeout`: the client's own timeout, if shorter than that of the service. A `suspect`
+        was being served when a replica was lost: it is served alone.
         """
         limits = self.limits
         if self.waiting >= limits.queue:
@@ -221,16 +221,16 @@ class Batcher:
         return self._serve(now)
 
     def gather(self) -> None:
-        """Nothing is sent until `gathered`: what comes meanwhile comes together, at one instant."""
+        """Send nothing until `gathered`; batch the requests that arrive meanwhile as one arrival."""
         self._gathering = True
 
     def gathered(self, now: int) -> list[Effect]:
-        """All of it has come."""
+        """End `gather` and serve the gathered requests."""
         self._gathering = False
         return self._serve(now)
 
     def cancel(self, number: int) -> None:
-        """Whoever asked has gone: it is not served if it waits, and its answer is dropped if it is being served."""
+        """The client has disconnected: drop a waiting request, or the answer of one that is being served."""
         for lane in self._lanes:
             if (waiting := lane.pop(number, None)) is not None:
                 waiting.over = True
@@ -242,8 +242,8 @@ class Batcher:
                     return
 
     def up(self, name: str, now: int, known: Sequence[tuple[int, float]] = (), room: int = 0) -> list[Effect]:
-        """A replica is ready. `known`: what batches take there, as far as that was tried, else what others take is gone
-        by until it is seen; `room`: for how many items of one there is memory, 0 if that is not known.
+        """A replica is ready. `known`: measured batch times; without any, those of another replica are used at first.
+        `room`: largest batch, in items, that fits in its memory; 0 if unknown.
         """
         curve = Curve(self.limits.batch, known)
         if not known:
@@ -256,7 +256,7 @@ class Batcher:
         return self._serve(now)
 
     def down(self, name: str, now: int, how: str = "died") -> list[Effect]:
-        """A replica has gone; what it held is sent again."""
+        """A replica is lost; retry its requests."""
         replica = self.replicas.pop(name, None)
         if replica is None:
             return []
@@ -264,15 +264,15 @@ class Batcher:
         return effects + self._serve(now)
 
     def drain(self, name: str) -> None:
-        """It is sent nothing more."""
+        """Send no more batches to this replica."""
         if name in self.replicas:
             self.replicas[name].draining = True
 
     def answered(
         self, name: str, batch: int, took: int, items: int, now: int, room: int = 0
     ) -> tuple[list[int], list[Effect]]:
-        """A replica has answered a batch: the model was given so many items, which took so long, and for so many there
-        is `room` now. Who is to be told of it, and what is to be done now.
+        """A replica has answered a batch of `items` items, in `took` nanoseconds; `room` is its new largest batch.
+        Returns the numbers of the requests to answer, and the effects.
         """
         replica = self.replicas.get(name)
         if replica is None or replica.batch != batch:
@@ -292,7 +292,7 @@ class Batcher:
         return [request.number for request in told], self._serve(now)
 
     def broke(self, name: str, batch: int, message: str, now: int) -> list[Effect]:
-        """A replica could not answer a batch, and goes on. Who was alone in it is told; else it is sent in halves."""
+        """A batch failed and its replica continues. Refuse a single request; retry a larger batch in halves."""
         replica = self.replicas.get(name)
         if replica is None or replica.batch != batch:
             return []
@@ -304,7 +304,7 @@ class Batcher:
         return self._serve(now)
 
     def no_memory(self, name: str, batch: int, message: str, now: int) -> list[Effect]:
-        """There was no memory for a batch: none is as large from now on, and this one is sent in halves."""
+        """A batch ran out of memory: lower the largest batch of the replica and retry this one in halves."""
         replica = self.replicas.get(name)
         if replica is None or replica.batch != batch:
             return []
@@ -312,14 +312,14 @@ class Batcher:
         return self.broke(name, batch, message, now)
 
     def stood_still(self, late: int, now: int) -> None:
-        """Nobody was heard for so long, since this machine itself stood still: no replica was silent meanwhile."""
+        """This machine was paused for `late` nanoseconds: do not count the pause against the replicas."""
         for replica in self.replicas.values():
             pause = min(late, now - replica.sent)
             replica.sent += pause
             replica.busy += pause
 
     def tick(self, now: int) -> list[Effect]:
-        """What time alone brings."""
+        """Handle the passage of time: expired requests, hung replicas and due batches."""
         effects: list[Effect] = []
         for lane in self._lanes:
             for request in [one for one in lane.values() if one.due <= now]:
@@ -330,10 +330,10 @@ class Batcher:
         effects += [Replace(replica.name) for replica in self.replicas.values() if self._hangs(replica, now)]
         return effects + self._serve(now)
 
-    # --- how ---------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _serve(self, now: int) -> list[Effect]:
-        """Give idle replicas what is best, the quickest first."""
+        """Give each idle replica its best batch, the fastest replica first."""
         if self._gathering:
             return []
         effects: list[Effect] = []
@@ -350,7 +350,7 @@ class Batcher:
     def _next_batch(self, replica: Replica, now: int, effects: list[Effect]) -> Batch | None:
         while self._again:
             if self._again[0][0].losses and replica.suspected and any(self._lanes):
-                break  # one by one they would hold up everybody else
+                break  # suspects, served one by one, would delay all other requests
             group = _unfinished(self._again.popleft())
             fits, rest = group[: replica.curve.largest], group[replica.curve.largest :]
             if rest:
@@ -361,7 +361,7 @@ class Batcher:
             return self._send(replica, [request], 1, now)
         lane = self._lane(now)
         while lane and (first := next(iter(lane.values()))).due < now + replica.curve.takes(1):
-            del lane[first.number]  # it would be late, and has cost nothing yet
+            del lane[first.number]  # it would be late, and has used no capacity yet
             effects.append(_expired(first))
         if not lane:
             request = self._overdue(now)
@@ -386,7 +386,7 @@ class Batcher:
             return None
         self._held = 0
         requests = [lane.pop(number) for number in list(islice(lane, verdict.count))]
-        if lane is self._lanes[0]:  # what is filled up anyway is filled with those who may be late
+        if lane is self._lanes[0]:  # fill padding with deferred requests
             filling = list(islice(self._lanes[1], verdict.padded - verdict.count))
             requests += [self._lanes[1].pop(number) for number in filling]
         return self._send(replica, requests, verdict.padded, now)
@@ -401,7 +401,7 @@ class Batcher:
         return Batch(replica.name, self._number, tuple([request.number for request in requests]), padded)
 
     def _lane(self, now: int) -> dict[int, Request]:
-        """Which lane is served: the first, unless it is empty, or somebody in the second has waited for too long."""
+        """Return the lane to serve: the first, unless it is empty or a request in the second has waited too long."""
         first, second = self._lanes
         if second and (not first or next(iter(second.values())).came <= now - WAITS_LONGEST):
             return second
@@ -413,8 +413,8 @@ class Batcher:
         return [(replica.curve, replica.busy) for replica in in_time or open_ones]
 
     def _overdue(self, now: int, waited: float = 0.0) -> Request | None:
-        """A request that a replica which is overdue holds, and that has waited for this part of its patience. It is
-        one that nobody else holds, and that no replica was lost with: alone it takes no other along.
+        """Return a request of an overdue replica that has waited for this fraction of its timeout. Only one that no
+        other replica serves, and no lost replica served.
         """
         for replica in self.replicas.values():
             if self._is_overdue(replica, now):
@@ -440,8 +440,8 @@ class Batcher:
         )
 
     def _elsewhere(self, replica: Replica, waiting: int, now: int) -> int:
-        """When quicker replicas that are busy now would be done with the last of so many that wait; 0 without one. By
-        then whoever is served here has made room for those behind.
+        """Estimate when the faster busy replicas would finish the last of `waiting` requests; 0 without such replicas.
+        A request served here before then makes room for later ones.
         """
         own = replica.curve.takes(1)
         quicker = [
@@ -452,7 +452,7 @@ class Batcher:
         return foreseen(now, waiting - 1, quicker) if quicker else 0
 
     def _share(self, replica: Replica, now: int) -> float:
-        """The rate at which requests come that this replica is likely to get."""
+        """This replica's expected share of the request rate."""
         if len(self.replicas) == 1:
             return self.rate(now)
         paces = [other.curve.pace() for other in self.replicas.values()]
@@ -464,7 +464,7 @@ class Batcher:
         self._came = now
 
     def _learn_margin(self, told: Sequence[Request], now: int) -> None:
-        """What was foreseen to be brief says little of what waits for long, and is left out."""
+        """Update the margin. Short estimates are left out: they say little about long waits."""
         before = len(self._overruns)
         for request in told:
             thought = request.foreseen - request.came
@@ -482,7 +482,7 @@ class Batcher:
         return _unfinished(requests)
 
     def _groups(self) -> list[list[Request]]:
-        """Requests that are being served, or are to be sent again."""
+        """Requests that are being served or retried."""
         return [*self._again, *(replica.requests for replica in self.replicas.values())]
 
     def _retry(self, replica: Replica, why: Why, message: str) -> list[Effect]:
@@ -511,7 +511,7 @@ def _too_late(delay: int, wanted: int) -> str:
 
 
 def _unfinished(requests: list[Request]) -> list[Request]:
-    """Those of them for whom somebody still waits."""
+    """Return the requests that are not over."""
     return [request for request in requests if not request.over]
 
 

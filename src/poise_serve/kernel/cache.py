@@ -1,8 +1,7 @@
-"""Answers that are kept for a while: the latest used stay, within so many bytes, each for so long.
+"""LRU cache of answers with a size limit, a time to live, and fair eviction between owners.
 
-Whoever an answer is kept for is its *owner*. Where room is needed, it is taken from the owner that holds the most, what
-of its own was not used for longest first. So nobody loses anything to others who holds no more than its fair share: all
-bytes divided by how many owners there are.
+The *owner* of an entry is its tenant. Eviction takes the least recently used entry of the owner with the most bytes. So
+an owner within its fair share (all bytes divided by the number of owners) loses no entries to others.
 """
 
 import heapq
@@ -12,10 +11,10 @@ from typing import Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 OVERHEAD = 200
-"""Bytes that an entry takes beside what it holds, about."""
+"""Approximate overhead of an entry in bytes."""
 
 SPARE = 64
-"""Entries that the heap of owners may have beyond twice their number, before it is made anew."""
+"""The heap of owners is rebuilt when it exceeds twice their number by this many entries."""
 
 
 class _Kept(NamedTuple):
@@ -29,22 +28,22 @@ class Cache(Generic[T]):
     """Values by key, with instants in nanoseconds."""
 
     def __init__(self, most: int, ttl: int) -> None:
-        """`most`: bytes of all values together, `ttl`: for how long one is good."""
+        """`most`: maximum total bytes. `ttl`: time to live of an entry."""
         self._most = most
         self.ttl = ttl
         self._kept: dict[bytes, _Kept] = {}
-        self._used: dict[str, OrderedDict[bytes, None]] = {}  # of each owner, the latest used last
+        self._used: dict[str, OrderedDict[bytes, None]] = {}  # by owner, most recently used last
         self._held: dict[str, int] = {}
-        self._largest: list[tuple[int, str]] = []  # a heap of (minus what it held once, owner): never too little
+        self._largest: list[tuple[int, str]] = []  # a heap of (minus bytes, owner), possibly outdated but never too low
         self.size = 0
         self.evicted = 0
-        """Values that made room for others, since it was made."""
+        """Number of evictions."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def get(self, key: bytes, now: int) -> T | None:
-        """What is kept there and still good."""
+        """Return the entry, unless it is missing or expired."""
         kept = self._kept.get(key)
         if kept is None:
             return None
@@ -55,7 +54,7 @@ class Cache(Generic[T]):
         return kept.value  # type: ignore[return-value]  # only `put` makes them
 
     def put(self, key: bytes, value: T, size: int, made: int, owner: str = "") -> None:
-        """Keep what is good from when it was `made`; one that is too large alone is not kept."""
+        """Store a value, valid from `made`. A value larger than the whole cache is not stored."""
         if key in self._kept:
             self._drop(key)
         size += OVERHEAD
@@ -74,7 +73,7 @@ class Cache(Generic[T]):
             self.evicted += 1
 
     def clear(self) -> None:
-        """Keep nothing of what there is."""
+        """Remove all entries."""
         for held in (self._kept, self._used, self._held, self._largest):
             held.clear()
         self.size = 0

@@ -1,4 +1,4 @@
-"""Those who wait for one model of a front, in two lanes: whose turn it is, and who is moved."""
+"""Queue of the requests that wait for one model of a front, in two lanes."""
 
 from collections import deque
 from typing import Generic, Protocol, TypeVar
@@ -7,7 +7,7 @@ from poise_serve.policy.route import Lane, next_lane
 
 
 class Waits(Protocol):
-    """Whoever waits; `turn` grows with every one who comes."""
+    """A waiting request; `turn` increases with arrival."""
 
     @property
     def turn(self) -> int: ...
@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Waits)
 
 
 class Line(Generic[T]):
-    """In each lane they go in the order in which they came into it."""
+    """Two FIFO lanes."""
 
     def __init__(self) -> None:
         self.lanes: dict[Lane, deque[T]] = {"first": deque(), "deferred": deque()}
@@ -27,23 +27,23 @@ class Line(Generic[T]):
         return sum(map(len, self.lanes.values()))
 
     def oldest(self) -> int:
-        """The turn of the one who has waited longest."""
+        """Return the lowest turn at the head of a lane."""
         return min(lane[0].turn for lane in self.lanes.values() if lane)
 
     def next(self) -> Lane:
-        """Whose head goes next, of a line that is not empty."""
+        """Return the lane to serve next; the queue must not be empty."""
         lane = next_lane(self._went, *map(len, self.lanes.values()))
         if lane is None:
             raise AssertionError("nobody waits")
         return lane
 
     def went(self, lane: Lane) -> None:
-        """The head of a lane waits no longer. Turns begin anew when nobody does."""
+        """Remove the head of a lane. The turns of the lanes restart when the queue is empty."""
         self.lanes[lane].popleft()
         self._went = self._went + 1 if self else 0
 
     def defer(self) -> None:
-        """The head of the first lane goes to the end of the other."""
+        """Move the head of the first lane to the end of the deferred lane."""
         self.lanes["deferred"].append(self.lanes["first"].popleft())
 
     def remove(self, waiter: T) -> None:

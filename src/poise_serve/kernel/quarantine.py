@@ -1,11 +1,12 @@
-"""Requests that servers died of, known by a hash of what they ask.
+"""Quarantine of requests that may have killed servers, identified by a hash of their content.
 
-A request whose server was lost is a *suspect*: it is sent once more, alone where that is possible, and never again
-after a second loss. From then on it is *held*: refused at once, for a minute at first, and twice as long after each
-further loss. When that is over, one request is let through on trial, and the others are held on. An answer clears it.
+A request whose server was lost is a *suspect*: it is retried once, alone where possible, and never after a second loss.
+Then it is *held*: refused at once, for a minute at first, and twice as long after each further loss. After that time
+one request is let through on trial, and the others are still held. An answer clears it.
 
-So a request that kills its server kills two, and later one at a time, ever more seldom, however often clients repeat
-it. An innocent one that was twice on a server that died is refused for a minute. Time is an argument, in nanoseconds.
+So a request that kills its server kills two, and later single ones at increasing intervals, however often clients
+repeat it. A harmless request that was twice on a dying server is refused for a minute. Time is an argument, in
+nanoseconds.
 """
 
 from hashlib import blake2b
@@ -15,22 +16,22 @@ import msgspec
 from poise.units import HOUR, MINUTE, SECOND
 
 PAUSE = MINUTE
-"""For how long a request is held after its second loss …"""
+"""Hold time after a request's second loss …"""
 
 LONGEST = HOUR
-"""… and at most."""
+"""… and the maximum hold time."""
 
 FORGOTTEN = 2 * HOUR
-"""A request that was not lost again for so long is forgotten."""
+"""A request is forgotten after this time without a loss."""
 
 SAME_LOSS = 1 * SECOND
-"""Two losses of one server within so long are one: it served the request more than once at a time."""
+"""Losses of one server within this time count as one: it served the same request several times at once."""
 
 MOST = 1024
-"""Requests that are remembered; the one that was lost the longest ago makes room."""
+"""Maximum number of remembered requests; the one with the oldest loss is evicted."""
 
 LOSSES = 2
-"""Servers that may be lost with a request before it is refused, and held."""
+"""Number of lost servers after which a request is refused and held."""
 
 
 class _Suspect(msgspec.Struct):
@@ -41,7 +42,7 @@ class _Suspect(msgspec.Struct):
 
 
 class Quarantine:
-    """The suspects of one service, or of one front. It is false while there are none: then nothing need be hashed."""
+    """The suspects of one service or front. False while there are none, to save hashing."""
 
     def __init__(self) -> None:
         self._suspects: dict[bytes, _Suspect] = {}
@@ -50,8 +51,8 @@ class Quarantine:
         return bool(self._suspects)
 
     def lost(self, key: bytes, now: int, server: str = "") -> int:
-        """A server was lost while it served this. For how long it is held now; 0 after its first loss. Where the
-        `server` has a name, what it served several times at once counts as lost once.
+        """Record a lost server. Returns the hold time; 0 after the first loss. With a `server` name, several concurrent
+        losses on it count as one.
         """
         suspect = self._known(key, now) or _Suspect()
         if server and server == suspect.server and now - suspect.lost < SAME_LOSS:
@@ -66,7 +67,9 @@ class Quarantine:
         return suspect.until - now
 
     def held(self, key: bytes, now: int) -> int:
-        """For how long it is refused; 0 if it may be served. If it was held, it is on trial, and held for others."""
+        """Return the remaining hold time; 0 if it may be served. After a hold, this request is the trial, and further
+        ones are held.
+        """
         suspect = self._known(key, now)
         if suspect is None or suspect.losses < LOSSES:
             return 0
@@ -76,11 +79,11 @@ class Quarantine:
         return 0
 
     def suspects(self, key: bytes, now: int) -> bool:
-        """Whether a server was lost with it, and it was not answered since."""
+        """Whether a server was lost with this request and it was not answered since."""
         return self._known(key, now) is not None
 
     def answered(self, key: bytes) -> None:
-        """It did no harm."""
+        """Clear a request that was answered."""
         self._suspects.pop(key, None)
 
     def _known(self, key: bytes, now: int) -> _Suspect | None:
@@ -92,7 +95,7 @@ class Quarantine:
 
 
 def digest(*parts: bytes) -> bytes:
-    """The key of what these bytes ask."""
+    """Hash the parts of a request to a key."""
     made = blake2b(digest_size=16)
     for part in parts:
         made.update(len(part).to_bytes(8))

@@ -1,7 +1,7 @@
-"""What keeps one bad server from spoiling the rest: breaker, retry budget, health and concurrency as small machines.
+"""Circuit breaker, retry budget, health and adaptive concurrency, as small state machines.
 
-Time is an argument, in nanoseconds; nothing here waits, draws or sends. One `Breaker`, one `Health` and, where it is
-to follow, one `Concurrency` for each server, one `RetryBudget` for all of them.
+Time is an argument, in nanoseconds; there is no I/O and no randomness here. Each server has a `Breaker`, a `Health` and
+optionally a `Concurrency`; all servers share one `RetryBudget`.
 
     breaker: closed --failures in a row--> ejected --its pause is over--> on trial --success--> closed
                                               ^--------- failure, for longer ----------|
@@ -17,34 +17,35 @@ from poise.units import SECOND
 from poise_serve.policy.pid import Gains, Pid
 
 WINDOW = 10 * SECOND
-"""Of which requests the budget counts, as Finagle's does."""
+"""Time window of the retry budget, as in Finagle."""
 
 SLICES = 10
-"""Parts of the window that are forgotten together."""
+"""Number of slices of the window; each expires as a whole."""
 
 SPARE = 10
-"""Tries again in a window that need no requests before: a share of few requests would be none (Finagle's 10 a second
-are for services; a front before models may see one request a second)."""
+"""Minimum number of retries per window, as a share of few requests would be none. (Finagle's 10 per second are for
+services; a front for models may get one request per second.)"""
 
 
 STEP = 1 * SECOND
-"""The concurrency of a server is looked at so often at most. A step is one of so long, however long it took to have
-enough answers: the integral would else go far on what is seen once."""
+"""Minimum interval between two control steps. A step always counts as this long, even if it took longer to collect the
+answers: otherwise a single observation would move the integral too far."""
 
 TELLING = 20
-"""Answers of which a P99 is told, at least; of so few it is the largest."""
+"""Minimum number of answers for a P99; of this few it is the largest."""
 
 GAINS = Gains(proportional=0.2, integral=0.3)
-"""With a plant of gain 1 that answers a step later, `u' = u + 0.3 e + 0.2 (e - e_before)` comes to its target without
-swinging, and goes from 1 to 64 in some ten steps; no derivative, since a P99 of few answers is rough."""
+"""For a plant of gain 1 with a delay of one step, `u' = u + 0.3 e + 0.2 (e - e_before)` converges without oscillation,
+and rises from 1 to 64 in about ten steps; no derivative, because a P99 of few answers is noisy."""
 
 
 class Breaker:
-    """Whether a server may be sent requests, by how the last ones went.
+    """Circuit breaker of one server.
 
-    Failures in a row eject it. When its pause is over, one request is sent on trial: success closes the breaker, a
-    failure ejects again for twice as long, up to the longest. Once it has gone well for the longest pause, the next
-    ejection is a first one again. The defaults (5 failures, 30 s, 5 min) are Envoy's outlier detection's.
+    Consecutive failures eject the server. After the pause, one request is sent on trial: success closes the breaker, a
+    failure ejects it again for twice as long, up to the longest pause. After the longest pause without an ejection, the
+    next one starts with the first pause again. The defaults (5 failures, 30 s, 5 min) are those of Envoy's outlier
+    detection.
     """
 
     def __init__(self, rules: Ejection) -> None:
@@ -57,29 +58,29 @@ class Breaker:
 
     @property
     def until(self) -> int:
-        """When the pause is over; 0 without one."""
+        """Instant at which the pause ends; 0 without a pause."""
         return self._until
 
     @property
     def is_ejected(self) -> bool:
-        """Until a trial went well."""
+        """Whether the server is ejected, which lasts until a trial succeeds."""
         return self._ejected
 
     def is_open_to(self, now: int) -> bool:
-        """Whether a request may be sent there."""
+        """Whether a request may be sent to the server."""
         return now >= self._until and not self._trial
 
     def on_sent(self) -> None:
         self._trial = self._ejected
 
     def on_success(self, now: int) -> None:
-        if now < self._until:  # sent before it was ejected: it tells nothing of now
+        if now < self._until:  # sent before the ejection: no evidence of the present
             return
         self._failures = 0
         self._ejected = self._trial = False
 
     def on_failure(self, now: int, may_eject: bool) -> bool:
-        """Whether this ejects it. Not if it may not: where no other could take over, requests are better off trying."""
+        """Record a failure. Returns whether it ejects the server. Without another server, `may_eject` is false."""
         if now < self._until:
             return False
         self._failures += 1
@@ -93,13 +94,13 @@ class Breaker:
         return True
 
     def on_neither(self) -> None:
-        """Nobody waited for the outcome: the next request is the trial."""
+        """Record a request with an unknown outcome: the next request is the trial."""
         self._trial = False
 
 
 class RetryBudget:
-    """Tries again are at most a share of the requests of the last ten seconds, so that a fleet that fails is not sent
-    a multiple of its load. After Finagle's.
+    """Limits retries to a share of the requests of the last ten seconds, so that retries do not multiply the load of
+    failing servers. Modelled on Finagle's.
     """
 
     def __init__(self, rules: Retries) -> None:
@@ -110,7 +111,7 @@ class RetryBudget:
         self._add(now, 1, 0)
 
     def take(self, now: int) -> bool:
-        """Whether one may be tried again; then it counts."""
+        """Take a retry from the budget. Returns whether there was one."""
         self._add(now, 0, 0)
         asked = sum(requests for _, requests, _ in self._slices)
         again = sum(tries for _, _, tries in self._slices)
@@ -130,8 +131,8 @@ class RetryBudget:
 
 
 class Health:
-    """What probes say of a server: `starting` until the first that goes well, or until misses count; then `healthy`,
-    and `unhealthy` after misses in a row. A server that starts is probed like any other; its misses do not count.
+    """Health of a server by its probes: `starting` until the first success, or until the start delay is over; then
+    `healthy`, or `unhealthy` after consecutive failures. Failures of a starting server do not count.
     """
 
     def __init__(self, rules: Probing, now: int) -> None:
@@ -151,12 +152,12 @@ class Health:
 
 
 class Concurrency:
-    """How many requests a server is sent at once, so that the P99 of its answers comes to a target.
+    """Adapts the concurrency limit of a server so that its P99 latency reaches a target.
 
-    A PID controller of both in logarithms: where a server is full, twice as many requests take twice as long, and where
-    it is not, no longer; so a step in the one is at most as large a step in the other, whatever the server is, and one
-    set of gains does for all. A step is made from the answers of a second or more. A limit that was not reached is not
-    raised: it says nothing of what would be.
+    It is a PID controller on logarithms of both: on a saturated server twice the requests take twice as long, otherwise
+    no longer. So a change of the limit changes the latency by at most the same factor on any server, and one set of
+    gains fits all. A step uses the answers of a second or more. A limit that was not reached is not raised, because its
+    effect is unknown.
     """
 
     def __init__(self, rules: Following, most: int, now: int) -> None:
@@ -168,14 +169,14 @@ class Concurrency:
         self._since = now
         self.limit = rules.least
         self.p99 = 0
-        """Of the answers that the last step was made from, in nanoseconds; 0 before the first."""
+        """P99 in nanoseconds of the answers of the last step; 0 before the first."""
 
     def on_sent(self, running: int) -> None:
-        """It has so many requests now."""
+        """Record the current number of requests."""
         self._busiest = max(self._busiest, running)
 
     def on_over(self, took: int, now: int, *, answered: bool) -> None:
-        """A request is over there. One in vain tells something only if it took too long for an answer as well."""
+        """Record a finished request. One without an answer counts only if it took longer than the target."""
         if not answered and took <= self._target:
             return
         self._took.append(max(1, took))
@@ -190,8 +191,8 @@ class Concurrency:
 
 
 def is_slow(took: int, others: Sequence[float], rules: Ejection) -> bool:
-    """Whether an answer took so long that it counts as a failure: against what one like it takes at the other servers
-    (`others`, nanoseconds), at their median. Unequal devices are no outliers: a tenth of the speed is.
+    """Whether an answer was slow enough to count as a failure, compared to the median of the estimates for the other
+    servers (`others`, in nanoseconds). Unequal devices are no outliers; a tenth of the speed is.
     """
     if not others or not rules.slower or took < rules.least:
         return False

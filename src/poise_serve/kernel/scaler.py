@@ -1,4 +1,4 @@
-"""How many replicas a service has, as its load goes: what is measured in windows, and what a scaler says to that."""
+"""Autoscaling of a service: measures its load in windows, and asks a scaling policy for the number of replicas."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,28 +11,28 @@ from poise.units import MILLISECOND, SECOND
 from poise_serve.kernel.batcher import Batcher, Why
 
 LOOK_EVERY = 500 * MILLISECOND
-"""Between two looks at how many replicas there shall be."""
+"""Interval at which the number of replicas is evaluated."""
 
 SOON = 1 * SECOND
-"""An objective that is missed is seen after so long, and looked for as often; what waits for a replica where there is
-none is seen at once."""
+"""Minimum time, and interval, to detect a missed objective. Requests waiting without any replica are detected at
+once."""
 
 ENOUGH = 20
-"""Latencies from which a P99 or a mean is told. Fewer are kept until there are as many."""
+"""Minimum number of latencies for a P99 or a mean. Fewer are kept for the next window."""
 
 UNLUCKY = 0.01
-"""The share of requests that may miss the objective: it is one for the P99."""
+"""Fraction of requests that may miss the objective, which is defined for the P99."""
 
 
 NO_ROOM = frozenset({"full", "late", "expired"})
-"""Refusals that more replicas would have spared."""
+"""Refusal reasons that more replicas would have avoided."""
 
 
 class Seen(msgspec.Struct):
-    """The record of a service since a window began: how often it was asked, what answers took to which the objective
-    holds, and for how long replicas worked, in nanoseconds. Among what answers took is what those were foreseen to take
-    that were `refused` for want of room. Requests that waited for the first replica to start are not among them: more
-    replicas would not have been ready sooner. `peak`: the most requests that were there at one time.
+    """Measurements of a service in a window: the number of requests, the latencies to which the objective applies, and
+    the busy time of replicas, in nanoseconds. The latencies include the estimates of requests `refused` for lack of
+    capacity. They exclude requests that waited for the first replica to start: more replicas would not have been ready
+    sooner. `peak`: maximum number of concurrent requests.
     """
 
     asked: int = 0
@@ -42,24 +42,24 @@ class Seen(msgspec.Struct):
     peak: int = 0
 
     def ask(self, there: int) -> None:
-        """A request has come: `there` are waiting or being served now."""
+        """Count a request; `there` are now waiting or being served."""
         self.asked += 1
         self.peak = max(self.peak, there)
 
     def refuse(self, why: Why, took: int) -> None:
-        """A request was refused that had taken, or was foreseen to take, so long."""
+        """Count a refused request and its actual or estimated latency."""
         if why in NO_ROOM:
             self.refused += 1
             self.took.append(took)
 
     def after(self) -> "Seen":
-        """An empty record, with the latencies that were too few to be judged."""
+        """Return the record of the next window, with the latencies if they were too few."""
         return Seen(took=self.took if len(self.took) < ENOUGH else [])
 
 
 class Followed(Protocol):
-    """The service whose load is followed. `replicas`: how many are ready; `seen`: its record, which the scaler
-    replaces when a window ends.
+    """The scaled service. `replicas`: number of ready replicas; `seen`: its measurements, which the scaler replaces at
+    the end of a window.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Followed(Protocol):
 
 
 class Scaler:
-    """Asked now and then, says how many replicas there shall be; `say` is told why, whenever that changes."""
+    """Computes the target number of replicas; `say` gets the reason for each change."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class Scaler:
         there: int = 0,
         announced: Sequence[Announced] = (),
     ) -> None:
-        """What is decided on is seen over a `window`, in nanoseconds. So many replicas are `there`, of a gateway that
-        was killed: they count as wished for now. `announced`: what is known to come, by the clock of `now`.
+        """`window`: measuring window in nanoseconds. `there`: replicas of a killed gateway, which count as requested
+        now. `announced`: known future load, in the clock of `now`.
         """
         self._announced = tuple(announced)
         self.wanted = min(rules.most, max(1, rules.least, there))
         self.why = ""
-        """What asked for as many, when there were last to be more."""
+        """Reason for the latest increase."""
         self._service = service
         self._rules = rules
         self._length = window
@@ -102,7 +102,7 @@ class Scaler:
         self._looked = self._decided = now
 
     def look(self, now: int, start_up: int) -> int:
-        """How many there shall be now. `start_up`: how long a replica takes until it is ready."""
+        """Return the target number of replicas. `start_up`: nanoseconds until a new replica is ready."""
         service = self._service
         starting = service.batcher.started(now) > now
         self._waited += 0 if starting else service.batcher.waiting * (now - self._looked)
@@ -138,7 +138,7 @@ class Scaler:
         return self.wanted
 
     def _is_missed(self, now: int) -> bool:
-        """Whether an objective is being missed, and there may be more replicas."""
+        """Whether the objective is being missed and more replicas are allowed."""
         objective, took = self._rules.latency_p99, self._service.seen.took
         if not objective or self.wanted >= self._rules.most or now - max(self._since, self._decided) < SOON:
             return False
@@ -170,7 +170,7 @@ class Scaler:
 
 
 def _p99(took: Sequence[int]) -> int:
-    """Of latencies in order; 0 of none. The largest alone decides nothing."""
+    """P99 of sorted latencies; 0 without any. Ignores the largest one."""
     return took[min(int((1 - UNLUCKY) * len(took)), len(took) - 2)] if took else 0
 
 

@@ -1,10 +1,10 @@
-"""How much of an allowance is left: it refills evenly, and what was spent without having been foreseen is made up."""
+"""Token bucket of an allowance: it refills evenly, and may go below zero for costs known only afterwards."""
 
 from poise.model.keys import Allowance
 
 
 class Bucket:
-    """Holds `amount` at most, which flows in over a `window`. Instants are nanoseconds."""
+    """Token bucket with a capacity of `amount`, which refills over `window`. Instants are nanoseconds."""
 
     def __init__(self, allowance: Allowance, now: int) -> None:
         self._allowance = allowance
@@ -12,14 +12,14 @@ class Bucket:
         self._at = now
 
     def wait(self, now: int) -> int:
-        """Nanoseconds until one may be spent; 0 where it may be now."""
+        """Return nanoseconds until one token is available; 0 if it is now."""
         self._refill(now)
         if self._left >= 1:
             return 0
         return int((1 - self._left) * self._allowance.window / self._allowance.amount) + 1
 
     def spend(self, amount: int, now: int) -> None:
-        """More than is left as well: then nothing may be spent until that has flowed in."""
+        """Spend tokens, even more than are left; then `wait` until the debt has refilled."""
         self._refill(now)
         self._left -= amount
 

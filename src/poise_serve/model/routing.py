@@ -1,4 +1,4 @@
-"""What a router is shown of a request and of the replicas that could take it."""
+"""A router's view of a request and of the candidate replicas."""
 
 import msgspec
 
@@ -37,7 +37,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
 
 class RouteView(msgspec.Struct, frozen=True):
-    """A request and everybody who could take it. `turn`: how many were routed before, `seed`: of what is drawn."""
+    """A request and the candidate replicas. `turn`: number of requests routed before; `seed`: random seed."""
 
     now: int
     asked: Asked
@@ -47,7 +47,7 @@ class RouteView(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where it goes; empty if no replica is open."""
+    """The chosen replica; empty if none is open."""
 
     replica: str
 

@@ -1,27 +1,27 @@
-"""How fast replicas answer, learned from what they have answered; and what is in flight there.
+"""Estimates of replica speed, learned from answers, and of the work in flight.
 
-Small things, together in a `Reckoner`, which a router keeps for the replicas of one service:
+The classes are combined in a `Reckoner`, which a router keeps for the replicas of one service:
 
-* `Sizes`: how much the size of a request says of the time that it takes. Sizes are only estimates (tokens of which most
-  are still to be written, bytes of a picture), and the replica that is slowest is offered those that look small: taken
-  at their word they would make it look slower still. So work is `(size / usual size)^tells`, with the slope learned.
-* `Speed`: nanoseconds for a request of the usual size on one replica, and `Throughput`, the same of one that serves
-  several side by side.
-* `InFlight`: requests that were sent and are not answered, and how long these still take.
-* `Crowds`: how much longer a request takes for those beside it.
+* `Sizes`: how well the size of a request predicts its time. Sizes are only estimates (tokens mostly not generated yet,
+  bytes of an image), and the slowest replica gets the requests that look small: assuming that time is proportional to
+  size would make it look even slower. So work is `(size / usual size)^tells`, with a learned exponent.
+* `Speed`: nanoseconds for a request of the usual size on one replica, and `Throughput`, the same for a replica that
+  serves requests concurrently.
+* `InFlight`: requests that are sent and not answered, and an estimate of their remaining time.
+* `Crowds`: slowdown of a request by concurrent requests.
 
-Requests may be of several *kinds*, such as the models that one server has: how fast a replica is, and what sizes and
-crowds say, is learned of each kind by itself; what is in flight is waited for whatever its kind.
+Requests may be of several *kinds*, such as the models of one server: speeds, sizes and crowds are learned for each kind
+separately; requests in flight of all kinds count as work ahead.
 
-A replica is taken to serve one after the other until it answers out of turn. Time counts from the answer before, or
-from when it was sent if nothing was in flight, and all that is in flight is waited for.
+A replica is assumed to serve one request at a time until it answers out of order. The time of a request starts at the
+previous answer, or when it was sent if nothing was in flight, and all requests in flight count as work ahead.
 
-One that has answered out of turn serves several side by side: it has slots, or batches that others join, or it divides
-itself. There time counts from when it was sent, and is taken to be `cost * crowd^s`, where `crowd` is how many were in
-flight meanwhile, itself included, at the mean over time, and `s` is the slope of least squares, as for sizes: 0 while
-slots are free, 1 where all divide the replica or wait for slots, between these where batches slow down as they grow.
-Crowds larger than those seen are taken to slow it down in proportion, or what has room would be sent everything until
-it answers.
+A replica that has answered out of order serves requests concurrently: by slots, continuous batching or time sharing.
+There the time of a request starts when it was sent, and is modelled as `cost * crowd^s`, where `crowd` is the mean
+number of requests in flight meanwhile, itself included, and `s` is a least-squares slope, as for sizes: 0 while slots
+are free, 1 if requests share the replica or wait for slots, between them if batches slow down as they grow. The
+slowdown beyond the crowds seen so far is assumed to be proportional; otherwise a replica with room would be sent all
+requests until it answers.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -35,51 +35,51 @@ from poise.units import MILLISECOND, SECOND
 from poise_serve.model.routing import Asked, ReplicaView, RouteView
 
 UNKNOWN = 100.0 * MILLISECOND
-"""Of a replica when nothing is known of any. Only how replicas compare matters until the first has answered."""
+"""Initial pace before any replica has answered. Until then only the comparison of replicas matters."""
 
 BY_HEART = 3
-"""Answers that what is foreseen of a new replica counts as."""
+"""Number of answers that the estimate for a new replica counts as."""
 
 LEAST_WEIGHT = 0.05
-"""Of the newest answer, once there are many."""
+"""Minimum weight of the latest answer."""
 
 OUTLIER = 4.0
-"""Times what was foreseen that an answer counts as at most."""
+"""An answer counts as at most this multiple of its estimate."""
 
 SLOW = 2.0
-"""Times what was foreseen from which on an answer is slow. Each one in a row doubles the weight of the newest: one of
-seven exponential times is slow, and of four in a row all are in one of three thousand."""
+"""An answer is slow above this multiple of its estimate. Each consecutive slow answer doubles the weight of the latest:
+with exponential times, one in seven is slow, and four in a row happen once in three thousand."""
 
 MOST_WEIGHT = 0.5
 
 USUAL_WEIGHT = 0.005
-"""Of the newest answer in what a replica usually takes."""
+"""Minimum weight of the latest answer in the long-term mean."""
 
 FADES = 60 * SECOND
-"""Without an answer for so long, half of what set a replica apart from what it usually takes is forgotten: one that was
-slow for a while is tried again, one that is slow is not."""
+"""Half-life, without answers, of a replica's deviation from its long-term mean: a temporarily slow replica is tried
+again, a permanently slow one is not."""
 
 SHORTEST = 1.0
-"""Nanoseconds that a pace is at least."""
+"""Minimum pace, in nanoseconds."""
 
 MOST_WORK = 1e6
-"""Times the usual that a request counts as at most, and of which it counts as no less than one: what says its size may
-say anything.
+"""A request counts as at most this multiple of the usual work, and at least its inverse: sizes come from clients and
+may have any value.
 """
 
 SIZES_KEPT = 1000
-"""Answers over which the slope is taken."""
+"""Number of answers over which the slope is averaged."""
 
 BELIEVED = 20
-"""Answers that the belief counts as that sizes are proportional to times."""
+"""Weight, in answers, of the prior that times are proportional to sizes."""
 
 TOGETHER = 4
-"""Answers of which is learned at a time what crowds do."""
+"""Number of answers in a group from which the effect of crowds is learned."""
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """What logarithms of sizes, or of crowds, say of those of times: means, spread and joint spread. Times are over
-    those of a request of the usual size on the same replica; beside crowds over work. The newest weigh most.
+    """Regression of log time on log size, or on log crowd: means, variance and covariance. Times are relative to those
+    of a request of the usual size on the same replica; for crowds, to the work. Recent answers weigh most.
     """
 
     count: int = 0
@@ -90,12 +90,12 @@ class Sizes(msgspec.Struct, frozen=True):
 
     @property
     def tells(self) -> float:
-        """The slope of what was observed."""
+        """Slope with the usual prior."""
         return self.slope(BELIEVED)
 
     def slope(self, believed: float) -> float:
-        """Of least squares, between 0 (times do not depend on sizes) and 1 (they are proportional), which counts as
-        what so many have shown.
+        """Least-squares slope, from 0 (times do not depend on sizes) to 1 (proportional). The prior is 1, with the
+        weight of `believed` answers.
         """
         if self.spread <= 0.0:
             return 1.0
@@ -103,14 +103,14 @@ class Sizes(msgspec.Struct, frozen=True):
         return min(1.0, max(0.0, (self.joint / self.spread + belief) / (1.0 + belief)))
 
     def work(self, size: float) -> float:
-        """What it is foreseen to be, in requests of the usual size; 1 if its size is not known."""
+        """Estimated work of a request, in requests of the usual size; 1 if its size is unknown."""
         if not (self.count and 0.0 < size < inf):
             return 1.0
         most = log(MOST_WORK)
         return exp(max(-most, min(self.tells * (log(size) - self.size), most)))
 
     def observe(self, size: float, took: float) -> "Sizes":
-        """With one more answer that took so long, in times of the usual."""
+        """Add an answer; `took` is relative to a request of the usual size."""
         if not (0.0 < size < inf and took > 0.0):
             return self
         x, y = log(size), log(took)
@@ -150,14 +150,14 @@ class Crowds:
             self._crowd = self._took = self._work = 0.0
 
     def slower(self, many: float) -> float:
-        """Of a crowd larger than the usual and a standard deviation nothing is known, and it counts in proportion."""
+        """Slowdown by a crowd. It is proportional beyond the mean plus one standard deviation of the crowds seen."""
         known = min(many, exp(self._seen.size + sqrt(self._seen.spread)))
         return float(known ** self._seen.slope(BELIEVED / TOGETHER)) * many / known
 
 
 class Speed(msgspec.Struct, frozen=True):
     """Nanoseconds for a request of the usual size: an exponentially weighted mean (`pace`), and one over many more
-    answers (`usual`). `slow`: how many answers in a row were, `seen`: the instant of the last.
+    answers (`usual`). `slow`: number of consecutive slow answers; `seen`: the instant of the latest answer.
     """
 
     pace: float = UNKNOWN
@@ -168,7 +168,7 @@ class Speed(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, like: Iterable["Speed | Throughput"], now: int) -> "Speed":
-        """Of a new replica: the middle of those that are like it, as if it had answered as often as `BY_HEART`."""
+        """Estimate a new replica by the median of similar ones, with the weight of `BY_HEART` answers."""
         paces = [speed.at(now) for speed in like if speed.count]
         pace = median(paces) if paces else UNKNOWN
         return cls(pace=pace, usual=pace, count=BY_HEART if paces else 0, seen=now)
@@ -178,7 +178,7 @@ class Speed(msgspec.Struct, frozen=True):
         return self.usual + (self.pace - self.usual) * exp2(-max(0, now - self.seen) / FADES)
 
     def observe(self, work: float, busy: int, now: int) -> "Speed":
-        """With one more answer: `work` as it was foreseen when it was sent, `busy` the time that it took."""
+        """Add an answer: its estimated work when it was sent, and its time in nanoseconds."""
         took, pace = max(SHORTEST, busy / work), self.at(now)
         if not self.count:
             return Speed(pace=took, usual=took, count=1, seen=now)
@@ -195,7 +195,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """Of answers, the newest weighing most: what they took in nanoseconds, what work they were, and how many."""
+    """Exponentially weighted sums over answers: nanoseconds, work and count."""
 
     took: float = 0.0
     work: float = 0.0
@@ -206,8 +206,8 @@ class Sums(msgspec.Struct, frozen=True):
         return self.took / self.work
 
     def add(self, work: float, took: float, weight: float) -> "Sums":
-        """One more. It counts as at most `OUTLIER` times what one of its work should take, or of the mean work: a small
-        one that waited for others takes as long as these do.
+        """Add an answer. Its time counts as at most `OUTLIER` times the estimate for its work, or for the mean work if
+        larger: a small request that waited for others takes as long as they do.
         """
         if self.answers:
             took = min(took, OUTLIER * self.pace * max(work, self.work / self.answers))
@@ -216,9 +216,9 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Nanoseconds for a request of the usual size, by itself, of a replica that serves several side by side: all that
-    answers took over all the work that they were, and the same over many more (`usually`). What one small request took
-    there says nothing, as it may have waited for a large one; the sum does, whoever waited for whom.
+    """Nanoseconds for a single request of the usual size, on a replica that serves requests concurrently: total time
+    over total work of the answers, recent (`lately`) and long-term (`usually`). The time of one small request says
+    nothing, because it may have waited for a large one; the sums do not depend on who waited for whom.
     """
 
     lately: Sums = Sums()
@@ -228,7 +228,7 @@ class Throughput(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, speed: Speed, now: int) -> "Throughput":
-        """Of one that was taken to serve one after the other."""
+        """Convert the estimate of a replica that was assumed to serve one request at a time."""
         many = float(min(speed.count, BY_HEART))
         return cls(Sums(many * speed.at(now), many, many), Sums(many * speed.usual, many, many), speed.count, now)
 
@@ -238,7 +238,7 @@ class Throughput(msgspec.Struct, frozen=True):
         return max(SHORTEST, usual + (pace - usual) * exp2(-max(0, now - self.seen) / FADES))
 
     def observe(self, work: float, took: float, now: int) -> "Throughput":
-        """With one more answer: what it would have taken by itself."""
+        """Add an answer; `took` is its time without concurrent requests."""
         lately = (
             msgspec.structs.replace(self.lately, took=self.lately.work * self.at(now)) if self.count else self.lately
         )
@@ -252,8 +252,8 @@ def _nearer(pace: float, took: float, weight: float) -> float:
 
 
 class Sent(NamedTuple):
-    """A request, and the work that it was foreseen to be, in requests of the usual size of its kind. `crowded`: the
-    count of `InFlight` when it was sent.
+    """A request and its estimated work, in requests of the usual size of its kind. `crowded`: the integral kept by
+    `InFlight` when it was sent.
     """
 
     size: float
@@ -264,23 +264,23 @@ class Sent(NamedTuple):
 
 
 class InFlight:
-    """What this router has sent to one replica and what is not answered, in the order in which it was sent. `beside`:
-    some answer came out of turn.
+    """Requests from this router to one replica that are not answered yet, in sending order. `beside`: some answer came
+    out of order.
     """
 
     def __init__(self) -> None:
         self._sent: dict[str, Sent] = {}
         self._work: dict[str, float] = {}
         self.beside = False
-        self._crowded = self._counted = 0  # nanoseconds that were waited by all requests together, until when
-        self._served = 0  # the instant since when what is oldest is served, if it was sent by then
+        self._crowded = self._counted = 0  # request-nanoseconds in flight, and the instant of that count
+        self._served = 0  # start of service of the oldest request, if it was sent by then
 
     def __len__(self) -> int:
         return len(self._sent)
 
     @property
     def kinds(self) -> Collection[str]:
-        """Of which kinds something is in flight."""
+        """Kinds of the requests in flight."""
         return self._work.keys()
 
     def sent(self, request: str, size: float, work: float, now: int, kind: str = "") -> None:
@@ -289,7 +289,7 @@ class InFlight:
         self._work[kind] = self._work.get(kind, 0.0) + work
 
     def answered(self, request: str, now: int) -> tuple[Sent, int] | None:
-        """What it was, and the nanoseconds since the answer before; None if it is not in flight."""
+        """Remove an answered request. Returns it and its service time in nanoseconds; None if it is not in flight."""
         first = next(iter(self._sent), None)
         sent = self._take(request, now)
         if sent is None:
@@ -299,13 +299,13 @@ class InFlight:
         return sent, busy
 
     def dropped(self, request: str, now: int) -> None:
-        """It is not answered, and will not be; if it was served, the next is from now on."""
+        """Remove a request without an answer; if it was being served, service of the next one starts now."""
         if next(iter(self._sent), None) == request:
             self._served = now
         self._take(request, now)
 
     def crowd(self, sent: Sent, now: int) -> float:
-        """How many were in flight since this one was sent, itself included, at the mean over time."""
+        """Mean number of requests in flight since this one was sent, itself included."""
         self._count(now)
         return max(1.0, (self._crowded - sent.crowded) / max(1, now - sent.at))
 
@@ -323,9 +323,8 @@ class InFlight:
         return sent
 
     def left(self, paces: Mapping[str, float], now: int) -> int:
-        """Nanoseconds that all of it is foreseen to take from now, by the pace of each kind. What is served lasts as
-        much longer as it has lasted, if that is more than what is left by its size: large sizes are rare, and it is one
-        of them.
+        """Estimated nanoseconds to serve all requests in flight, by the pace of each kind. The remaining time of the
+        oldest is at least the time that it has taken so far: a long time so far makes a large request likely.
         """
         if not self._sent:
             return 0
@@ -337,8 +336,8 @@ class InFlight:
 
 
 class Known(NamedTuple):
-    """A replica as whoever routes knows it without what was learned: its weight, how many requests it has from there,
-    and whether it may be sent one more.
+    """A replica as the router knows it without learning: its weight, its number of requests from this router, and
+    whether it has room for one more.
     """
 
     name: str
@@ -348,8 +347,8 @@ class Known(NamedTuple):
 
 
 class _Kind:
-    """What is known of requests of one kind: what their sizes say, and by replica how fast it is, how long they last
-    there beside others, and what crowds do to them.
+    """Estimates for one kind of request: the effect of sizes, and for each replica its speed, the time of requests
+    including the effect of concurrency, and the effect of crowds.
     """
 
     def __init__(self) -> None:
@@ -360,9 +359,9 @@ class _Kind:
 
 
 class Reckoner:
-    """What a router knows of the replicas of one service by what it sent and what they answered. `like` of a replica:
-    what sets it apart (a device model, say), so that a new one is foreseen to be as fast as its like. `kind` of a
-    request: what sets it apart from others that the same replicas answer.
+    """A router's estimates for the replicas of one service, from its requests and their answers. `like`: a replica's
+    class (such as a device model), used to estimate new replicas. `kind`: a request's class (such as a model), among
+    those that the same replicas answer.
     """
 
     def __init__(self) -> None:
@@ -371,7 +370,7 @@ class Reckoner:
         self._kinds: dict[str, _Kind] = {}
 
     def add(self, replica: str, now: int, like: str = "") -> None:
-        """With none like it of which anything is known, it is foreseen to be as fast as all."""
+        """Add a replica, estimated by replicas of the same class, or by all if none of these has answered."""
         self._likes[replica] = like
         self._flights[replica] = InFlight()
         for kind in self._kinds.values():
@@ -404,7 +403,7 @@ class Reckoner:
         self._flights[replica].sent(request, size, self._kind(kind, now).sizes.work(size), now, kind)
 
     def answered(self, replica: str, request: str, now: int, held: int = 0) -> None:
-        """`held`: nanoseconds of it that whoever asked did not take more of the answer, and held the replica up."""
+        """Record an answer. `held`: nanoseconds during which its client did not read and blocked the replica."""
         flight = self._flights[replica]
         known = flight.answered(request, now)
         if known is None:
@@ -420,16 +419,16 @@ class Reckoner:
             busy = int(lasted / kind.crowds[replica].slower(crowd))
             before = before if isinstance(before, Throughput) else Throughput.of(before, now)
         speed = kind.speeds[replica] = before.observe(sent.work, busy, now)
-        if not before.count:  # it is the first of all: until now nothing was known of the others either
+        if not before.count:  # the first answer also updates the replicas that have not answered
             kind.speeds |= {name: self._new(kind, name, now) for name, one in kind.speeds.items() if not one.count}
         kind.sizes = kind.sizes.observe(sent.size, min(busy / speed.at(now), OUTLIER * sent.work))
 
     def dropped(self, replica: str, request: str, now: int) -> None:
-        """It was cancelled, or failed: nothing is learned from that."""
+        """Remove a cancelled or failed request; estimates do not change."""
         self._flights[replica].dropped(request, now)
 
     def known(self, replica: str, size: float, now: int, kind: str = "") -> tuple[int, int, int]:
-        """`outstanding`, `backlog` and `cost` of a `ReplicaView`, for a request of this size and kind."""
+        """Return `outstanding`, `backlog` and `cost` of a `ReplicaView`, for a request of this size and kind."""
         flight, asked = self._flights[replica], self._kind(kind, now)
         paces = {name: self._kinds[name].speeds[replica].at(now) for name in flight.kinds}
         outstanding, left = len(flight), flight.left(paces, now)
@@ -438,7 +437,7 @@ class Reckoner:
         return outstanding, left, int(asked.speeds[replica].at(now) * asked.sizes.work(size))
 
     def view(self, asked: Asked, servers: Iterable[Known], turn: int, now: int, kind: str = "") -> RouteView:
-        """What a router is shown of a request and of those that could take it. Chance is the turn's."""
+        """Build a router's view of a request and the candidate replicas. The random seed is `turn`."""
         replicas = []
         for server in servers:
             _, backlog, cost = self.known(server.name, asked.size, now, kind)
@@ -455,8 +454,8 @@ class Reckoner:
         return RouteView(now=now, asked=asked, replicas=tuple(replicas), turn=turn, seed=turn)
 
     def lasting(self, replica: str, size: float, now: int, kind: str = "") -> float:
-        """Nanoseconds from sending to the end of the answer that a request of this size takes there, with all that was
-        beside others; 0 before the first answer.
+        """Estimated nanoseconds from sending a request of this size to the end of its answer, including the effect of
+        concurrent requests; 0 before the first answer.
         """
         asked = self._kind(kind, now)
         lasting = asked.lasting[replica]

@@ -1,22 +1,20 @@
-"""How many of those that wait are sent to a replica together, and when: from what batches of each size take there.
+"""Chooses batch size and timing for a replica, from the measured times of each batch size.
 
-The idea. A replica that is idle costs everybody who waits; so does one that is busy with a batch larger or smaller than
-pays. With `n` waiting, a batch of `b` of them takes `takes(b)` and what is left `clears(n - b)` (see `model.serving`).
-All `n` wait while the batch runs, `n - b` while the rest does, and so do those who are expected to come as long as the
-replica is busy. The batch is the one that makes this least:
+Both an idle replica and a batch of the wrong size cost waiting time. With `n` waiting requests, a batch of `b` takes
+`takes(b)`, and the remaining ones `clears(n - b)` (see `model.serving`). All `n` requests wait while the batch runs,
+and `n - b` while the rest does, as do those expected to arrive while the replica is busy. The best batch minimizes:
 
     cost(b) = (n + a) takes(b) + (n - b + a) clears(n - b)          a = rate x clears(n) / (1 - load)
 
-which is the sum of the times that they wait and are served, to within what the rest is divided into. Where nobody else
-comes (a = 0) it divides as is best for those that are here; the busier the replica, the more it is the throughput that
-counts. No size and no wait is set by hand.
+which is the sum of waiting and service times, except for how the rest is split. Without further arrivals (a = 0) the
+split is optimal for the present requests; with increasing load, throughput counts more. No size or delay is configured.
 
-Waiting for one more pays where what it saves is more than what those lose who wait for it (in `1 / rate` it comes):
+Waiting for one more request pays if it saves more than the waiting ones lose (it is expected in `1 / rate`):
 
     n (1 / rate + takes(n+1) - takes(n)) + takes(n+1)  <  takes(n) - 1 / rate + takes(1)
 
-The right side is what the one who comes would have to wait behind a batch that has just begun, and then be served
-alone. It is asked again with everybody who comes, and nobody is waited for whom the first could be late.
+The right side is the time that the next request would otherwise wait behind a batch that has just begun, and then be
+served alone. The decision is repeated at each arrival, and never makes the first request late.
 """
 
 from collections.abc import Iterable
@@ -27,15 +25,15 @@ import msgspec
 from poise.model.serving import Curve
 
 BUSIEST = 0.95
-"""Above this load the number of those who are expected to come is not made larger any more: it has no end at 1."""
+"""Upper limit of the load in the estimate of arrivals, which diverges at 1."""
 
 DEAREST = 1.5
-"""A smaller batch keeps the promise to those who are in it at the cost of those behind, who wait longer: one of its
-items may take so many times as long as one of the larger.
+"""A smaller batch meets the objective of its requests at the expense of later ones. Its time per item may be at most
+this multiple of that of the larger batch.
 """
 
 PATIENT = 2.0
-"""Somebody expected in `1 / rate` who has not come after this many times that is not waited for any longer."""
+"""Stop waiting for a request expected in `1 / rate` after this multiple of that time."""
 
 
 class QueueView(msgspec.Struct, frozen=True):
@@ -58,20 +56,20 @@ class QueueView(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send the first `count`, filled up to `padded` items where that is quicker."""
+    """Send the first `count` requests, padded to `padded` items if that is faster."""
 
     count: int
     padded: int
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Ask again when somebody comes or another replica is done, or at that instant (0: only then)."""
+    """Decide again at the next arrival or finished batch, or at `until` (0: no time limit)."""
 
     until: int
 
 
 class Batching:
-    """One policy for every load: nothing to set."""
+    """Batching policy for every load, without settings."""
 
     name = "adaptive"
 
@@ -95,7 +93,7 @@ class Batching:
 
 
 def best_size(curve: Curve, waiting: int, rate: float) -> int:
-    """How many of so many are sent now."""
+    """Return the best batch size for this number of waiting requests."""
     most = min(waiting, curve.largest)
     if most == 1:
         return 1
@@ -110,7 +108,7 @@ def best_size(curve: Curve, waiting: int, rate: float) -> int:
 
 
 def waiting_pays(curve: Curve, waiting: int, gap: float) -> bool:
-    """Whether those who wait had better wait for one more, who is expected within `gap` nanoseconds."""
+    """Whether waiting for one more request, expected within `gap` nanoseconds, reduces the total time."""
     now, more = curve.takes(waiting), curve.takes(waiting + 1)
     if gap >= now:
         return False
@@ -118,12 +116,12 @@ def waiting_pays(curve: Curve, waiting: int, gap: float) -> bool:
 
 
 def foreseen(now: int, waiting: int, replicas: Iterable[tuple[Curve, int]]) -> int:
-    """When somebody who comes now is answered, behind so many who wait for the same replicas, each of which is busy
-    until an instant. Each serves its share of the queue, by its pace.
+    """Estimate when a new request is answered, behind `waiting` others, by replicas that are each busy until an
+    instant. Each replica serves its share of the queue, by its pace.
     """
     paces = [(curve, max(now, busy), curve.pace()) for curve, busy in replicas]
     if any(not pace for _, _, pace in paces):
-        return now  # of one of them nothing is known yet
+        return now  # a replica has no measurements yet
     together = sum(1 / pace for _, _, pace in paces)
     return min(
         (int(free + curve.clears(ceil((waiting + 1) / (pace * together)))) for curve, free, pace in paces), default=now

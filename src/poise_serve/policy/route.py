@@ -1,13 +1,13 @@
-"""Which replica a request goes to, and who goes first where requests wait.
+"""Routing policies: the replica for a request, and the order of waiting requests.
 
-A router sees a request and the replicas (`RouteView`) and names one that is open; it remembers nothing. What is drawn
-comes from the view's seed, turns are counted in the view, and what a replica is foreseen to take is worked out before
-(`poise_serve.model.speeds`, or a table of batches). The default is `expected-delay`; the others are what it is measured
-beside, and `consistent-hash` is for requests that had better meet what an earlier one left behind.
+A router gets a request and the replicas (`RouteView`) and names an open one; it is stateless. Randomness comes from the
+view's seed, the turn is counted in the view, and estimates of replica speed are computed before
+(`poise_serve.model.speeds`, or a table of batches). The default is `expected-delay`; the others are for comparison, and
+`consistent-hash` is for requests that profit from state of earlier ones, such as a prompt cache.
 
-Where requests wait for a replica they stand in two lanes: those that can still be answered in time, and the others,
-deferred. `lane_of` says which, `next_lane` whose turn it is; the lists are the gateway's. A request is asked again when
-it comes to the head of the first lane, since what could be met when it came may not be met any more.
+Waiting requests are in two lanes: those that can still be answered in time, and deferred ones. `lane_of` selects the
+lane, `next_lane` the lane to serve next; the gateway has the queues. A request is checked again at the head of the
+first lane, because it may have become too late.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ RouterPolicy = Policy[RouteView, Route]
 Lane = Literal["first", "deferred"]
 
 BOUND = 1.25
-"""Times its share of all that is outstanding that a replica may hold before keys go past it (Mirrokni, Thorup and
+"""A replica may hold this multiple of its share of outstanding requests before keys move on (Mirrokni, Thorup and
 Zadimoghaddam, "Consistent hashing with bounded loads", 2018: a key then moves past O(1 / 0.25^2) replicas)."""
 
 STALE = 3
-"""Times what a request takes at a replica after which what the replica's metrics told is too old to count."""
+"""A replica's own metrics are ignored when they are older than this multiple of a request's time on it."""
 
 DEFERRED_TURN = 8
-"""One turn in so many is the deferred lane's, whoever waits in the first: an eighth of the capacity is what those that
-cannot be met in time cost the others, and a deferred request waits for at most so many times those before it."""
+"""One turn in this many serves the deferred lane, even if the first lane is not empty. So deferred requests use at most
+an eighth of the capacity, and wait for at most this many times the requests ahead in their lane."""
 
 _BITS = 64
 _MASK = (1 << _BITS) - 1
@@ -40,7 +40,7 @@ _MASK = (1 << _BITS) - 1
 
 @dataclass(frozen=True)
 class Router:
-    """A choice among the replicas that are open. With none the route is empty."""
+    """Chooses among the open replicas. Without any, the route is empty."""
 
     name: str
     choose: Callable[[RouteView, Sequence[ReplicaView]], ReplicaView]
@@ -51,17 +51,17 @@ class Router:
 
 
 def foreseen(replica: ReplicaView) -> int:
-    """Nanoseconds until the request would be answered there: what this router has in flight there, what others had
-    when that was told and cannot have been done since, and the request itself.
+    """Estimate nanoseconds until the replica would answer the request: this router's requests in flight, those of
+    others by the replica's metrics, less the time since, and the request itself.
 
-    What was told counts for less with every nanosecond that has passed, and for nothing when it is old: metrics that
-    say too much would make a replica that is free look busy.
+    The reported load decreases with age, and is ignored when too old: outdated metrics would make a free replica look
+    busy.
     """
     told = max(0, replica.told - replica.age) if replica.age < STALE * replica.cost else 0
     return replica.backlog + told + replica.cost
 
 
-# --- who takes it ----------------------------------------------------------------------------------------------------
+# --- routers ---------------------------------------------------------------------------------------------------------
 
 
 def _random(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaView:
@@ -73,9 +73,9 @@ def _round_robin(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaVie
 
 
 def _weighted(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaView:
-    """Smooth turns by weight: the turn `k` (from 0) of a replica of weight `w` is due at `(k + 1/2) / w`, and turns are
-    taken as they are due (the apportionment of Webster). Those due long ago need not be counted one by one: until
-    `(turn - n / 2) / sum(w)` no more than `turn` have been, and no fewer than `turn - n`.
+    """Smooth weighted round robin: turn `k` (from 0) of a replica of weight `w` is due at `(k + 1/2) / w`; turns are
+    taken in order of due time (Webster's apportionment). Old turns are not simulated: before
+    `(turn - n / 2) / sum(w)` there are at most `turn`, and at least `turn - n` of them.
     """
     weighed = _weighed(replicas)
     total = sum(weight for weight, _ in weighed)
@@ -94,7 +94,7 @@ def _least_outstanding(view: RouteView, replicas: Sequence[ReplicaView]) -> Repl
 
 
 def _power_of_two(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaView:
-    """Of two that are drawn, the one with less outstanding (Mitzenmacher, 2001); the first drawn if that is alike."""
+    """Of two random replicas, take the one with fewer outstanding requests (Mitzenmacher, 2001); the first if equal."""
     if len(replicas) == 1:
         return replicas[0]
     drawn = _mix(view.seed)
@@ -105,18 +105,17 @@ def _power_of_two(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaVi
 
 
 def _expected_delay(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaView:
-    """Where it is foreseen to be answered first (Shortest Expected Delay)."""
+    """Take the replica with the shortest expected delay."""
     return _least(view, replicas, foreseen)
 
 
 def _consistent_hash(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaView:
-    """The replicas in an order that depends on nothing but the key, their names and weights; the first of them that
-    holds less than its bound.
+    """Order the replicas by key, names and weights only; take the first below its load limit.
 
-    Rendezvous hashing: each draws from an exponential distribution of its weight, least first, so that each comes
-    first for its share of the keys, and one that comes or goes moves no keys but its own (Thaler and Ravishankar,
-    1998; with weights Schindelhauer and Schomaker, 2005). Not all can be at their bounds: these add up to more than
-    there is.
+    Rendezvous hashing: each replica gets a hash-derived exponential sample with its weight as the rate; the smallest is
+    first. So each is first for its share of the keys, and adding or removing one moves no other keys (Thaler and
+    Ravishankar, 1998; with weights Schindelhauer and Schomaker, 2005). Some replica is always below its limit, because
+    the limits sum to more than the load.
     """
     key = view.asked.key
     if not key:
@@ -148,18 +147,18 @@ ROUTERS: dict[str, RouterPolicy] = {
 
 
 def router_named(name: str) -> RouterPolicy:
-    """The router of this name. Raises KeyError with the known names."""
+    """Return the router of this name. Raises KeyError with the known names."""
     try:
         return ROUTERS[name]
     except KeyError:
         raise KeyError(f"there is no router `{name}`; known: {', '.join(ROUTERS)}") from None
 
 
-# --- who goes first --------------------------------------------------------------------------------------------------
+# --- lanes -----------------------------------------------------------------------------------------------------------
 
 
 def lane_of(view: RouteView) -> Lane:
-    """Whether some open replica is foreseen to answer in time. What has no instant to be answered by is never late."""
+    """Return "first" if an open replica is expected to answer in time, or there is no deadline."""
     if not view.asked.due:
         return "first"
     soonest = min((foreseen(replica) for replica in view.replicas if replica.open), default=None)
@@ -167,7 +166,7 @@ def lane_of(view: RouteView) -> Lane:
 
 
 def next_lane(turn: int, first: int, deferred: int) -> Lane | None:
-    """Whose head goes next, where so many wait in each lane and `turn` went before; None if nobody waits."""
+    """Return the lane to serve next, given the lengths of both and the number served before; None if both are empty."""
     if first and not (deferred and turn % DEFERRED_TURN == DEFERRED_TURN - 1):
         return "first"
     return "deferred" if deferred else None
@@ -177,14 +176,14 @@ def next_lane(turn: int, first: int, deferred: int) -> Lane | None:
 
 
 def _least(view: RouteView, replicas: Sequence[ReplicaView], what: Callable[[ReplicaView], int]) -> ReplicaView:
-    """The replica with least of it; of those alike one with less outstanding, and then they take turns."""
+    """Return the replica with the minimum; ties go to fewer outstanding requests, then round robin."""
     count = len(replicas)
     keys = ((what(replica), replica.outstanding, (at - view.turn) % count) for at, replica in enumerate(replicas))
     return replicas[min((key, at) for at, key in enumerate(keys))[1]]
 
 
 def _weighed(replicas: Sequence[ReplicaView]) -> list[tuple[float, ReplicaView]]:
-    """Those that have a weight; with none that has, all alike."""
+    """Return replicas with a positive weight; if there are none, all with equal weights."""
     return [(each.weight, each) for each in replicas if each.weight > 0] or [(1.0, each) for each in replicas]
 
 
@@ -193,7 +192,7 @@ def _crc(text: str) -> int:
 
 
 def _mix(value: int) -> int:
-    """64 bits that look drawn (SplitMix64; Steele, Lea and Flood, 2014)."""
+    """Return 64 pseudorandom bits (SplitMix64; Steele, Lea and Flood, 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
@@ -201,7 +200,7 @@ def _mix(value: int) -> int:
 
 
 def _unit(bits: int) -> float:
-    """Between 0 and 1, and neither."""
+    """Map bits to the open interval from 0 to 1."""
     return ((bits >> 12) + 0.5) / (1 << 52)
 
 

@@ -1,4 +1,4 @@
-"""How long workers take to add up their gradients, and a step of training with it: formulas, and how they are fitted.
+"""Cost model of gradient exchange and of a training step: formulas, and how they are fitted.
 
 *Collectives.* A ring of `n` workers adds up `S` bytes in 2 (n - 1) rounds, in each of which everyone sends S/n to the
 next (Patarasuk and Yuan, 2009); gathering `S` bytes of each takes n - 1 rounds of S. A round costs a latency and its
@@ -30,7 +30,7 @@ Pattern = Literal["reduce", "gather"]
 
 
 class Way(NamedTuple):
-    """What a collective costs, in seconds: each one, each of its rounds, and each byte that a worker gives out."""
+    """Cost of a collective in seconds: per call, per round, and per byte that a worker sends."""
 
     start: float
     latency: float
@@ -38,14 +38,14 @@ class Way(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What collectives cost over a link, by their pattern."""
+    """Cost of collectives over a link, by pattern."""
 
     reduce: Way
     gather: Way
 
 
 class Cost(NamedTuple):
-    """What was fitted over links of several rates."""
+    """Cost fitted over links of several rates."""
 
     start: float
     latency: float
@@ -74,7 +74,7 @@ class Timing(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One that a step sends: ready so many seconds after the step begins, to be added up or gathered."""
+    """A message of a step, `ready` seconds after the step begins, to be reduced or gathered."""
 
     ready: float
     size: int
@@ -86,12 +86,12 @@ def rounds(pattern: Pattern, workers: int) -> int:
 
 
 def given_out(pattern: Pattern, size: float, workers: int) -> float:
-    """Bytes that each worker gives out."""
+    """Return the bytes that each worker sends."""
     return (workers - 1) * size * (2 / workers if pattern == "reduce" else 1)
 
 
 def seconds(pattern: Pattern, size: float, workers: int, link: Link) -> float:
-    """How long a collective takes."""
+    """Return the duration of a collective."""
     if workers < 2:
         return 0.0
     way = link.reduce if pattern == "reduce" else link.gather
@@ -99,7 +99,7 @@ def seconds(pattern: Pattern, size: float, workers: int, link: Link) -> float:
 
 
 def fitted(timings: Sequence[Timing]) -> Costs:
-    """Costs with which `seconds` comes nearest to what was measured. A pattern that was not has the other's."""
+    """Fit the costs to measured times. A pattern without measurements gets those of the other."""
 
     def cost(pattern: Pattern) -> Cost:
         those = _of(pattern, timings)
@@ -113,7 +113,7 @@ def fitted(timings: Sequence[Timing]) -> Costs:
 
 
 def fitted_link(timings: Sequence[Timing]) -> Link:
-    """The same for one link, whatever its rate."""
+    """Fit the costs of one link, without its rate."""
 
     def way(pattern: Pattern) -> Way:
         those = _of(pattern, timings)
@@ -149,7 +149,7 @@ def _least(rows: Floats, measured: Floats) -> list[float]:
 
 
 def exposed(messages: Sequence[Message], ends: float, workers: int, link: Link) -> float:
-    """Seconds for which messages are still on their way when backward has ended."""
+    """Return the seconds of communication after the end of backward."""
     free = 0.0
     for one in messages:
         free = max(free, one.ready) + seconds(one.pattern, one.size, workers, link)

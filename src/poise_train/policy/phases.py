@@ -1,22 +1,22 @@
-"""In which phase a training run is: initial, convergence or fine-tuning, from its loss and its gradients.
+"""Detects the phase of a training run, initial, convergence or fine-tuning, from its loss and its gradients.
 
-What a person does who looks at the curve of the loss, but while it is being drawn. The curve is kept as at most 64
-means of equally many steps, which are joined in pairs when there are more: so it covers the run whatever its length,
-and one reads off it as off paper, in parts of its height and its age.
+It reads the loss curve as a person would, but online. The curve is stored as at most 64 means of equal numbers of
+steps, which are merged in pairs when there are more. So it covers a run of any length, and the rules are relative to
+its height and its age.
 
-*Initial* ends behind the knee: the point furthest below the straight line from the first loss to the newest, once the
-loss falls behind it at a small part of the speed before it (Satopaa and others, "Finding a Kneedle in a Haystack",
-2011, take the same point). *Convergence* ends when little of the fall is still to come. The loss of late is fitted as
-c + b/spent over the younger half of the present slope, where a step spends its learning rate; what comes up to the end
-of the run follows from b, and from how the rate has fallen of late. If the end is not known, the run is taken for half
-done: whoever comes by at some time finds it so in the median (Gott, "Implications of the Copernican Principle", 1993).
-A rate that drops begins a new slope. A loss that leaps up and stays there begins a new run: *initial* again.
+*Initial* ends after the knee: the point furthest below the straight line from the first loss to the latest, once the
+slope after it is a small fraction of the slope before it (Satopaa and others, "Finding a Kneedle in a Haystack", 2011,
+use the same point). *Convergence* ends when little decrease is left. The recent loss is fitted as c + b/spent over the
+later half of the current segment, where `spent` is the sum of the learning rates; the decrease until the end of the run
+follows from b and the recent decay of the rate. If the end is unknown, the run is assumed to be half done, which is the
+median for a random time (Gott, "Implications of the Copernican Principle", 1993). A drop of the rate starts a new
+segment. A lasting jump of the loss starts a new run, *initial* again.
 
-The variance of the norms of the last ten gradients is a second witness. Absolute thresholds of 0.1 (above: initial) and
-0.01 (below: fine-tuning) mean something else for every loss and every model. So they are parts of the highest variance
-that the run itself has shown: above the first, less of the fall may be left for fine-tuning, below the second more.
+The variance of the last ten gradient norms is a second signal. Absolute thresholds of 0.1 (above: initial) and 0.01
+(below: fine-tuning) have no common meaning for all losses and models. So they are fractions of the highest variance of
+the run itself: above the first, fine-tuning requires less remaining decrease, below the second it allows more.
 
-Nothing changes back and forth: phases follow each other, and only a leap of the loss leads back.
+Phases do not oscillate: they follow each other, and only a jump of the loss leads back.
 """
 
 from collections.abc import Sequence
@@ -32,37 +32,37 @@ from poise_train.model.phases import Pace, PhaseMemory, PhaseRules, PhaseVerdict
 PhasePolicy = Policy[PhaseView, PhaseVerdict]
 
 POINTS = 64
-"""At most so many means are kept of a curve."""
+"""Maximum number of means stored for a curve."""
 
 FIRST = 3
-"""The median of so many losses is where a run starts: one that is far off does not count."""
+"""The initial loss is the median of this number of losses, which ignores one outlier."""
 
 LOOK = 5
-"""Judged at every so many steps."""
+"""The phase is evaluated every this many sampled steps."""
 
 CLEAR = 4.0
-"""A fall is clear if it is so many times as large as the loss jitters."""
+"""A decrease is clear above this multiple of the noise of the loss."""
 
 JITTER = 0.05
-"""Weight of the newest change in what the loss jitters by."""
+"""Weight of the latest change in the noise estimate."""
 
 SHORTEST = 0.25
-"""What is to come is looked at as if it were at least so much of what was, or the end would always look level."""
+"""The remaining steps count as at least this fraction of those so far; otherwise the end would always look flat."""
 
 EVEN = 0.01
-"""Below so much in all, the rate is taken not to fall."""
+"""A total decay of the rate below this counts as constant."""
 
 HUGE = 1e100
-"""A loss or a norm from here on is as good as infinite, and is left out."""
+"""Losses and norms from here on count as infinite, and are ignored."""
 
 SPIKE = 5.0
-"""How far from the median of the recent ones a loss counts, in what the loss usually changes by."""
+"""Losses are clipped to this multiple of the usual change around the recent median."""
 
 SURE = 0.7
-"""Of 1: so much must of late have spoken for the next phase."""
+"""Evidence, from 0 to 1, required for the next phase."""
 
 FAR = 4.0
-"""A change counts for at most so many times the usual one."""
+"""A change counts as at most this multiple of the usual one in the noise estimate."""
 
 
 class Phases:
@@ -73,7 +73,7 @@ class Phases:
         changes: list[tuple[int, Phase]] = []
         for step in view.steps:
             if step.step <= memory.seen or not abs(step.loss) < HUGE:
-                continue  # done again after a restart, or no loss to speak of
+                continue  # repeated after a restart, or not a usable loss
             before = memory.phase
             memory = _judged(_seen(memory, step, view.rules), view)
             if memory.phase != before:
@@ -127,7 +127,7 @@ def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
 
 
 def _warms_up(memory: PhaseMemory, step: Step) -> bool:
-    """The learning rate is higher than it has ever been: however level the loss is now, the run has not got going."""
+    """Whether the learning rate is at a new maximum: during warm-up, a flat loss is no sign of convergence."""
     return memory.phase == "initial" and step.rate > memory.peak >= 0
 
 
@@ -197,7 +197,7 @@ def _judged(memory: PhaseMemory, view: PhaseView) -> PhaseMemory:
 
 
 def _begun_again(memory: PhaseMemory) -> PhaseMemory:
-    """The losses that were seen since the leap are the first of the new run."""
+    """Begin a new run with the losses since the jump."""
     since = memory.seen + 1 - len(memory.recent)
     return PhaseMemory(
         born=since,
@@ -244,7 +244,7 @@ def _little_left(memory: PhaseMemory, view: PhaseView) -> bool:
     inverse = [1 / (point.spent - slope.spent) for point in late]
     mean, level = _mean(inverse, late), _mean([point.loss for point in late], late)
     square = sum(point.count * (x - mean) ** 2 for x, point in zip(inverse, late, strict=True))
-    if square <= 0:  # the rate is nought
+    if square <= 0:  # the rate is zero
         return False
     product = sum(point.count * (x - mean) * (point.loss - level) for x, point in zip(inverse, late, strict=True))
     steep = product / square + rules.doubt * _noise(memory) / sqrt(square)
@@ -285,7 +285,7 @@ def _lowest(memory: PhaseMemory) -> float:
 
 
 def _noise(memory: PhaseMemory) -> float:
-    """Standard deviation of a loss about its level: two that are drawn from a bell differ by 2/√π of it in the mean."""
+    """Standard deviation of the loss: two normal samples differ by 2/√π of it in the mean."""
     return memory.jitter * sqrt(pi) / 2
 
 

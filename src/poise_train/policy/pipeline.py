@@ -1,21 +1,21 @@
-"""A model of layers in a row, cut into stages for unequal devices, and what a schedule of micro-batches makes of them.
+"""Splits a sequential model into stages for unequal devices, and estimates a step under a micro-batch schedule.
 
-`partition` cuts the row so that the slowest stage is as quick as it can be: in the steady state a pipeline gives out a
-micro-batch each time its slowest stage has done one. Of all such cuts it takes one whose stages together take least,
-since that is how long the pipeline takes to fill and to drain; of these the one with the earliest ends. It is exact:
-a dynamic programme over where the next stage begins, of O(P L^2) for P devices in their order and L layers. If any
-order will do, it is over which devices are used up, too: O(2^P P L^2) at most, less where devices are alike.
+`partition` minimizes the time of the slowest stage, which limits the throughput of a pipeline in the steady state. Of
+all optimal splits it takes one with the smallest total time, which is the time to fill and drain the pipeline, and of
+these the one with the earliest ends. It is exact: a dynamic program over the start of the next stage, in O(P L^2) for P
+devices in a fixed order and L layers. In any order the state includes the used devices: at most O(2^P P L^2), less if
+some devices are equal.
 
-`foresee` goes through what each device does, one after the other, over the times of the real stages. The closed form of
-a pipeline's bubble, (P - 1) / (M + P - 1) (Huang et al., *GPipe*, 2019, section 2.3), holds only where all stages take
-the same and nothing is sent; there the two agree.
+`foresee` simulates the operations of each device in order, with the times of the actual stages. The closed form of the
+bubble, (P - 1) / (M + P - 1) (Huang et al., *GPipe*, 2019, section 2.3), holds only for equal stages without transfers;
+there the two agree.
 
-What a stage takes in is on its own account: PyTorch's GPipe and 1F1B post a receive when they want to compute with it,
-and gloo and NCCL move data only once the receive is posted. So a transfer is never beside the computation of the one
-who waits for it, however early it could have begun.
+The receiving stage pays for a transfer: PyTorch's GPipe and 1F1B post a receive just before the computation that needs
+it, and gloo and NCCL move data only after that. So a transfer never overlaps the receiver's computation, however early
+it could start.
 
-Times are nanoseconds of a micro-batch, sizes bytes, speeds thousandths of that of the device on which layers were
-measured, bandwidths bits a second.
+Times are nanoseconds per micro-batch, sizes bytes, speeds thousandths of the device on which layers were measured, and
+bandwidths bits per second.
 """
 
 import operator
@@ -27,21 +27,21 @@ from typing import Literal, NamedTuple
 from poise.units import SECOND
 
 Schedule = Literal["forward", "gpipe", "1f1b"]
-"""`forward`: answers only. `gpipe`: all forwards, then all backwards. `1f1b`: as few micro-batches under way as keep
+"""`forward`: inference. `gpipe`: all forwards, then all backwards. `1f1b`: the fewest micro-batches in flight that keep
 all stages busy (Narayanan et al., *Memory-efficient pipeline-parallel DNN training*, ICML 2021)."""
 
 MOST_DEVICES = 16
-"""So many devices are put in order; each further one of its own kind doubles the work."""
+"""Maximum number of devices to order; each further device of a different kind doubles the work."""
 
 NORMAL = 1000
 """The speed of the device on which layers were measured."""
 
 
 class Layer(NamedTuple):
-    """What one layer takes for one micro-batch, measured.
+    """Measured cost of one layer for one micro-batch.
 
-    `output` is what it gives to the next layer, `kept` what it keeps for its backward, and `held` what stays: weights,
-    their gradients, the optimizer's state.
+    `output`: bytes sent to the next layer. `kept`: bytes kept for its backward. `held`: permanent bytes, of weights,
+    gradients and optimizer state.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Layer(NamedTuple):
 
 
 class Device(NamedTuple):
-    """`memory` is what a stage may take on it; -1: it is not counted."""
+    """`memory`: maximum bytes of a stage on this device; -1: no limit."""
 
     name: str
     speed: int = NORMAL
@@ -61,19 +61,19 @@ class Device(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """How two devices are connected: `latency` of one transfer; a `bandwidth` of 0 is not counted."""
+    """Link between two devices: `latency` of one transfer; a `bandwidth` of 0 means unlimited."""
 
     latency: int = 0
     bandwidth: int = 0
 
     def carries(self, size: int) -> int:
-        """How long so many bytes take."""
+        """Transfer time of this number of bytes."""
         return self.latency + (-(-size * 8 * SECOND // self.bandwidth) if self.bandwidth else 0)
 
 
 class Stage(NamedTuple):
-    """The layers from `start` up to `stop` on one device. `takes` is what arrives before a forward, and `takes_back`
-    before a backward; `memory` what it needs at most.
+    """The layers from `start` up to `stop` on one device. `takes` and `takes_back`: transfer times before a forward and
+    a backward. `memory`: peak bytes.
     """
 
     device: Device
@@ -87,7 +87,7 @@ class Stage(NamedTuple):
 
     @property
     def time(self) -> int:
-        """Of one micro-batch, with what is waited for on the wire."""
+        """Time of one micro-batch, including transfers."""
         return self.forward + self.backward + self.takes + self.takes_back
 
     @property
@@ -96,7 +96,7 @@ class Stage(NamedTuple):
 
 
 class Lack(NamedTuple):
-    """Why there is no partition: of what `subject` needs more than there is."""
+    """A reason why there is no partition: `subject` needs more than is available."""
 
     subject: str
     need: int
@@ -105,25 +105,25 @@ class Lack(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """There is no partition, for all of these reasons."""
+    """There is no partition, with all the reasons."""
 
     lacks: tuple[Lack, ...]
 
 
 class Foreseen(NamedTuple):
-    """One step of a pipeline: how long it takes, and how long each device computes in it."""
+    """Estimate of one step: its time, and the compute time of each device."""
 
     time: int
     busy: tuple[int, ...]
 
     @property
     def bubble(self) -> float:
-        """The share of the devices' time in which nothing is computed."""
+        """Share of the devices' time in which they are idle."""
         return idle(self.time, self.busy)
 
 
 class Move(NamedTuple):
-    """What a device does at once: the forward of a micro-batch through one of its stages, or its backward."""
+    """One operation of a device: the forward or the backward of a micro-batch through one stage."""
 
     stage: int
     micro: int
@@ -131,8 +131,8 @@ class Move(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The size of micro-batch that is best, how many make a step, the stages for it, and the step. `passed` says of
-    each other size what a step would take, or why there is none.
+    """The best micro-batch size, its number per step, its stages, and the estimated step. `passed`: for each other
+    size, the estimated step, or why there is none.
     """
 
     size: int
@@ -143,7 +143,7 @@ class Chosen(NamedTuple):
 
 
 def idle(time: int, busy: Sequence[int]) -> float:
-    """The bubble: the share of the devices' time in which nothing is computed."""
+    """Return the bubble: the share of the devices' time in which they are idle."""
     return 1 - sum(busy) / (time * len(busy)) if time else 0.0
 
 
@@ -159,10 +159,10 @@ def partition(
     micro_batches: int = 1,
     any_order: bool = False,
 ) -> tuple[Stage, ...] | NoRoom:
-    """A stage of at least one layer for each device, such that the slowest is as quick as can be.
+    """Assign at least one layer to each device, and minimize the time of the slowest stage.
 
-    `wires` connect each device with the next one; in any order, one stands for all. Memory is counted for so many
-    `micro_batches` a step.
+    `wires` connect each device to the next; with `any_order`, a single one is used for all. Memory is counted for
+    `micro_batches` per step.
     """
     if any_order and not isinstance(wires, Wire):
         raise ValueError("devices change their order only if all are connected alike")
@@ -186,7 +186,7 @@ def cut_at(
     schedule: Schedule = "1f1b",
     micro_batches: int = 1,
 ) -> tuple[Stage, ...]:
-    """The stages that end before these layers, whether there is room for them or not."""
+    """Return the stages that end before these layers, even if they do not fit."""
     if len(ends) != len(devices) or sorted({0, *ends}) != [0, *ends] or ends[-1] != len(layers):
         raise ValueError(f"{len(devices)} stages of {len(layers)} layers do not end at {list(ends)}")
     row = _Row(layers, devices, wires, schedule, micro_batches, any_order=False)
@@ -194,7 +194,7 @@ def cut_at(
 
 
 class _Row:
-    """The search. A state is which devices have their layers already (bits), and the first layer that is left."""
+    """The search. A state is the set of used devices (as bits), and the first unassigned layer."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class _Row:
         self.stage = cache(self._stage)
 
     def nexts(self, used: int) -> list[int]:
-        """Which device may come next: of devices that are alike the first one that is free."""
+        """Return candidates for the next device: of equal devices only the first free one."""
         if not self.any_order:
             return [used.bit_count()]
         free = [index for index in range(len(self.devices)) if not used >> index & 1]
@@ -227,14 +227,14 @@ class _Row:
         return list(alike.values())
 
     def _stage(self, index: int, place: int, start: int, stop: int) -> Stage:
-        """These layers on a device that is the one at `place` of the row."""
+        """Make a stage of these layers on a device at position `place`."""
         device, last = self.devices[index], len(self.devices) - 1
         trains = self.schedule != "forward"
         forward = -(-(self._forward[stop] - self._forward[start]) * NORMAL // device.speed)
         backward = -(-(self._backward[stop] - self._backward[start]) * NORMAL // device.speed) if trains else 0
         comes = self.layers[start - 1].output if start else 0
         gives = self.layers[stop - 1].output if not trains or place < last else 0
-        # PyTorch has a buffer for each micro-batch that a stage receives, each gradient too; answers stay until the end
+        # PyTorch has a buffer per received micro-batch and gradient; in inference, outputs stay until the end
         memory = self._held[stop] - self._held[start] + (comes + gives) * self.micro_batches
         if trains:
             under_way = in_flight(self.schedule, place, last + 1, self.micro_batches)
@@ -244,7 +244,7 @@ class _Row:
         return Stage(device, start, stop, forward, backward, takes, takes_back, memory)
 
     def options(self, used: int, start: int) -> list[tuple[int, int, Stage]]:
-        """What may come next: which devices have their layers then, the first layer that is left, and the stage."""
+        """Return the possible next stages, each with the used devices and the first unassigned layer after it."""
         place, left = used.bit_count(), len(self.devices) - used.bit_count() - 1
         stops = range(start + 1, len(self.layers) - left + 1) if left else [len(self.layers)]
         found = []
@@ -256,7 +256,7 @@ class _Row:
         return found
 
     def least(self, join: Callable[[int, int], int], limit: int | None) -> int | None:
-        """The least that the row costs, its stages' times joined, if none takes longer than the limit."""
+        """Return the minimum over all splits of the stage times combined by `join`, with no stage above `limit`."""
 
         @cache
         def rest(used: int, start: int) -> int | None:
@@ -275,7 +275,7 @@ class _Row:
         return rest(0, 0)
 
     def furthest(self) -> int:
-        """How many layers the devices hold at most, one device after the other."""
+        """Return the maximum number of layers that fit on the devices in order."""
         reached, seen = {(0, 0)}, 0
         for place in range(len(self.devices)):
             reached = {
@@ -289,7 +289,7 @@ class _Row:
         return seen
 
     def cut(self, slowest: int) -> tuple[Stage, ...]:
-        """The stages: none slower than the slowest must be, together as quick as can be, ends as early as can be."""
+        """Return the stages with no stage above `slowest`, the smallest total time, and the earliest ends."""
         total = self.least(operator.add, slowest)
         stages: list[Stage] = []
         used, start = 0, 0
@@ -304,8 +304,8 @@ class _Row:
 
 
 def _lacks(row: _Row) -> tuple[Lack, ...]:
-    """Every reason why memory does not suffice: each layer that is too large for any device, all of them together, and
-    how many layers the devices hold in a row.
+    """Return every reason why memory does not suffice: each layer too large for any device, the total, and the number
+    of layers that fit in order.
     """
     trains = row.schedule != "forward"
     needs = [layer.held + (layer.kept if trains else 0) for layer in row.layers]
@@ -327,7 +327,7 @@ def _lacks(row: _Row) -> tuple[Lack, ...]:
 
 
 def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> int:
-    """How many micro-batches a stage has gone forward with and not yet back, at most."""
+    """Return the maximum number of micro-batches of a stage between their forward and backward."""
     match schedule:
         case "forward":
             return 1
@@ -338,12 +338,11 @@ def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int) -
 
 
 def moves(schedule: Schedule, device: int, devices: int, micro_batches: int, rounds: int = 1) -> list[Move]:
-    """What a device does, one after the other, as PyTorch's schedules do it.
+    """Return the operations of a device in order, as in PyTorch's schedules.
 
-    1F1B may go round the devices several times: a device has `rounds` stages then, those with its number and each so
-    many further on as there are devices (*interleaved*: Narayanan et al., *Efficient large-scale language model
-    training*, SC 2021, section 2.2). The first micro-batches, as many as devices, go through all of its stages, then
-    the next ones.
+    With `rounds` above 1, 1F1B is *interleaved*: a device has `rounds` stages, with numbers `devices` apart (Narayanan
+    et al., *Efficient large-scale language model training*, SC 2021, section 2.2). A group of as many micro-batches as
+    devices goes through all of its stages, then the next group.
     """
     if schedule != "1f1b" and rounds > 1:
         raise ValueError(f"only 1f1b goes round the devices several times, not {schedule}")
@@ -370,8 +369,8 @@ def moves(schedule: Schedule, device: int, devices: int, micro_batches: int, rou
 
 
 def foresee(stages: Sequence[Stage], micro_batches: int, schedule: Schedule, rounds: int = 1) -> Foreseen:
-    """One step, move by move: a device makes its next move once it is free and what the move takes has been made; then
-    it waits for the transfer, and computes.
+    """Simulate one step: a device starts its next operation once it is free and the input is computed; then it waits
+    for the transfer, and computes.
     """
     devices = len(stages) // rounds
     lines = [moves(schedule, device, devices, micro_batches, rounds) for device in range(devices)]
@@ -395,7 +394,7 @@ def foresee(stages: Sequence[Stage], micro_batches: int, schedule: Schedule, rou
 
 
 def _ready(move: Move, stages: Sequence[Stage], made: Mapping[Move, int]) -> int | None:
-    """When what a move takes has been made; None if it has not."""
+    """Return when the input of an operation is computed; None if it is not yet."""
     source = move.stage + 1 if move.back else move.stage - 1
     return made.get(Move(source, move.micro, move.back)) if 0 <= source < len(stages) else 0
 
@@ -413,9 +412,9 @@ def choose(
     schedule: Schedule = "1f1b",
     any_order: bool = False,
 ) -> Chosen | dict[int, NoRoom]:
-    """The size of micro-batch with which a step of `batch` samples is quickest, of those that layers were measured
-    with; of equals the largest. More and smaller ones leave less of a bubble, but layers take longer for a sample, and
-    more transfers are waited for. If none will do, why, for each that `batch` is a multiple of.
+    """Choose the micro-batch size with the fastest step of `batch` samples, of those with measured layers; the largest
+    of equal ones. Smaller micro-batches reduce the bubble, but layers take longer per sample, and there are more
+    transfers. Without a possible size, return the reasons for each divisor of `batch`.
     """
     tried: dict[int, tuple[tuple[Stage, ...], Foreseen] | NoRoom] = {}
     for size in sorted(measured, reverse=True):
