@@ -64,10 +64,10 @@ sys.modules.setdefault(values.SCRIPT, sys.modules["__main__"])  # workers pickle
 
 
 class Future(concurrent.futures.Future[R]):
-    """The result of a call that may not have returned yet: a `concurrent.futures.Future` that can be awaited.
+    """The result of a submitted call: a `concurrent.futures.Future` that can also be awaited.
 
-    `result()` raises the function's own exception, with the worker's traceback as its cause; `CallLost` when its
-    workers died again and again; `CancelledError` when it was cancelled. A future in another call's arguments is
+    `result()` raises the function's own exception, with the worker's traceback as its cause; CallLost if its workers
+    died repeatedly; and CancelledError if the call was cancelled. A future among the arguments of another call is
     replaced by its result.
     """
 
@@ -80,12 +80,12 @@ class Future(concurrent.futures.Future[R]):
 
     @property
     def id(self) -> str:
-        """`job:number` once it has been sent to a job; empty before."""
+        """The id of the call, `job:number`; empty until it has been sent to a job."""
         return f"{self._calls.job}:{self.number}" if self._calls is not None and self._calls.job else ""
 
     @property
     def status(self) -> str:
-        """`waiting`, `done`, `failed` or `cancelled`."""
+        """The status of the call: `waiting`, `done`, `failed` or `cancelled`."""
         if not self.done():
             return "waiting"
         if self.cancelled():
@@ -93,8 +93,10 @@ class Future(concurrent.futures.Future[R]):
         return "failed" if self.exception() is not None else "done"
 
     def cancel(self) -> bool:
-        """Try to cancel the call before it starts. True if it certainly will not start; else it is cancelled if no
-        worker has started it (see `cancelled()` once it is done), and continues otherwise.
+        """Try to cancel the call before it starts. Return True if it is certain not to start.
+
+        Otherwise the call is cancelled only if no worker has started it, and continues if one has. `cancelled()` tells
+        which, once the call is done.
         """
         if self._calls is not None and self.number and not self.done():
             return self._calls.cancel(self)

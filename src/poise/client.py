@@ -132,7 +132,7 @@ class _Job(msgspec.Struct):
 
 
 class Receipt(msgspec.Struct):
-    """The answer to one submission: the job's id and a remark on it, or the error. If the job serves calls, its caller
+    """The response to one submission: the job's id and a note, or the error. If the job serves calls, its caller
     authenticates with `caller_key`.
     """
 
@@ -156,8 +156,11 @@ class Client:
     def __init__(
         self, home: Home | Path | str | None = None, *, patience: float = PATIENCE, token: str | None = None
     ) -> None:
-        """`home` defaults to `POISE_HOME`, or `~/.poise`. `token` replaces the token of the home or the environment.
-        Raises `Denied` if it is not a valid token.
+        """Create a client of the control plane of `home` (default: `POISE_HOME`, or `~/.poise`). It connects at the
+        first call. After a lost connection it retries for `patience` seconds. `token` replaces the token of the home or
+        the environment.
+
+        Raises Denied if `token` is not a valid token.
         """
         self.home = home if isinstance(home, Home) else current_home(home)
         self._patience = patience
@@ -177,10 +180,11 @@ class Client:
 
     @property
     def door(self) -> Door:
-        """Its address; with several control planes, the one that answered last."""
+        """The address of the control plane. With several control planes, the address of the one that answered last."""
         return door_of(self.home, self._turn)
 
     def close(self) -> None:
+        """Close the connection. The next call opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -196,10 +200,15 @@ class Client:
         say: Callable[[str], None] | None = None,
         if_revision: int | None = None,
     ) -> str:
-        """Submit a job; returns its id once it is durable. The working tree of a job with `sync` is sent once nothing
-        else speaks against the job, as far as the control plane lacks it. `say` is called with notes, for example that
-        the job may be late. With `if_revision` it is refused (`Conflict`) once the state has changed since that
-        revision.
+        """Submit a job and return its id once the job is durable.
+
+        `key` is an idempotency key (default: a random one): a submission with the same key returns the first job.
+        `user` is a display name. `say` is called with each note, for example that the job may be late. If the job has
+        `sync`, its working tree is sent after all other checks have passed, without the parts that the control plane
+        already has.
+
+        Raises SpecError if the job is invalid or no node could run it. Raises Conflict if its name is taken, or if the
+        state has changed since the revision `if_revision`.
         """
         key = key or new_key()
         accepted = self._submit_with_files(
@@ -270,11 +279,11 @@ class Client:
         return f"{sent} pieces ({format_bytes(size)}) sent" if sent else "none new"
 
     def gone_jobs(self, jobs: Sequence[str]) -> list[str]:
-        """Which of these jobs are no longer known: for a node, which keeps files of jobs."""
+        """Return the ids among `jobs` that the control plane no longer knows. For nodes, which keep files of jobs."""
         return self._call("POST", "/v1/nodes/jobs", list[str], list(jobs))
 
     def serve_calls(self, spec: dict[str, Any], *, user: str = "") -> tuple[str, str]:
-        """Submit a job that serves calls: its id, and the key of its caller."""
+        """Submit a job that serves calls. Return its id and the key of its caller."""
         accepted = self._submit(spec, user=user)
         return accepted.job, accepted.caller_key
 
@@ -295,45 +304,71 @@ class Client:
         user: str = "",
         latest: int = 0,
     ) -> list[JobReport]:
-        """The unfinished jobs and the latest finished ones, or `everything`. Filters: one of the `statuses`, a name or
-        id that matches the pattern `name` (`train-*`), the `user`, and at most the `latest` N (0: all). In order of
-        submission.
+        """List jobs in order of submission: the unfinished ones and the latest finished ones, or all jobs with
+        `everything`.
+
+        Filters: `statuses` keeps jobs with one of these statuses, `name` those whose name or id matches the pattern
+        (`train-*`), `user` those of this user, and `latest` the latest N of them (0: all).
         """
         asked = [f"all={str(everything).lower()}", *_filters(statuses, name, user)]
         asked += [f"latest={latest}"] if latest else []
         return self._all_pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id)
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
-        """One job by id or name, or some of its tasks. With `wait`, it returns when they are over or the seconds have
-        passed.
+        """Return one job by id or name, or some of its tasks. With `wait`, return once they have finished, or after
+        that many seconds.
+
+        Raises NotFound if there is no such job or task.
         """
         return self._call("GET", f"/v1/jobs/{_part(name)}?wait={wait:g}", JobReport, timeout=wait + PATIENCE)
 
     def explain(self, name: str, *, everything: bool = False) -> Explanation:
-        """Why a job waits and what would start it, the reason for its placement, or its history."""
+        """Explain why a job waits and what would let it start, or why it was placed where it is, and list its past
+        events. `everything` includes what is otherwise left out for length.
+
+        Raises NotFound if there is no such job.
+        """
         path = f"/v1/jobs/{_part(name)}/explanation?all={str(everything).lower()}"
         return self._call("GET", path, Explanation, timeout=THOUGHT)
 
     def deadline(self, name: str) -> DeadlineForecast:
-        """The chance that a job, or some of its tasks, meet their deadlines, from a simulation of some seconds."""
+        """Return the probability that a job, or some of its tasks, meet their deadlines. The simulation takes some
+        seconds.
+
+        Raises Conflict if none of them has a deadline to come, and NotFound if there is no such job.
+        """
         return self._call("GET", f"/v1/jobs/{_part(name)}/deadline", DeadlineForecast, timeout=THOUGHT)
 
     def why_not(self, name: str, node: str) -> WhyNot:
-        """Every reason against a node for a job; or how it scores there."""
+        """Return every reason why a job is not on a node; if it fits there, return its score there.
+
+        Raises NotFound if there is no such job or node, and Conflict if no part of the job waits or runs.
+        """
         path = f"/v1/jobs/{_part(name)}/why-not/{_part(node)}"
         return self._call("GET", path, WhyNot, timeout=THOUGHT)
 
     def unblock(self, name: str) -> UnblockReport:
-        """The smallest changes that let a waiting job start now."""
+        """Return the smallest changes that would let a waiting job start now.
+
+        Raises NotFound if there is no such job.
+        """
         return self._call("GET", f"/v1/jobs/{_part(name)}/unblock", UnblockReport, timeout=THOUGHT)
 
     def plan(self, spec: dict[str, Any], *, user: str = "", everything: bool = False) -> PlanReport:
-        """The effects of submitting a job now. Nothing changes."""
+        """Report the effects of submitting a job now, without submitting it. `user` is a display name. `everything`
+        includes what is otherwise left out for length.
+
+        Raises SpecError if the job is invalid or no node could run it, and Conflict if its name is taken.
+        """
         path = f"/v1/plan?all={str(everything).lower()}"
         return self._call("POST", path, PlanReport, {"spec": spec, "user": user}, timeout=THOUGHT)
 
     def wait(self, name: str, timeout: float | None = None) -> JobReport:
-        """Wait until a job, or some of its tasks, are over, or the time has passed; the report says which."""
+        """Wait until a job, or some of its tasks, have finished, or until `timeout` seconds have passed (None: no
+        limit). Return the report of the job; its `exit_code` is None if the time has run out.
+
+        Raises NotFound if there is no such job or task.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             longest = POLL[self._several]
@@ -343,223 +378,302 @@ class Client:
                 return report
 
     def cancel(self, name: str) -> str:
-        """Cancel a job, or some of its tasks; returns its full name."""
+        """Cancel a job, or some of its tasks, and return its full name.
+
+        Raises NotFound if there is no such job or task, and Conflict if it is already over or cannot be cancelled
+        alone, such as one member of a gang.
+        """
         return self._call("POST", f"/v1/jobs/{_part(name)}/cancel", _Job).job
 
     def hold(self, name: str) -> str:
-        """Put a job on hold: waiting tasks do not start. Returns its id."""
+        """Put a job on hold, so that its waiting tasks do not start, and return its id.
+
+        Raises NotFound if there is no such job. Raises Conflict if it is over or serves calls, or if `name` is only a
+        part of a job.
+        """
         return self._call("POST", f"/v1/jobs/{_part(name)}/hold", _Job).job
 
     def release(self, name: str) -> str:
-        """Release a job that is on hold. Returns its id."""
+        """Release a job that is on hold and return its id. Raises the same errors as `hold`."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/release", _Job).job
 
     def change(self, name: str, spec: dict[str, Any]) -> Changed:
-        """Change fields of a job, or of some of its tasks: `{"priority": "high"}`."""
+        """Change fields of a job, or of some of its tasks: `{"priority": "high"}`. Return the number of changed units,
+        and the number of running ones that keep their old values until they restart.
+
+        Raises NotFound if there is no such job or task, Conflict if it is already over or the field cannot be changed,
+        and SpecError if a value is invalid or no node could run the result.
+        """
         return self._call("POST", f"/v1/jobs/{_part(name)}/change", Changed, {"spec": spec})
 
     def retry(self, name: str) -> str:
-        """Submit the unfinished part of an ended job again. Returns the new job's id."""
+        """Submit the unfinished part of an ended job as a new job, and return the id of the new job.
+
+        Raises NotFound if there is no such job, and Conflict if it has not ended, has nothing left to do, or cannot be
+        repeated.
+        """
         return self._call("POST", f"/v1/jobs/{_part(name)}/retry", _Job).job
 
     def remove(self, *jobs: str) -> list[str]:
-        """Remove ended jobs, by id or name, with their output, values and checkpoints: all of them or none. Answers
-        with their ids. Raises `Conflict` where one has not ended.
+        """Remove ended jobs, by id or name, with their output, values and checkpoints, and return their ids. Either all
+        of them are removed or none.
+
+        Raises NotFound if one does not exist, and Conflict if one has not ended.
         """
         return self._call("POST", "/v1/remove", dict[str, list[str]], {"jobs": jobs}, timeout=THOUGHT)["removed"]
 
     def remove_all(
         self, *, statuses: Collection[JobStatus] = (), name: str = "", user: str = "", older_than: str | float = 0
     ) -> list[str]:
-        """Remove all ended jobs that this token may see: with one of the `statuses`, with a name or id like the
-        pattern `name`, of that `user`, and that ended at least `older_than` ago (seconds, or `7d`). Answers with their
-        ids.
+        """Remove all ended jobs that this token may see and that match every filter, and return their ids.
+
+        Filters: `statuses` matches jobs with one of these statuses, `name` those whose name or id matches the pattern,
+        `user` those of this user, and `older_than` those that ended at least that long ago (seconds, or `7d`).
         """
         asked = {"all": True, "statuses": statuses, "name": name, "user": user, "older_than": older_than}
         return self._call("POST", "/v1/remove", dict[str, list[str]], asked, timeout=THOUGHT)["removed"]
 
     def cancel_all(self, *, statuses: Collection[JobStatus] = (), name: str = "", user: str = "") -> list[str]:
-        """Cancel all unfinished jobs of the token's tenant: with one of the `statuses`, with a name or id like the
-        pattern `name`, of that `user`. Returns their ids once that is durable.
+        """Cancel all unfinished jobs of the token's tenant that match every filter. Return their ids once the
+        cancellation is durable.
+
+        Filters: `statuses` matches jobs with one of these statuses, `name` those whose name or id matches the pattern,
+        and `user` those of this user.
         """
         asked = "&".join(_filters(statuses, name, user))
         return self._call("POST", f"/v1/cancel?{asked}", _Cancelled, timeout=THOUGHT).jobs
 
     def cancel_all_tenants(self) -> dict[str, int]:
-        """Cancel all unfinished jobs of all tenants; returns their number by tenant once that is durable. Raises
-        `Forbidden` unless the token has the role `operator` or `admin`.
+        """Cancel all unfinished jobs of all tenants. Return the number of jobs by tenant once the cancellation is
+        durable.
+
+        Raises Forbidden unless the token has the role `operator` or `admin`.
         """
         return self._call("POST", "/v1/cancel?all_tenants=true", _Cancelled, timeout=THOUGHT).tenants
 
     def nodes(self) -> list[NodeReport]:
-        """All nodes, by name."""
+        """List all nodes, sorted by name."""
         return self._all_pages("/v1/nodes?", list[NodeReport], lambda node: node.name)
 
     def profiles(self, node: str = "") -> list[NodeProfile]:
-        """Load history of one node, or of the first 256."""
+        """Return the load history of one node, or of the first 256 nodes. Raises NotFound if there is no such node."""
         return self._call("GET", f"/v1/profiles?node={_quoted(node)}", list[NodeProfile])
 
     def incidents(self) -> list[IncidentReport]:
-        """Incidents that this token may see, oldest first: the open ones, and the latest that are closed."""
+        """List the incidents that this token may see, oldest first: all open ones and the latest closed ones."""
         return self._call("GET", "/v1/incidents", list[IncidentReport])
 
     def incident(self, name: str) -> IncidentReport:
-        """One incident by its id. Raises NotFound."""
+        """Return one incident by its id. Raises NotFound if there is no such incident."""
         return self._call("GET", f"/v1/incidents/{_part(name)}", IncidentReport)
 
     def schedules(self) -> list[ScheduleReport]:
-        """All schedules that this token may see. A job with `every` or `cron`, submitted, makes one."""
+        """List the schedules that this token may see. To create a schedule, submit a job with `every` or `cron`."""
         return self._call("GET", "/v1/schedules", list[ScheduleReport])
 
     def hold_schedule(self, name: str) -> str:
-        """Put a schedule on hold, by id or name: it submits no jobs. Answers with its id."""
+        """Pause a schedule, by id or name, so that it submits no jobs. Return its id.
+
+        Raises NotFound if there is no such schedule.
+        """
         return self._call("POST", f"/v1/schedules/{_part(name)}/hold", dict[str, str])["schedule"]
 
     def release_schedule(self, name: str) -> str:
-        """Let a schedule go on that is on hold; what was due meanwhile is passed over. Answers with its id."""
+        """Resume a paused schedule, by id or name. Jobs that were due while it was paused are not submitted. Return its
+        id.
+
+        Raises NotFound if there is no such schedule.
+        """
         return self._call("POST", f"/v1/schedules/{_part(name)}/release", dict[str, str])["schedule"]
 
     def remove_schedule(self, name: str) -> str:
-        """Remove a schedule; its jobs stay. Answers with its id."""
+        """Remove a schedule, by id or name; its jobs stay. Return its id.
+
+        Raises NotFound if there is no such schedule.
+        """
         return self._call("DELETE", f"/v1/schedules/{_part(name)}", dict[str, str])["schedule"]
 
     def quotas(self) -> list[QuotaReport]:
+        """List the quotas of tenants and how much of each is in use."""
         return self._call("GET", "/v1/quotas", list[QuotaReport])
 
     def set_quota(self, tenant: str, bounds: Mapping[str, str | float] | None) -> str:
-        """Set the quota of a tenant: `cpu`, `memory`, `gpu`; None removes it. Returns a note, for example that the
-        tenant is unknown; usually empty.
+        """Set the quota of a tenant (`cpu`, `memory`, `gpu`), or remove it if `bounds` is None. Return a note, for
+        example that the tenant is unknown; usually empty.
         """
         method = "DELETE" if bounds is None else "PUT"
         return self._call(method, f"/v1/quotas/{_part(tenant)}", dict[str, str], bounds).get("note", "")
 
     def shares(self) -> SharesReport:
-        """The fair shares in force, and how they stand."""
+        """Return the fair shares in force and the current use of each."""
         return self._call("GET", "/v1/shares", SharesReport)
 
     def set_shares(self, document: Mapping[str, Any]) -> SharesReport:
-        """Set the fair shares: the content of a file of shares. Raises `SpecError`, `Forbidden`."""
+        """Set the fair shares to the content of a shares file, and return the result.
+
+        Raises SpecError if the content is invalid, and Forbidden if the role of the token does not allow it.
+        """
         return self._call("PUT", "/v1/shares", SharesReport, SharesRequest(document=dict(document)))
 
     def foresee_shares(self, document: Mapping[str, Any]) -> SharesForeseen:
-        """How long waiting work would wait under other shares: the content of a file. Nothing changes."""
+        """Forecast the waiting time of pending work under other fair shares, given as the content of a shares file.
+        Nothing changes.
+
+        Raises SpecError if the content is invalid.
+        """
         request = SharesRequest(document=dict(document))
         return self._call("POST", "/v1/shares/foreseen", SharesForeseen, request, timeout=THOUGHT)
 
     def policy(self) -> PolicyReport:
-        """The policy that decides."""
+        """Return the current scheduling policy."""
         return self._call("GET", "/v1/policy", PolicyReport)
 
     def set_policy(self, policy: str | Mapping[str, Any]) -> PolicyReport:
-        """Change the policy: a name, or the content of a policy file. Raises `SpecError`."""
+        """Set the scheduling policy, by its name or as the content of a policy file, and return it.
+
+        Raises SpecError if there is no such policy or the content is invalid.
+        """
         return self._call("PUT", "/v1/policy", PolicyReport, _policy_request(policy), timeout=THOUGHT)
 
     def rules(self) -> RulesReport:
-        """The rules, and how they stand."""
+        """List the rules in force, with the state of each and its latest firings."""
         return self._call("GET", "/v1/rules", RulesReport)
 
     def set_rules(self, document: Mapping[str, Any]) -> RulesReport:
-        """Set the rules: the content of a rules file. Raises `SpecError`, `Forbidden`."""
+        """Set the rules to the content of a rules file, and return the result.
+
+        Raises SpecError if the content is invalid, and Forbidden if the role of the token does not allow it.
+        """
         return self._call("PUT", "/v1/rules", RulesReport, RulesRequest(document=dict(document)), timeout=THOUGHT)
 
     def answer_rule(self, rule: str, subject: str, *, allowed: bool) -> RuleDone:
-        """Allow or deny what a rule asks for a node, or for the fleet (`subject` empty). Raises NotFound, Conflict."""
+        """Allow or deny the actions of a rule that asks for approval. `subject` is the node, or empty for the fleet.
+        Return the actions that were taken.
+
+        Raises NotFound if the rule has not fired for the subject, and Conflict if it asks for no approval there.
+        """
         answer = RuleAnswer(rule=rule, subject=subject, allowed=allowed)
         return self._call("POST", "/v1/rules/answers", RuleDone, answer)
 
     def roll_back_policy(self) -> PolicyReport:
-        """Go back to the policy that decided before the current one. Raises `NotFound` where there was none."""
+        """Restore the previous scheduling policy and return it. Raises NotFound if there was none."""
         return self._call("POST", "/v1/policy/rollback", PolicyReport, timeout=THOUGHT)
 
     def shadows(self) -> list[ShadowReport]:
-        """The policies in shadow, each with the comparison of its plans and its simulated fleet with the current
-        policy.
+        """List the policies in shadow. Each report compares the plans and the simulated fleet of the policy with those
+        of the current policy.
         """
         return self._call("GET", "/v1/shadow", list[ShadowReport], timeout=THOUGHT)
 
     def start_shadow(self, policy: str | Mapping[str, Any]) -> ShadowReport:
-        """Put a policy in shadow, by its name or the content of a file. Its plans have no effect."""
+        """Start to run a policy in shadow, by its name or as the content of a policy file. Its plans have no effect.
+        Return its report.
+
+        Raises SpecError if there is no such policy or the content is invalid, and Conflict if too many policies are in
+        shadow.
+        """
         return self._call("PUT", "/v1/shadow", ShadowReport, _policy_request(policy), timeout=THOUGHT)
 
     def stop_shadow(self, policy: str) -> ShadowReport:
-        """End the shadow of a policy; returns its report. Raises `NotFound`."""
+        """Stop a policy in shadow and return its last report. Raises NotFound if it is not in shadow."""
         return self._call("DELETE", f"/v1/shadow/{_part(policy)}", ShadowReport, timeout=THOUGHT)
 
     def promote(self, policy: str, *, force: bool = False) -> PolicyReport:
-        """Let a policy in shadow decide. Raises `Conflict` where its figures do not speak for it, unless by `force`."""
+        """Make a policy in shadow the scheduling policy, and return it.
+
+        Raises NotFound if it is not in shadow. Raises Conflict if its figures do not show that it is better, unless
+        `force` is set.
+        """
         promotion = Promotion(force=force)
         return self._call("POST", f"/v1/shadow/{_part(policy)}/promotion", PolicyReport, promotion, timeout=THOUGHT)
 
     def whoami(self, within: float = PATIENCE) -> WhoReport:
-        """The tenant and the role of the token that this client has. `within`: time limit in seconds."""
+        """Return the tenant and the role of this client's token. `within` is the time limit in seconds."""
         return self._call("GET", "/v1/whoami", WhoReport, timeout=within)
 
     def tokens(self) -> list[TokenReport]:
-        """The created tokens, including the latest revoked ones."""
+        """List the created tokens, including the latest revoked ones."""
         return self._call("GET", "/v1/tokens", list[TokenReport])
 
     def add_token(
         self, tenant: str, role: str, *, name: str = "", expires: str | float | None = None
     ) -> tuple[TokenReport, str]:
-        """Create a token of a tenant, with its secret, which only the caller gets; `expires` is a duration from now."""
+        """Create a token for a tenant and return it with its secret. Only the caller gets the secret. `expires` is a
+        duration from now (seconds, or `30d`; None: never).
+
+        Raises SpecError if a name or the duration is invalid, and Conflict if there are too many tokens.
+        """
         secret = new_secret()
         body = {"tenant": tenant, "role": role, "hash": digest(secret), "name": name, "expires": expires}
         return self._call("POST", "/v1/tokens", TokenReport, body), secret
 
     def revoke_token(self, token: str) -> None:
-        """Revoke a token."""
+        """Revoke a token, by id. Raises NotFound if there is no such token."""
         self._call("DELETE", f"/v1/tokens/{_part(token)}", dict[str, str])
 
     def refusals(self) -> RefusalsReport:
-        """Number of refused requests since the start of the control plane, and the latest of them."""
+        """Return the number of requests refused since the control plane started, by code, and the latest of them."""
         return self._call("GET", "/v1/refusals", RefusalsReport)
 
     def drain(self, node: str, *, on: bool = True, moves: bool = False) -> Drained:
-        """Close a node to new work, or open it again; with `moves`, its running work moves elsewhere."""
+        """Close a node, or one of its devices (`n1:0`), to new work, or open it again with `on=False`. With `moves`,
+        its running work moves to other nodes. Return the number of tasks that move and of those that stay until they
+        end.
+
+        Raises NotFound if there is no such node or device.
+        """
         return self._call("POST", f"/v1/nodes/{_part(node)}/drain", Drained, {"on": on, "moves": moves})
 
     def give_up(self, *nodes: str) -> list[str]:
-        """Report nodes as gone, by their full names, so that their work starts elsewhere before the time limit of
-        silence. Report all missing nodes together: if they are most of the fleet, they get a minute to come back.
-        Returns the names of the known ones. A node that is still there joins again.
+        """Report nodes as lost, by their full names, so that their work restarts elsewhere before the heartbeat
+        timeout. Return the names of the known ones.
+
+        Report all missing nodes together: if they are most of the fleet, they get a minute to come back. A node that is
+        still alive joins again. Raises NotFound if none of the nodes is known.
         """
         return self._call("POST", "/v1/nodes/lost", dict[str, list[str]], {"nodes": nodes})["nodes"]
 
     def leave(self, node: str) -> None:
-        """Take leave of the control plane as this node, with the token that it joined with: it is removed from the list
-        of nodes as soon as its work has been placed elsewhere. Raises NotFound.
+        """Remove this node from the control plane, with the token that it joined with. The node leaves the list of
+        nodes as soon as its work has been placed elsewhere.
+
+        Raises NotFound if there is no such node, and Forbidden if it joined with another token.
         """
         self._call("POST", "/v1/nodes/leave", dict[str, str], {"node": node})
 
     def lend(self, *nodes: str) -> str:
-        """Report that others wait for the machine of one of these nodes, by their full names. The work on the one that
-        loses least is preempted, and the node is drained. Returns its name; empty if each has work that may not be
-        preempted.
+        """Request the machine of one of these nodes, given by their full names, for other users who wait for it. The
+        node that loses the least work is drained, and its work is preempted. Return its name; empty if each node has
+        work that may not be preempted.
         """
         return self._call("POST", "/v1/nodes/lend", dict[str, str], {"nodes": nodes})["node"]
 
     def status(self) -> StatusReport:
+        """Return the status of the control plane."""
         return self._call("GET", "/v1/status", StatusReport)
 
     def overview(self) -> Overview:
-        """The overview of `poise top`."""
+        """Return the overview that `poise top` shows."""
         return self._call("GET", "/v1/overview", Overview)
 
     def demand(self) -> DemandReport:
-        """The work that waits for room, by what it asks for, and for how long nodes are busy."""
+        """Return the work that waits for resources, grouped by its request. For each busy node, return the expected
+        time until the first of its work ends.
+        """
         return self._call("GET", "/v1/demand", DemandReport)
 
     def changes(self, after: int, *, wait: float = 0.0) -> ChangesReport:
-        """Nodes and jobs that events have changed after a revision. With `wait`, it returns when there is a change or
-        the seconds have passed.
+        """Return the nodes and jobs that have changed after the revision `after`. With `wait`, return at the first
+        change, or after that many seconds.
         """
         return self._call("GET", f"/v1/changes?after={after}&wait={wait:g}", ChangesReport, timeout=wait + PATIENCE)
 
     def stay(self) -> None:
-        """Keep a control plane up that was started only for a job."""
+        """Keep the control plane running after its last job, even if it was started for only one job."""
         self._call("POST", "/v1/stay", dict[str, bool])
 
     def shutdown(self) -> None:
+        """Stop the control plane. Running work continues."""
         self._call("POST", "/v1/shutdown", dict[str, bool])
 
     def logs(
@@ -573,11 +687,16 @@ class Client:
         rank: int = -1,
         begun: Callable[[], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Yield pieces of output, and an end. With `tail`, the existing output is cut to that many last lines of each
-        stream of each task's latest attempt. With `since`, it is cut to the output from that time on, in seconds since
-        1970. `begun` is called after this cut, before later output. `rank` selects one member of a gang. A restart of
-        the control plane repeats no output. With several control planes, it asks the leader first; unless it is to
-        `follow`, it then asks the others for what the leader lacks.
+        """Yield the output of a job in pieces, then its end.
+
+        `tail` limits the existing output to this number of last lines of each stream, of the latest attempt of each
+        task. `since` limits it to output from this time on, in seconds since 1970. `begun` is called after the existing
+        output, before later output. `task` selects one task, `rank` one member of a gang. `follow` waits for more
+        output until the job is over.
+
+        No output is repeated when the control plane restarts. With several control planes, the leader is asked first.
+        Without `follow`, the others are then asked for output that the leader lacks. Raises NotFound if there is no
+        such job or task.
         """
         given: dict[tuple[str, int, str], int] = {}
         path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}&rank={rank}"
@@ -624,18 +743,19 @@ class Client:
         hold: float = 0.0,
         hang_up: bool = False,
     ) -> InputReport:
-        """Send a task a piece of its standard input, from byte `at` on of the attempt `epoch`, and optionally its
-        `end`. Returns the amount that this attempt has accepted; without data it only reports that. `size` is the size
-        of a terminal, `ROWSxCOLUMNS`. The terminal hangs up at once with `hang_up`, or after `hold` seconds without
-        input.
+        """Send a piece of standard input to a task, and return the number of bytes that the attempt has accepted.
+
+        The piece starts at byte `at` of the input of the attempt `epoch`; `end` marks the end of the input. Without
+        data, the call only returns the accepted amount. `size` is the size of a terminal, `ROWSxCOLUMNS`. The terminal
+        hangs up at once with `hang_up`, or after `hold` seconds without input.
         """
         piece = {"task": task, "epoch": epoch, "at": at, "data": data, "end": end}
         piece |= {"size": size, "hold": hold, "hang_up": hang_up}
         return self._call("POST", f"/v1/jobs/{_part(name)}/input", InputReport, piece, timeout=THOUGHT)
 
     def feed(self, name: str, source: "Source | bytes", *, task: str = "", joins: bool = False) -> None:
-        """Send a task its whole standard input, until the task is over; a restarted task gets all of it again. With
-        `joins`, input of others stays, and nothing is sent again.
+        """Send the whole standard input of a task, until the task is over. A restarted task gets all of it again. With
+        `joins`, input from other senders is kept, and nothing is sent twice.
         """
         self._feed(f"/v1/jobs/{_part(name)}/input", source, {"task": task}, joins=joins)
 
@@ -650,10 +770,15 @@ class Client:
         stdin: bool = False,
         tty: str = "",
     ) -> Generator[ExecLine]:
-        """Run a command beside a running task, in its folder, with its environment, devices and memory limit, and yield
-        its output, then its result. It ends with the task, and when the output is no longer read. `task` or `rank`
-        select one of several running tasks. With `stdin` it waits for input: see `feed_exec`; `tty` is the size of a
-        terminal.
+        """Run a command beside a running task and yield its output, then its result.
+
+        The command runs in the folder of the task, with its environment, devices and memory limit. It ends with the
+        task, or when the caller stops reading its output. `task` or `rank` selects one of several running tasks. `env`
+        adds environment variables. With `stdin` the command waits for input from `feed_exec`; `tty` is the size of a
+        terminal, `ROWSxCOLUMNS`.
+
+        Raises NotFound if there is no such job or task, and SpecError unless exactly one task is selected and runs.
+        Raises Unreachable if the control plane ends, which also ends the command.
         """
         body = {"run": [*run], "task": task, "rank": rank, "env": dict(env or {}), "stdin": stdin, "tty": tty}
         decode = json_decoder(ExecLine).decode
@@ -682,10 +807,13 @@ class Client:
         lasts: str | float | None = None,
         begun: Callable[[str], None] | None = None,
     ) -> Capture:
-        """Capture what a running task does, for `lasts` (seconds, or `30s`), and keep that beside its output: `stacks`
-        (a flame graph by py-spy), a `dump` of the stacks now, or a trace by the profiler of PyTorch (`torch`). `task`
-        or `rank` select one of several running tasks. `begun` is called with the node. Raises `InputError` where there
-        is none.
+        """Capture the activity of a running task for `lasts` (seconds, or `30s`), and store the capture beside its
+        output.
+
+        `kind` is `stacks` (a flame graph by py-spy), `dump` (the current stacks) or `torch` (a trace by the PyTorch
+        profiler). `task` or `rank` selects one of several running tasks. `begun` is called with the name of the node.
+
+        Raises InputError if the task cannot be captured, and Unreachable if the control plane ends first.
         """
         body = {"kind": kind, "task": task, "rank": rank, "lasts": lasts}
         decode = json_decoder(CaptureLine).decode
@@ -703,9 +831,11 @@ class Client:
         raise Unreachable("the control plane has ended, and so has the capture", hint=f"`poise capture {name}`")
 
     def get(self, name: str, path: str, *, task: str = "", rank: int | None = None) -> Iterator[bytes]:
-        """A file or a folder that a task has left on its node, as pieces of a tar archive. `path` is relative to
-        the folder of the job. `task` or `rank` select one of several tasks. Raises NotFound where the node has no such
-        path, and `Fault` where it ends too early.
+        """Yield a file or folder of a task, on its node, as pieces of a tar archive. `path` is relative to the folder
+        of the job. `task` or `rank` selects one of several tasks.
+
+        Raises NotFound if the node has no such path, and SpecError unless exactly one task is selected and has run.
+        Raises Fault if the files cannot be read, and Unreachable if the control plane ends too early.
         """
         body = {"path": path, "task": task, "rank": rank}
         decode = json_decoder(ExecLine).decode
@@ -728,16 +858,18 @@ class Client:
         raise Unreachable("the control plane has ended before all files came", hint=f"`poise get {name}:{path}` again")
 
     def captures(self, name: str) -> list[Capture]:
-        """The captures of a job that are kept, the oldest first."""
+        """List the stored captures of a job, oldest first. Raises NotFound if there is no such job."""
         return self._call("GET", f"/v1/jobs/{_part(name)}/captures", list[Capture])
 
     def read_capture(self, name: str, capture: str) -> bytes:
-        """The file of a capture."""
+        """Return the content of a stored capture. Raises NotFound if the job has no such capture."""
         with self._stream(f"/v1/jobs/{_part(name)}/captures/{_part(capture)}") as response:
             return response.read()
 
     def feed_exec(self, name: str, source: "Source | bytes") -> None:
-        """Send a command beside a task its whole standard input; its name is what `exec` yields first."""
+        """Send the whole standard input of a command that runs beside a task. `name` is the name that `exec` yields
+        first.
+        """
         with contextlib.suppress(NotFound):  # it has ended
             self._feed(f"/v1/exec/{_part(name)}/input", source, {}, joins=False)
 
@@ -789,11 +921,15 @@ class Client:
                         yield piece
 
     def events(self, *, after: int = -1, decisions: bool = False, follow: bool = True) -> Iterator[bytes]:
-        """Records of the log as JSON, each once it is durable."""
+        """Yield records of the log as JSON, each once it is durable. `after` is the revision to start after. With
+        `decisions`, yield decisions only. Without `follow`, stop at the end of the log.
+        """
         return self._records(f"/v1/events?decisions={str(decisions).lower()}&", after, follow)
 
     def audit(self, *, after: int = 0, follow: bool = False) -> Iterator[bytes]:
-        """Records of requested changes, as JSON."""
+        """Yield the requested changes with their authors, as JSON. `after` is the revision to start after. With
+        `follow`, wait for more.
+        """
         return self._records("/v1/audit?", after, follow)
 
     def _records(self, route: str, after: int, follow: bool) -> Iterator[bytes]:
@@ -812,8 +948,11 @@ class Client:
             self.status()  # wait for the control plane to return, or raise; then resume after the last record
 
     def submit_stream(self, specs: Iterable[dict[str, Any]]) -> Iterator[Receipt]:
-        """Submit one by one over one connection; receipts come in order, each as soon as its job is durable. If the
-        connection is lost, submissions without a receipt are sent again to the current leader, and are accepted once.
+        """Submit jobs one by one over one connection, and yield their receipts in order, each as soon as its job is
+        durable.
+
+        If the connection is lost, submissions without a receipt are sent again to the current leader. No job is
+        accepted twice. Raises Unreachable if no control plane answers within the client's `patience`.
         """
         from poise.drivers.sending import Sending  # commands do not need it
 
@@ -1080,7 +1219,7 @@ def _copied(tree: "Snapshot", how: str, *, everywhere: bool) -> str:
 
 
 class AsyncClient:
-    """`Client` for programs with an event loop: the same calls, as coroutines."""
+    """A `Client` for programs with an event loop: the same calls as coroutines, each on its own connection."""
 
     def __init__(self, home: Home | Path | str | None = None, *, patience: float = PATIENCE) -> None:
         self.home = home if isinstance(home, Home) else current_home(home)
@@ -1102,7 +1241,7 @@ class AsyncClient:
     async def submit(
         self, spec: dict[str, Any], *, key: str = "", user: str = "", if_revision: int | None = None
     ) -> str:
-        """Submit a job; returns its id once it is durable."""
+        """Submit a job and return its id once the job is durable; see `Client.submit`."""
         key = key or new_key()
         return await self._ask(lambda client: client.submit(spec, key=key, user=user, if_revision=if_revision))
 
@@ -1115,20 +1254,21 @@ class AsyncClient:
         user: str = "",
         latest: int = 0,
     ) -> list[JobReport]:
-        """As `Client.jobs`."""
+        """List jobs in order of submission; see `Client.jobs`."""
         return await self._ask(
             lambda client: client.jobs(everything=everything, statuses=statuses, name=name, user=user, latest=latest)
         )
 
     async def job(self, name: str) -> JobReport:
+        """Return one job by id or name; see `Client.job`."""
         return await self._ask(lambda client: client.job(name))
 
     async def wait(self, name: str, timeout: float | None = None) -> JobReport:  # noqa: ASYNC109 — as `Client.wait`
-        """Wait until a job is over, or the time has passed; the report says which."""
+        """Wait until a job has finished, or until `timeout` seconds have passed; see `Client.wait`."""
         return await self._ask(lambda client: client.wait(name, timeout))
 
     async def feed(self, name: str, source: "Source | bytes", *, task: str = "") -> None:
-        """As `Client.feed`."""
+        """Send the whole standard input of a task; see `Client.feed`."""
         await self._ask(lambda client: client.feed(name, source, task=task))
 
     async def exec(
@@ -1140,7 +1280,7 @@ class AsyncClient:
         rank: int | None = None,
         env: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ExecLine]:
-        """Like `Client.exec`, without input."""
+        """Run a command beside a running task, without input, and yield its output; see `Client.exec`."""
         import asyncio
 
         lines = Client(self.home, patience=self._patience).exec(name, run, task=task, rank=rank, env=env)
@@ -1152,74 +1292,89 @@ class AsyncClient:
                 await asyncio.to_thread(lines.close)
 
     async def cancel(self, name: str) -> str:
+        """Cancel a job, or some of its tasks; see `Client.cancel`."""
         return await self._ask(lambda client: client.cancel(name))
 
     async def hold(self, name: str) -> str:
+        """Put a job on hold; see `Client.hold`."""
         return await self._ask(lambda client: client.hold(name))
 
     async def release(self, name: str) -> str:
+        """Release a job that is on hold; see `Client.release`."""
         return await self._ask(lambda client: client.release(name))
 
     async def change(self, name: str, spec: dict[str, Any]) -> Changed:
+        """Change fields of a job, or of some of its tasks; see `Client.change`."""
         return await self._ask(lambda client: client.change(name, spec))
 
     async def retry(self, name: str) -> str:
+        """Submit the unfinished part of an ended job again; see `Client.retry`."""
         return await self._ask(lambda client: client.retry(name))
 
     async def remove(self, *jobs: str) -> list[str]:
+        """Remove ended jobs; see `Client.remove`."""
         return await self._ask(lambda client: client.remove(*jobs))
 
     async def incidents(self) -> list[IncidentReport]:
-        """Incidents that this token may see, oldest first: the open ones, and the latest that are closed."""
+        """List the incidents that this token may see; see `Client.incidents`."""
         return await self._ask(lambda client: client.incidents())
 
     async def incident(self, name: str) -> IncidentReport:
-        """One incident by its id. Raises NotFound."""
+        """Return one incident by its id; see `Client.incident`."""
         return await self._ask(lambda client: client.incident(name))
 
     async def schedules(self) -> list[ScheduleReport]:
+        """List schedules; see `Client.schedules`."""
         return await self._ask(lambda client: client.schedules())
 
     async def hold_schedule(self, name: str) -> str:
+        """Pause a schedule; see `Client.hold_schedule`."""
         return await self._ask(lambda client: client.hold_schedule(name))
 
     async def release_schedule(self, name: str) -> str:
+        """Resume a paused schedule; see `Client.release_schedule`."""
         return await self._ask(lambda client: client.release_schedule(name))
 
     async def remove_schedule(self, name: str) -> str:
+        """Remove a schedule; its jobs stay. See `Client.remove_schedule`."""
         return await self._ask(lambda client: client.remove_schedule(name))
 
     async def explain(self, name: str, *, everything: bool = False) -> Explanation:
+        """Explain why a job waits, or why it runs where it does; see `Client.explain`."""
         return await self._ask(lambda client: client.explain(name, everything=everything))
 
     async def deadline(self, name: str) -> DeadlineForecast:
-        """The chance that a job, or some of its tasks, meet their deadlines."""
+        """Return the probability that a job, or some of its tasks, meet their deadlines; see `Client.deadline`."""
         return await self._ask(lambda client: client.deadline(name))
 
     async def why_not(self, name: str, node: str) -> WhyNot:
+        """Return every reason why a job is not on a node; see `Client.why_not`."""
         return await self._ask(lambda client: client.why_not(name, node))
 
     async def unblock(self, name: str) -> UnblockReport:
+        """Return the smallest changes that would let a waiting job start now; see `Client.unblock`."""
         return await self._ask(lambda client: client.unblock(name))
 
     async def plan(self, spec: dict[str, Any], *, user: str = "", everything: bool = False) -> PlanReport:
-        """The effects of submitting a job now. Nothing changes."""
+        """Report the effects of submitting a job now, without submitting it; see `Client.plan`."""
         return await self._ask(lambda client: client.plan(spec, user=user, everything=everything))
 
     async def nodes(self) -> list[NodeReport]:
+        """List all nodes, sorted by name."""
         return await self._ask(lambda client: client.nodes())
 
     async def profiles(self, node: str = "") -> list[NodeProfile]:
-        """Load history of one node, or of the first 256."""
+        """Return the load history of one node, or of the first 256 nodes."""
         return await self._ask(lambda client: client.profiles(node))
 
     async def status(self) -> StatusReport:
+        """Return the status of the control plane."""
         return await self._ask(lambda client: client.status())
 
     async def logs(
         self, name: str, *, task: str = "", follow: bool = False, tail: int = -1, since: float = 0.0, rank: int = -1
     ) -> AsyncIterator[LogLine]:
-        """As `Client.logs`."""
+        """Yield the output of a job in pieces, then its end; see `Client.logs`."""
         import asyncio
 
         client = Client(self.home, patience=self._patience)

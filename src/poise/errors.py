@@ -112,8 +112,8 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PoiseError(Exception):
-    """Base of the tree. `exit_code` is the exit code of the command line, `status` the HTTP status, and `noted` the
-    addition to the sentence in a traceback.
+    """Base class of all errors of Poise. `exit_code` is the exit code of the command line, and `status` the HTTP
+    status. `noted` lists the parts of the error that a traceback shows below the message.
     """
 
     exit_code: ClassVar[int] = 2
@@ -186,7 +186,7 @@ class Forbidden(InputError):
 
 
 class CallFailed(InputError):
-    """A function could not be called, or its exception cannot be loaded here."""
+    """A function could not be called, or its exception cannot be loaded in this process."""
 
     default_code = "E150"
 
@@ -209,13 +209,13 @@ class Fault(PoiseError):
 
 
 class CallLost(Fault):
-    """A call was lost with its workers: all tries ended with a dead worker, or workers could not start."""
+    """A call was lost with its workers: every attempt ended with a dead worker, or no worker could start."""
 
     default_code = "E207"
 
 
 class GangBroken(Fault):
-    """The workers of a gang did not find each other, or one was lost and no orders came to continue."""
+    """The workers of a gang did not find each other, or one was lost and no instruction to continue arrived."""
 
     default_code = "E208"
 

@@ -251,7 +251,7 @@ class Substrate(Protocol):
         ...
 
     def sweep(self, machines: Sequence[Machine]) -> bool:
-        """End what pilots that were removed have left on machines; whether nothing is left."""
+        """Kill the processes that removed pilots have left on these machines. Return whether none is left."""
         ...
 
     def stop(self) -> None:

@@ -65,7 +65,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Task(Generic[P, R]):
-    """A function that can also be submitted. A normal call runs it here; see `poise.task`."""
+    """A function that can also be submitted to Poise; `poise.task` creates it. A direct call runs the function in this
+    process.
+    """
 
     def __init__(self, function: Callable[P, R], options: Mapping[str, Any], home: Home | None = None) -> None:
         functools.update_wrapper(self, function)
@@ -86,24 +88,36 @@ class Task(Generic[P, R]):
         return f"<poise.Task {self.__qualname__}>"
 
     def options(self, **options: Any) -> "Task[P, R]":
-        """The same function with other requirements: `train.options(gpu=2).submit(7)`."""
+        """Return the same task with other options: `train.options(gpu=2).submit(7)`. The options are those of
+        `poise.task`.
+
+        Raises CallFailed if an option is unknown or out of range.
+        """
         return Task(self.__poise_function__, self._options | _checked(options), self._home)
 
     def using(self, client: Client) -> "Task[P, R]":
-        """The same function, on the control plane of this client."""
+        """Return the same task, which submits its calls to the control plane of this client."""
         return Task(self.__poise_function__, self._options, client.home)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[R]:
-        """Submit a call. Futures among the arguments, also in lists and dictionaries, are replaced by their results."""
+        """Submit a call and return its future. Futures among the arguments, also in lists, tuples and dictionaries, are
+        replaced by their results.
+
+        Raises Conflict if the control plane belongs to another user or machine.
+        """
         return self._submit("call", list(args), kwargs)
 
     def map(
         self, items: Iterable[Any], *more: Iterable[Any], chunk: int | None = None, progress: bool = False
     ) -> "Mapped[R]":
-        """Call it with each item (or one of each iterable), and iterate over the results in order.
+        """Call the function with each item (or with one item of each iterable), and return an iterator over the
+        results, in order.
 
-        Items are cut into chunks that take about `CHUNK_SECONDS`, as measured while they run; `chunk` fixes their size.
-        Items are read only when they are needed, so the input may be infinite. Use `for` or `async for`.
+        Items are grouped into chunks of about `CHUNK_SECONDS` (50 ms) of measured run time; `chunk` sets a fixed number
+        of items. Items are read only when needed, so the input may be infinite. `progress` shows a progress bar.
+        Iterate with `for` or `async for`.
+
+        Raises CallFailed if `chunk` is below 1.
         """
         if chunk is not None and chunk < 1:
             raise CallFailed("a chunk has at least one item", field="chunk", have=str(chunk), hint="chunk=1")
@@ -170,17 +184,17 @@ def task(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
 
 
 def rank() -> int:
-    """Number of this process in its gang, from 0; 0 outside gangs."""
+    """Return the rank of this process in its gang, from 0; 0 outside gangs."""
     return int(os.environ.get("POISE_RANK", 0))
 
 
 def world_size() -> int:
-    """Number of members of its gang; 1 outside gangs."""
+    """Return the number of members of the gang of this process; 1 outside gangs."""
     return int(os.environ.get("POISE_WORLD_SIZE", 1))
 
 
 def gather(futures: Iterable[Future[T]]) -> list[T]:
-    """All results, in order. Raises the exception of the first failed call."""
+    """Wait for all futures and return their results, in order. Raises the exception of the first failed call."""
     return [future.result() for future in list(futures)]
 
 
@@ -318,7 +332,9 @@ def _default_most(home: Home, options: Mapping[str, Any]) -> int:
 
 
 def close() -> None:
-    """Announce that no more calls will come. This happens at the end of the program; submitted calls still run."""
+    """Announce that no more calls will come. This happens automatically at the end of the program. Calls that wait for
+    the results of other jobs are submitted first, and submitted calls still run.
+    """
     while _held_up and getattr(sys, "last_type", None) is not KeyboardInterrupt:
         time.sleep(0.005)
     for (_, _, process), calls in list(_all_calls.items()):
@@ -334,9 +350,9 @@ atexit.register(close)
 
 
 class Mapped(Generic[R]):
-    """The results of a `map`, in the order of the items: iterate over it once, with `for` or `async for`.
+    """An iterator over the results of a `map`, in the order of the items. Use it once, with `for` or `async for`.
 
-    The first chunks start at once. At most `PIECES_AHEAD` chunks run in advance of the consumed results.
+    The first chunks start at once. At most `PIECES_AHEAD` (32) chunks run ahead of the consumed results.
     """
 
     def __init__(
@@ -402,7 +418,7 @@ class Mapped(Generic[R]):
         self._pieces.appendleft((failed, 0))
 
     def cancel(self) -> None:
-        """Read no more items; chunks that have not started do not start."""
+        """Stop reading items, and cancel the chunks that have not started."""
         self._items = iter(())
         for piece, _ in self._pieces:
             piece.cancel()

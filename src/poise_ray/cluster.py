@@ -179,7 +179,7 @@ def called(node: Mapping[str, Any]) -> str:
 
 def _knock(address: str) -> None:
     """Find within seconds what `ray.init` retries for minutes without naming it."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # type: ignore[attr-defined]  # missing in its stub
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # missing in its stub
 
     if ":" not in address:  # `auto`: Ray finds it
         return

@@ -55,7 +55,7 @@ class Draft:
 
 
 def captures_of(logs: Path, job: str) -> list[Capture]:
-    """The captures of a job that are kept, the oldest first."""
+    """Return the stored captures of a job, oldest first."""
     found = (_capture(path) for path in (logs / job).glob("*.capture-*"))
     return sorted(filter(None, found), key=lambda capture: (capture.at, capture.name))
 

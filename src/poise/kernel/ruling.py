@@ -137,7 +137,9 @@ class Ruling:
         return done
 
     def report(self) -> RulesReport:
-        """The rules, and how they stand."""
+        """Return the rules in force, with the state of each and its latest firings; at most `MAX_FIRINGS` of each rule,
+        latest first.
+        """
         engine = self.engine
         if engine is None:
             return RulesReport()

@@ -1,6 +1,6 @@
-"""Records behind `ls`, `show`, `nodes` and other views: the command line and the API only format them.
+"""Reports on jobs, nodes and the control plane, as records. The command line and the API only render them.
 
-Times of day are seconds since 1970 (0: not yet); durations are nanoseconds.
+Times of day are seconds since 1970 (0: not yet), durations are nanoseconds.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ STATUSES = {
     "cancelled": "it was cancelled, or its deadline could no longer be met (`if-late: cancel`)",
     "skipped": "something that it needs has failed or was cancelled",
 }
-"""Status of a task, and its meaning. A whole job has one of them too."""
+"""The statuses of a task, with their meanings. A job has one of these statuses, too."""
 
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,10 +46,11 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: where and when it ran, and why it was placed there or still waits. `artifact` is the artifact that was
-    started, if there are several; `sweep` has its sweep values; `pid` is its current process, if any. `time_limit`
-    limits the run time of an attempt, in nanoseconds (0: no limit), `retries` describes the retry rule, and `input` is
-    the kind of its input (empty: none). `expected` is 0 if the run time is unknown.
+    """A task: its command, placement, times and outcome, and the reason for its placement or its wait. `artifact` is
+    the artifact that was started, of several; `sweep` has the task's values in a sweep; `pid` is its current process,
+    if any. `time_limit` is the maximum duration of an attempt, in nanoseconds (0: no limit). `retries` describes which
+    failures are retried, and how often. `input` is the source of its standard input (empty: none). `expected` is the
+    expected run time (0: unknown).
     """
 
     task: str
@@ -88,8 +89,8 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of a job that serves functions: the numbers of open, done and failed calls, and the mean duration of a done
-    call in nanoseconds. `closed` is the reason why the job accepts no more calls; empty while it accepts them.
+    """The calls of a job that serves them: the numbers of open, done and failed calls. `mean` is the mean duration of a
+    done call, in nanoseconds. `closed` is the reason why no more calls are accepted; empty while they are.
     """
 
     open: int
@@ -101,7 +102,7 @@ class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Training progress that a unit reported, and when (seconds since 1970)."""
+    """The last progress report of a unit's training. `heard` is the time of that report, in seconds since 1970."""
 
     unit: str
     heard: float
@@ -109,11 +110,12 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. `exit_code` is the exit code of `poise wait`: 0, or the first failed task's; None while unfinished.
-    `note` is the message shown at submission, `user` the user name that the client sent. `retries`: see `PlanReport`.
-    `secrets` are names. `remaining` is the expected run time of the rest of the critical path; None if it contains an
-    unknown run time. `hold`: the job is on hold, and tasks that have not started do not start. `unnotified` are
-    undelivered notices, each with the reason. `tree` is the hash of the files that were sent with it.
+    """A job. `exit_code` is the exit code of `poise wait`: 0, or that of the first failed task; None while the job is
+    unfinished. `note` is the note that the user got at submission, and `user` the display name that the client sent.
+    `retries` is described in `PlanReport`. `secrets` has the names of the secrets. `remaining` is the expected run time
+    of the rest of the critical path; None if a run time in it is unknown. `hold` means that the job is on hold: tasks
+    that have not started do not start. `unnotified` has the notices that could not be delivered, each with the reason.
+    `tree` is the hash of the files that the job brings along.
     """
 
     id: str
@@ -142,15 +144,15 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]
-"""Status of a job: the most significant status of its tasks. `idle` workers wait for calls. A job is `skipped` when a
-job in its `after` did not end as required.
+"""The statuses of a job: the most significant status of its tasks. `idle` workers wait for calls. A job is `skipped` if
+a job that it comes after did not end as required.
 """
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One accelerator: its capabilities and its holder. Units as in `Device`; `per_watt` is peak operations per joule
-    by precision. `sources` maps each known figure (`rates.fp16`) to its origin: `declared`, `measured`, `driver` or
-    `catalogue`. `cordoned` is the reason why nothing is placed on it, if so.
+    """An accelerator: its capabilities, and its current holder. Units as in `Device`; `per_watt` is peak operations per
+    joule by precision. `sources` has the source of each known figure (`rates.fp16`): `declared`, `measured`, `driver`
+    or `catalogue`. `cordoned` is the reason why it accepts no work; empty if it does.
     """
 
     index: int
@@ -172,10 +174,11 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule: `every` in nanoseconds (0: by `cron`, in the time zone `time_zone`), and the `overlap` of its jobs.
-    `next` is its next due time (0: it is `held`), `last_due` the previous one, in seconds since 1970. `jobs` counts the
-    submitted jobs; `last_job` is the latest, with its status (empty: it has been removed). `refused` is the reason why
-    the last turn submitted no job.
+    """A schedule. `every` is its interval in nanoseconds (0: it follows `cron`, in the time zone `time_zone`), and
+    `overlap` its rule for jobs that overlap. `next` is the time of its next run (0: the schedule is paused, `held`) and
+    `last_due` the time of its last one, both in seconds since 1970. `jobs` is the number of submitted jobs. `last_job`
+    is the latest of them, with its status (empty: it has been removed). `refused` is the reason why the last run
+    submitted no job.
     """
 
     id: str
@@ -197,8 +200,8 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Quota of a tenant (None: unlimited) and its current use. CPU in milli-CPU, memory in bytes, devices as a number;
-    shared devices count as fractions.
+    """The quota of a tenant (None: no limit), and its current use. CPU is in milli-CPU, memory in bytes, and `gpu` in
+    devices, where a share of a device is a fraction.
     """
 
     tenant: str
@@ -211,10 +214,11 @@ class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the tree of shares. `within` names its parent, `depth` is its distance from the root. Amounts are
-    numbers of devices by model, `gpu` for any model, and cores of work without devices (`cpu`). `share` is its fraction
-    of the weights of its siblings; `used` its fraction of their debts (None: no debts). `borrows` is in dollars per
-    hour, `debt` in dollars. `rank` is 1 for the sibling that is served first.
+    """A node in the tree of fair shares. `within` is the name of its parent, and `depth` the number of its ancestors.
+    Amounts are numbers of devices by model, `gpu` for any model, and `cpu` for the cores of work without devices.
+    `share` is its fraction of the weights of its siblings and itself. `used` is its fraction of their total debt (None:
+    there is no debt). `borrows` is in dollars per hour, `debt` in dollars. `rank` is its position among its siblings; 1
+    is served first.
     """
 
     name: str
@@ -235,8 +239,8 @@ class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The shares in force, each after its parent. `half_life` is in nanoseconds, `prices` are in dollars per hour by
-    device model. `notes` list inconsistencies.
+    """The fair shares in force; each follows its parent. `half_life` is in nanoseconds; `prices` are in dollars per
+    hour, by device model. `notes` lists inconsistencies.
     """
 
     shares: tuple[ShareReport, ...] = ()
@@ -246,14 +250,15 @@ class SharesReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a file of shares."""
+    """The content of a shares file."""
 
     document: dict[str, Any]
 
 
 class ShareForeseen(msgspec.Struct, frozen=True, kw_only=True):
-    """A share with waiting work: the number of simulated units, and their median remaining wait in nanoseconds with the
-    current shares (`now`) and the proposed ones (`then`). None: unknown.
+    """The forecast for a share with waiting work. `units` is the number of units examined. `now` and `then` are their
+    median waiting times from now on, in nanoseconds, under the current shares and under the proposed ones; None:
+    unknown.
     """
 
     name: str
@@ -263,16 +268,16 @@ class ShareForeseen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharesForeseen(msgspec.Struct, frozen=True, kw_only=True):
-    """Effect of other shares, from simulated futures of the twin."""
+    """The forecast effect of other shares, from `futures` simulated by the digital twin."""
 
     shares: tuple[ShareForeseen, ...]
     futures: int
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources held by work: `device_hours`, and `core_hours` of work without devices. `charge` in dollars uses the
-    device prices of the fleet file, else of the shares, else of the catalogue. Fields that were not requested are
-    empty. `day` is a date in UTC.
+    """Resources used by work: `device_hours`, and `core_hours` of work without devices. `charge` is in dollars. Device
+    prices come from the fleet file, otherwise from the shares, otherwise from the catalogue. Fields that were not
+    requested are empty. `day` is a date in UTC.
     """
 
     day: str = ""
@@ -287,8 +292,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of the caller: the tenant and role of its token, and the token's id and name (empty: the home's own
-    token). `expires` as in `TokenReport`.
+    """The identity of the client: the tenant and role of its token, and the token's id and name (empty: the home's own
+    token). `expires` is as in `TokenReport`.
     """
 
     tenant: str
@@ -299,7 +304,7 @@ class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A token. Its secret is not stored. `expires` and `revoked` are 0 for never."""
+    """A created token. Only its holder has the secret. `expires` and `revoked` are in seconds since 1970; 0: never."""
 
     id: str
     tenant: str
@@ -311,8 +316,8 @@ class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An audited request: the time, the action `what`, and the id, name and tenant of the token (no id: the home's own
-    token).
+    """A requested change: its time, what was requested, and the id, name and tenant of the token (empty id: the token
+    of the home).
     """
 
     revision: int
@@ -324,9 +329,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A request that was refused before it was processed: its error code, and the id and tenant of its token,
-    if any.
-    """
+    """A request that was refused before it was processed: its error code, and the token that it carried, if any."""
 
     at: float
     code: str
@@ -336,18 +339,18 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class RefusalsReport(msgspec.Struct, frozen=True):
-    """Number of requests refused since the control plane started, by code, and the latest ones."""
+    """The number of requests refused since the control plane started, by error code, and the latest of them."""
 
     counts: dict[str, int]
     latest: tuple[Refusal, ...]
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One node: its resources and their use. CPU in milli-CPU, memory in bytes; the rest as in `Node`.
+    """A node: its resources and their use. CPU is in milli-CPU, memory in bytes; the rest is as in `Node`.
 
-    `level` is low, medium or high, `load` the measurement behind it; empty and None before the node's first report.
-    `failures` is the smoothed fraction of attempts that failed there, in thousandths. `upkeep` is the cost of its
-    agent, `unfit` the reason why it cannot start tasks.
+    `level` is low, medium or high, and `load` the measurements behind it; empty and None if the node has not reported.
+    `failures` is the smoothed share of failed attempts there, in thousandths. `upkeep` is the resource use of the agent
+    itself. `unfit` is the reason why the node can start no work.
     """
 
     name: str
@@ -378,8 +381,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, or some of its tasks, got new values: the number of changed units, and how many of them are `running` and
-    keep their old resources and settings until they are restarted.
+    """The result of changing a job, or some of its tasks. `units` is the number of changed units. `running` is the
+    number of running units that keep their resources and start options until they restart.
     """
 
     job: str
@@ -388,8 +391,9 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drained(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node, or one of its devices (`n1:0`), that was closed or opened. For a drain: the number of tasks that move to
-    other nodes once there is room (`moves`), and of tasks that run there to their end (`stays`).
+    """A node, or a device of a node (`n1:0`), that was closed or opened. For a node that is being drained, `moves` is
+    the number of its tasks that continue elsewhere once there is room. `stays` is the number of tasks that run there to
+    their end.
     """
 
     node: str
@@ -398,7 +402,7 @@ class Drained(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeReport:
-    """Report a node with all its resources free; `held_by` maps device indices to their holders."""
+    """Return the report of a node on which nothing runs. `held_by` maps the index of a device to its holder."""
     holders = held_by or {}
     return NodeReport(
         name=node.name,
@@ -443,7 +447,7 @@ def report_of(node: Node, *, held_by: Mapping[int, str] | None = None) -> NodeRe
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One check of `poise doctor`: the finding and, unless it is ok, the command to type."""
+    """A check of `poise doctor`: the finding, and a hint to type if something is wrong."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -452,15 +456,15 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of `poise doctor`; `well` if nothing failed."""
+    """The findings of `poise doctor`; `well` is true if no check failed."""
 
     well: bool
     checks: tuple[Check, ...]
 
 
 class PhaseTimes(msgspec.Struct, frozen=True):
-    """Recent durations of a phase in nanoseconds, over `count` rounds or commits: the median `p50`, the 99th percentile
-    `p99` and the maximum `most`.
+    """Recent durations of a phase, in nanoseconds, over `count` rounds or commits: median, 99th percentile and maximum
+    (`most`).
     """
 
     count: int
@@ -470,14 +474,15 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of the control plane. `unfinished` counts jobs, `pending` units that could be placed, `active` units that
-    hold resources. `policy` decides; `fleet` is the declared fleet, empty for this machine. If not `up`, no control
-    plane of the home runs, and the data come from another one or from the log. A standby control plane (`stands_by`)
-    reports what the leader has written. `leader` is the address of the leader, if known. `held` nodes have been silent
-    for too long but are not declared lost yet, because most of the fleet is missing or nodes are still coming back.
-    `elsewhere` counts nodes that joined with their own token and see the files of another machine, without the nodes of
-    the substrate of `--on`. `phases` has recent durations of the phases of a round (`view`, `decide`, `wait`, `apply`)
-    and of a commit (`append`, `sync`).
+    """Status of the control plane. `unfinished` counts jobs, `pending` units that could be placed, and `active` units
+    that hold resources. `policy` is the current scheduling policy. `fleet` is the declared fleet, empty for this
+    machine. Without `up`, no control plane of the home runs, and the status comes from another control plane, or else
+    from the log. With `stands_by`, this is a standby that shows the state written by the leader. `leader` is the
+    address of the leader, if another control plane leads and the address is known. `held` counts nodes that have
+    exceeded the heartbeat timeout but are not given up yet, because most of the fleet is missing or nodes are still
+    coming back. `elsewhere` counts nodes that joined with their own token and see the files of another machine; nodes
+    of the substrate of `--on` do not count. `phases` has the recent durations of the phases of a round (`view`,
+    `decide`, `wait`, `apply`) and of a commit (`append`, `sync`).
     """
 
     version: str
@@ -500,8 +505,9 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The deciding policy: its name in the log, which ends with a digest if it comes from a file or a package, and the
-    content of the file. `asked` is the time of the request for it, in seconds since 1970; 0 for the default.
+    """The current scheduling policy: its name in the log, and the content of its file. The name ends with a digest if
+    the policy comes from a file or a package. `asked` is the time of the request for it, in seconds since 1970; 0 for
+    the default.
     """
 
     policy: str
@@ -511,8 +517,8 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
     """The last firing of a rule for a `subject`: a node, or empty for the fleet. `outcome` is `done`, `shadow`, `asked`
-    or `denied`, and `have` the observed value. `actions` were carried out; `failed` is the reason why others were not.
-    `over`: the condition has ended, and the actions are undone. `at` in seconds since 1970.
+    or `denied`, and `have` is the observation that triggered it. `actions` were carried out; `failed` is the reason why
+    others were not. `over` means that it has ended and its actions are undone. `at` is in seconds since 1970.
     """
 
     subject: str
@@ -525,7 +531,7 @@ class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule and its state. `why_not` is the reason why it does not act now. `firings` are the latest ones, newest
+    """A rule and its state. `why_not` is the reason why it does not act now. `firings` are its latest firings, latest
     first.
     """
 
@@ -538,8 +544,8 @@ class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules in force. `evaluated` is the time of the last evaluation in seconds since 1970, 0 before the first;
-    `spent` counts the actions of the last hour, of at most `budget`.
+    """The rules in force. `evaluated` is the time of the last evaluation in seconds since 1970; 0 before the first.
+    `spent` is the number of actions in the last hour; `budget` is its limit.
     """
 
     rules: tuple[RuleReport, ...] = ()
@@ -555,7 +561,7 @@ class RulesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RuleAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Answer to the approval request of a rule for a `subject`: a node, or empty for the fleet."""
+    """The answer to a rule that asks for approval, for a `subject`: a node, or empty for the fleet."""
 
     rule: Annotated[str, msgspec.Meta(max_length=128)]
     allowed: bool
@@ -563,7 +569,7 @@ class RuleAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RuleDone(msgspec.Struct, frozen=True, kw_only=True):
-    """Actions that were carried out."""
+    """The actions that a rule carried out."""
 
     rule: str
     subject: str
@@ -571,7 +577,7 @@ class RuleDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A firing in a test on a log, or its end (`over`). `at` in seconds since 1970."""
+    """A firing in a test on a log, or the end of a firing (`over`). `at` is in seconds since 1970."""
 
     at: float
     rule: str
@@ -581,8 +587,9 @@ class TestedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestedRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule tested on a log: the number of firings, the actions it would have taken, and the number of flaps: firings
-    for the same subject within an hour of the end of the previous one. `open` firings had not ended when the log ended.
+    """The test of a rule on a log: the number of firings, and the actions that it would have taken. `flaps` counts
+    firings for the same subject within an hour of the end of the last one. `open` firings had not ended at the end of
+    the log.
     """
 
     name: str
@@ -594,9 +601,9 @@ class TestedRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulesEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """Effect of rules: `jobs` simulated without the rules (`live` in the figures) and with them (`shadow`), paired by
-    job, with confidence intervals of `level`. `firings` counts the firings in the simulation with the rules, by rule.
-    There are no figures if there were too few jobs.
+    """The effect of rules on simulated jobs. The figures compare the same `jobs` without the rules (`live`) and with
+    them (`shadow`); `level` is the confidence level of their intervals. `firings` counts firings by rule, with the
+    rules in force. There are no figures if there were too few jobs.
     """
 
     jobs: int
@@ -606,9 +613,9 @@ class RulesEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulesTest(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules tested on a log: revisions `first` to `last` and the `hours` that they span, the number of evaluations, and
-    the first of all `changes` in order. `conflicts` are subjects for which several rules were active at once. `missing`
-    are signals that the log does not contain. `effect` is set if it was requested.
+    """The test of rules on a log, from revision `first` to `last`, over `hours`. It has the number of evaluations and
+    the first of all `changes`, in order. `conflicts` are subjects for which several rules were active at once.
+    `missing` are signals that the log does not contain. `effect` is present if it was requested.
     """
 
     first: int
@@ -631,8 +638,8 @@ class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairedFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure under the deciding policy (`live`) and under the other one (`shadow`): nanoseconds, a count or a
-    fraction. Lower is better, except for `use`. The confidence interval of the `difference` is `low` to `high`.
+    """A figure under the current policy (`live`) and under the other one (`shadow`): nanoseconds, a count or a share.
+    Less is better, except for `use`. `low` and `high` are the confidence interval of the `difference`.
     """
 
     name: str
@@ -645,12 +652,12 @@ class PairedFigure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorldReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The simulated fleet of a policy in shadow, compared with that of the deciding policy: `hours` simulated in both,
-    up to `at` (seconds since 1970), which was `late` seconds ago. The confidence level of the `figures` is `level`;
-    there are no figures for few `jobs`, of which `ended` have ended in both. The run times of `guessed` units were
-    estimated; those of `converted` units were observed on another device model. `left_out` counts what the simulation
-    does not model, by kind. `failed` is the reason why the policy no longer decides there. `cpu` is the fraction of a
-    core that it used.
+    """The simulated fleet of a policy in shadow, compared with that of the current policy: `hours` of both, up to `at`
+    (seconds since 1970), which was `late` seconds ago. `level` is the confidence level of the intervals of the
+    `figures`. Few `jobs` have no figures; `ended` of them have ended in both fleets. `guessed` counts units whose run
+    times were estimated, and `converted` those whose run times were measured on another device model. `left_out` counts
+    work that is not simulated, by kind. `failed` is the reason why the policy no longer decides there. `cpu` is the
+    fraction of a core that the simulation used.
     """
 
     at: float
@@ -668,10 +675,11 @@ class WorldReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy in shadow, `since` a time in seconds since 1970. Of the `rounds` in which it was asked, it decided the
-    `same` as the current policy. `live_alone` and `shadow_alone` count decisions that only one of the two made. Views
-    were `passed_over` while it was busy or paused, and in `failed` rounds it had no plan. `differences` are the latest,
-    and `units` those on which the two differed most often. `world` is set once its simulated fleet has results.
+    """A policy in shadow. `since` is a time in seconds since 1970. `rounds` is the number of rounds in which it was
+    asked; in `same` of them it decided like the current policy. `live_alone` and `shadow_alone` count decisions that
+    only one of the two made. `passed_over` counts the views it skipped while it was busy or resting, and `failed` the
+    rounds in which it had no plan. `differences` are the latest ones, and `units` those on which the two differed most
+    often. `world` reports on its simulated fleet, once there are results.
     """
 
     policy: str
@@ -688,20 +696,20 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request to promote a policy from shadow; with `force`, regardless of its figures."""
+    """A request to make a policy in shadow the scheduling policy; `force` ignores its figures."""
 
     force: bool = False
 
 
 class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request to change the deciding policy: its `name`, or the content of a policy file."""
+    """A request for a scheduling policy: its `name`, or the content of a policy file."""
 
     name: Annotated[str, msgspec.Meta(max_length=128)] = ""
     document: dict[str, Any] | None = None
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Use of a node, in the units of `NodeReport`; `devices_used` counts devices that are held, whole or in part."""
+    """A node and its use, in the units of `NodeReport`. `devices_used` counts devices that are held, also in part."""
 
     name: str
     status: str
@@ -718,8 +726,8 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that holds resources: its node, devices, start time, and expected run time in nanoseconds (0: unknown).
-    `pid` is its process, once it has one.
+    """A task that holds resources: its node and devices, how long it has run, and its expected run time, in nanoseconds
+    (0: unknown). `pid` is its process, once it has one.
     """
 
     task: str
@@ -736,7 +744,7 @@ class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that waits for resources: the wait so far in nanoseconds, and the first reason."""
+    """A unit that waits for resources: its waiting time in nanoseconds, and the first reason."""
 
     unit: str
     user: str
@@ -747,10 +755,11 @@ class UnitWait(msgspec.Struct, frozen=True, kw_only=True):
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting tasks with the same request: `cpu` in milli-CPU, `memory` in bytes, `gpus`, and `where` as the user wrote
-    it (empty: anywhere). `shape` is the full request of each task. `together` tasks must start at once.
+    it (empty: anywhere). `shape` is the whole request of each of them. `together` is the number of tasks that start
+    together.
 
     `work` is the sum of their expected run times, and `longest` the run time that nearly all of them stay under, in
-    nanoseconds. The run time of `unknown` tasks is neither declared nor learned; they count as none.
+    nanoseconds. `unknown` counts tasks without history or a declared run time; they add nothing to `work`.
     """
 
     tasks: int
@@ -766,8 +775,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting work, grouped by request. `busy` maps each node with running tasks to the nanoseconds until the first of
-    them is expected to end.
+    """The waiting work, by its request, in `waits`. `busy` maps each node with running work to the expected time until
+    the first of that work ends, in nanoseconds.
     """
 
     waits: tuple[Demand, ...]
@@ -775,9 +784,9 @@ class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for machines that a substrate has made to its system, or cannot make: its text and state. It is
-    expected to be met at `starts` (seconds since 1970; 0: unknown). A `refused` request is not met unless something
-    changes.
+    """A request for machines that a substrate has made of its system, or cannot make: its text and state. It is
+    expected to be met at `starts` (seconds since 1970; 0: unknown). If it is `refused`, it will not be met unless
+    something changes.
     """
 
     text: str
@@ -785,18 +794,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     refused: bool = False
 
     def sentence(self, now: float) -> str:
-        """Return the text, and the expected time until the request is met."""
+        """Return the text, with the time until it is expected to be met."""
         left = round(self.starts - now)
         return f"{self.text}, expected to start in {format_duration(left * SECOND)}" if left > 0 else self.text
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """Data of `poise top`. `queue` counts units that wait for resources, by class; `blocked` counts units that wait for
-    other work.
+    """The content of `poise top`. `queue` counts units that wait for resources, by class; `blocked` counts those that
+    wait for other units.
 
-    `starts`, `ends` and `returns` are the tasks placed, tasks ended and calls returned per second, over the last few
-    seconds. The lists of nodes, tasks and waiting units have only the first entries: the fullest nodes, the oldest
-    tasks, the units served first; `more_` counts the rest.
+    `starts`, `ends` and `returns` are the recent rates of placed tasks, ended tasks and returned calls, per second. The
+    lists are limited: they have the fullest nodes, the oldest tasks and the waiting units that are served first. The
+    `more_` fields count the others.
     """
 
     policy: str
@@ -819,8 +828,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes and jobs, without tasks, that events have changed up to `revision`; the `gone_` ones no longer exist.
-    `whole`: too much has changed, and nothing is listed; request everything instead.
+    """Nodes and jobs, without tasks, that have changed up to `revision`. The `gone_` ones are no longer known. `whole`
+    means that too much has changed to list, so the lists are empty; request everything instead.
     """
 
     revision: int
@@ -832,10 +841,10 @@ class ChangesReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
-    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`, from `offset` on (-1: not told), at
-    the time `at`, in seconds since 1970 (0: not known). `rank` is that of a member of a gang of which several are shown
-    (-1: it is none). One without data says where the output begins that was asked for; one without a task, that this is
-    known of all.
+    """A piece of the output of an attempt of a task. `stream` is `out` or `err`, `offset` the position of the first
+    byte (-1: unknown), and `at` the time of writing, in seconds since 1970 (0: unknown). `rank` is the member of a
+    gang, if several members are shown (-1: none). A piece without data marks the position where the requested output
+    begins. A piece without a task means that these positions are known for all tasks.
     """
 
     task: str
@@ -848,7 +857,7 @@ class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
 
 
 class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
-    """The job is over (or was not followed): no more output follows. `exit_code` is None while it is unfinished."""
+    """The end of the output: the job is over, or was not followed. `exit_code` is None while the job is unfinished."""
 
     exit_code: int | None
 
@@ -857,8 +866,9 @@ LogLine = LogPiece | LogEnd
 
 
 class InputReport(msgspec.Struct, frozen=True):
-    """Bytes of input that the attempt `epoch` of a task has `taken`, and whether it accepts more. `epoch` is 0 while
-    the task does not run, `taken` is -1 while its node has not reported. `over`: it will not run again.
+    """The state of the input of a task. `taken` is the number of bytes that the attempt `epoch` has accepted, and
+    `wanted` whether it accepts more. `epoch` is 0 while the task does not run; `taken` is -1 while its node does not
+    report. `over` means that the task will not run any more.
     """
 
     epoch: int = 0
@@ -868,7 +878,7 @@ class InputReport(msgspec.Struct, frozen=True):
 
 
 class ExecStarted(msgspec.Struct, frozen=True, tag="started", tag_field="kind"):
-    """A command is being started beside a task; `name` identifies it for input."""
+    """A command is being started beside a task. `name` identifies it when input is sent to it."""
 
     name: str
 
@@ -881,7 +891,7 @@ class ExecOutput(msgspec.Struct, frozen=True, tag="output", tag_field="kind"):
 
 
 class ExecEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
-    """The command has ended with this exit code; `note` is the reason if it did not end by itself."""
+    """The command has ended with this exit code. `note` is the reason, if the command did not end by itself."""
 
     exit_code: int
     note: str = ""
@@ -890,12 +900,12 @@ class ExecEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
 ExecLine = ExecStarted | ExecOutput | ExecEnd
 
 
-# --- explanations: durations are nanoseconds from now, `revision` is that of the view behind the decision -----------
+# --- explanations: durations are nanoseconds from now, `revision` is that of the view on which was decided ---------
 
 
 class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
-    """A predicted amount, its mean deviation, and its source, as in `Estimate`. Both are None if the source is
-    `default`: there is no data.
+    """An estimated amount, its mean deviation, and its source, as in `Estimate`. Both are None if the source is
+    `default`: the amount is unknown.
     """
 
     mean: int | None
@@ -903,15 +913,16 @@ class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def text(self, form: Callable[[int], str]) -> str:
-        """`5m ± 1m`, or `unknown`."""
+        """Return the estimate as text: `5m ± 1m`, or `unknown`."""
         if self.mean is None or self.deviation is None:
             return "unknown"
         return f"{form(self.mean)} ± {form(self.deviation)}"
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Predicted needs of a task: its run time in nanoseconds for each device model (or processor) that could run it;
-    memory in bytes, CPU in milli-CPU and device use in thousandths, learned from `runs` finished runs of its class.
+    """The predicted resource use of a task: its run time in nanoseconds, by model of each device (or processor) that
+    could run it. Memory in bytes, CPU in milli-CPU and device use in thousandths come from `runs` finished runs of its
+    class.
     """
 
     run: dict[str, Foreseen]
@@ -922,12 +933,13 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When the first of the units starts, in nanoseconds from now: a tenth of the `futures` start before `earliest`,
-    half before `likely`, nine tenths before `latest`. None if too few futures start it, with the reason in `why`; an
-    `earliest` alone is a lower bound. `guesses` names units with unknown run times that end before it; then all three
-    are None. `preempts` names running units that are preempted for it in at least half of the futures, `preempts_in`
-    maps each to the median time until then, in nanoseconds from now. `displaced` maps units preempted before that to
-    the unit that displaces them.
+    """The predicted start of the first of the units, in nanoseconds from now. In a tenth of the `futures` it is before
+    `earliest`, in half before `likely`, and in nine tenths before `latest`. A time is None if the unit does not start
+    in that part of the futures; `why` gives the reason. An `earliest` alone is a lower limit. `guesses` names units
+    that end before the start and have an unknown run time; then all three times are None. `preempts` names running
+    units that are preempted for it in at least half of the futures. `preempts_in` is the median time until then for
+    each, in nanoseconds from now. `displaced` has units that are preempted before that, each with the unit that
+    preempts it.
     """
 
     earliest: int | None = None
@@ -942,7 +954,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Refusing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Identical nodes that refuse one task for the same reasons; `nodes` names some of the `count`."""
+    """A group of similar nodes that refuse a task for the same reasons. `nodes` names some of the `count`."""
 
     count: int
     nodes: tuple[str, ...]
@@ -950,9 +962,9 @@ class Refusing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Freeing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A running unit whose end frees resources: its nodes, and the expected time left with its source. `overrun`: it
-    has run longer than predicted and is re-estimated. `protected`: the reason why it is not preempted now although its
-    class is lower.
+    """A running unit that frees resources when it ends: its nodes, and the estimated time left with its source.
+    `overrun` means that it has run longer than estimated, and the estimate was updated. `protected` is the reason why
+    it is not preempted now although it is of a lower class.
     """
 
     unit: str
@@ -970,10 +982,11 @@ class Ahead(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Identical waiting units of a job; `named` names some of the `count`. All other fields describe the first of them.
+    """A group of similar waiting units of a job. `named` names some of the `count`. All other fields describe the first
+    unit.
 
-    `ahead` counts the units that are served before it, `first` names the first of them. `share` is the share that is
-    served first, with the reason.
+    `ahead` is the number of units that are served before it, and `first` has the first of them. `share` names the fair
+    share that is served first, with the reason.
     """
 
     count: int
@@ -991,8 +1004,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Going(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A unit that holds resources: its nodes, its `artifact` if there are several, the time since its start, the time
-    left, and why it was placed there.
+    """A unit that holds resources: its nodes, its `artifact` (of several), the elapsed time, the estimated time left,
+    and the reason for its placement.
     """
 
     unit: str
@@ -1008,16 +1021,17 @@ class Going(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A past event and its time (seconds since 1970)."""
+    """A past event and its time, in seconds since 1970."""
 
     at: float
     text: str
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Full explanation of a job: why it waits and what frees resources, why it runs where it does, and its history.
+    """The explanation of a job: why it waits and what would let it start, why it runs where it does, and its past
+    events.
 
-    `left_out` counts entries that were left out for brevity; none if everything was requested.
+    `left_out` counts entries that were left out for length; it is 0 if everything was requested.
     """
 
     job: str
@@ -1032,8 +1046,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyNot(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a unit is not on a node: every reason; or it fits there but scores lower than the `chosen` node, if any. If
-    its work has several artifacts, `artifact` would be started there and `chosen_artifact` on the chosen node.
+    """Why a unit is not on a node: every reason. If it fits there, its score is below that of the `chosen` node, if
+    any. For work with several artifacts, `artifact` would be started there, and `chosen_artifact` runs on the chosen
+    node.
     """
 
     job: str
@@ -1051,7 +1066,9 @@ class WhyNot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Units that would be placed in the same way: where, and why. `queued`: behind others of their shape."""
+    """A group of units that would be placed alike: their places, and the reason. `queued` means that they would queue
+    behind similar units.
+    """
 
     count: int
     named: tuple[str, ...]
@@ -1062,7 +1079,7 @@ class PlannedPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class PlannedYield(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that would be preempted, for which unit, and the cost."""
+    """A unit that would be preempted, the unit that preempts it, and the work that is lost."""
 
     unit: str
     to: str
@@ -1070,7 +1087,7 @@ class PlannedYield(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedLater(msgspec.Struct, frozen=True, kw_only=True):
-    """Units that wait for other units of the job, or for other jobs."""
+    """A group of units that wait for other units of the job, or for other jobs."""
 
     count: int
     named: tuple[str, ...]
@@ -1078,8 +1095,8 @@ class PlannedLater(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The effects of submitting a job now. Nothing has been done. `retries` says what would be retried where
-    that is not the default, and alike for all its tasks.
+    """The effects of submitting a job now; nothing has been submitted. `retries` describes what would be retried, if
+    that is not the default and is the same for all tasks.
     """
 
     revision: int
@@ -1093,11 +1110,12 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change with which a unit starts, verified by a trial decision.
+    """A change that lets a unit start, verified by a decision of the policy.
 
-    `kind`: open, memory, cpu, gpus, gpu_memory, network, wishes, smaller, workers, priority, end or node. `size` is the
-    fraction of the request that is given up (`priority`: classes, as a fraction of all; `end`: hours of work lost),
-    `command` is the command to type, `yields` names units that are preempted then.
+    `kind` is open, memory, cpu, gpus, gpu_memory, network, wishes, smaller, workers, priority, end or node. `size` is
+    the fraction of the request that is given up. For `priority` it is the number of classes, as a fraction of all; for
+    `end` it is the hours of lost work. `command` is the command to type, and `yields` has the units that would be
+    preempted.
     """
 
     kind: str
@@ -1109,8 +1127,8 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UnblockReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest change of each kind that lets a unit start now, smallest first. `text` is set if there is no such
-    change or none is needed, and says what a unit on a lost node waits for.
+    """The smallest change of each kind that lets a unit start now, smallest first. `text` explains why there is none,
+    or why none is needed; for a unit on a lost node, it says what the unit waits for.
     """
 
     job: str
@@ -1121,12 +1139,13 @@ class UnblockReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A service, or its version on trial, and its figures for the last `window` nanoseconds. `rate`: answers per
-    second, including cached ones. `answered`: answers of the model, `failed`: those with an error, `faulty`: those with
-    status 500 and above, `cached`: answers from the cache. `p50`, `p95` and `p99`: latencies from arrival to answer, in
-    nanoseconds, 0 without answers; deferred requests and cached answers do not count. `refused`: requests without an
-    answer, by reason. `objective`: the upper limit of `p99`, 0 for none. `waiting` and `serving`: current requests.
-    `replicas` are ready, `started` were requested; `jobs` are their ids.
+    """A service, or its version on trial, with figures for the last `window` nanoseconds. `rate` is the number of
+    responses per second, including those from the cache. `answered` counts responses of the model, `failed` those of
+    them with an error, `faulty` those with status 500 and above, and `cached` responses from the cache. `p50`, `p95`
+    and `p99` are latencies from the arrival of a request to its response, in nanoseconds; 0 without responses. Deferred
+    requests and responses from the cache do not count. `refused` counts requests without a response, by reason.
+    `objective` is the limit for `p99`; 0: none. `waiting` and `serving` count current requests. `replicas` is the
+    number of ready replicas, `started` that of the requested ones; `jobs` has their ids.
     """
 
     service: str
@@ -1153,5 +1172,5 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def met(self) -> bool:
-        """Whether the objective is met in this window; True without answers or without an objective."""
+        """Return whether the objective holds in this window; True if there are no responses, or no objective."""
         return not self.objective or self.p99 <= self.objective
