@@ -82,7 +82,7 @@ class Gateway:
         self._rest = rest
         self._measuring: asyncio.Task[bytes] | None = None
         self.draining = False
-        self.room = Room(MOST_BODIES)  # so that any batch fits into a frame
+        self.room = Room(MOST_BODIES)  # a limit that lets any batch fit into a frame
 
     def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
         """Return the service, the client's timeout (nanoseconds, 0: that of the service), whether it is deferred, and
@@ -182,7 +182,7 @@ class Gateway:
         raise Refused(404, f"there is nothing at {path[:100]}; there is {', '.join(known)}, /openapi.json")
 
     async def _forget(self, name: str) -> tuple[int, bytes, str]:
-        """Clear the caches of a service. Returns status, body and media type."""
+        """Clear the caches of a service. Returns status (202 if Redis is unreachable), body and media type."""
         kept = self._kept.get(name)
         if not kept:
             raise Refused(404, f"nothing is kept of `{name[:100]}`; of {', '.join(self._kept) or 'no service'} it is")
@@ -229,7 +229,7 @@ class Gateway:
 
 
 def _notes(made: Answer) -> list[tuple[bytes, bytes]]:
-    """Return the headers about the source of an answer."""
+    """Return the headers that describe the source of an answer."""
     lines = made.note.encode().split(b"\r\n") if isinstance(made, Noted) else []
     return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
 
@@ -252,7 +252,7 @@ def _seconds(text: bytes) -> int:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < MOST_SECONDS or b"_" in text:  # which Python's `float` takes
+    if not 0 < seconds < MOST_SECONDS or b"_" in text:  # `float` accepts underscores
         raise Refused(400, f"X-Request-Timeout-Seconds is a number above 0 and below {MOST_SECONDS}")
     return max(1, int(seconds * SECOND))
 

@@ -1,8 +1,8 @@
-"""Figures of a service for its last minutes: rates, quantiles of latency, refusals, sizes of batches.
+"""Computes figures of a service for its last minutes: rates, latency quantiles, refusals, batch sizes.
 
-Prometheus keeps the counters of all time and computes such figures itself; this is for `poise services`, which has no
-Prometheus. Counts lie in slots of five seconds, for the last five minutes. Latencies are counted in buckets that grow
-by 1.1 %, so a quantile is exact to that, and the memory does not depend on the number of requests.
+Prometheus stores the counters and computes such figures itself; `poise services` works without Prometheus. Counts are
+kept in slots of five seconds, for the last five minutes. Latencies are counted in buckets that grow by 1.1 %, so a
+quantile has that precision, and memory use does not depend on the number of requests.
 """
 
 from collections import Counter, deque
@@ -16,7 +16,7 @@ SLOT = 5 * SECOND
 LONGEST = 5 * MINUTE
 
 FINE = 64
-"""Buckets for each doubling of a latency."""
+"""Buckets per doubling of the latency."""
 
 OK, FAULT = 200, 500
 
@@ -41,8 +41,8 @@ class _Slot:
 
 
 class Recent(NamedTuple):
-    """The figures of the last `window` nanoseconds. `answered` are answers of the model, `failed` those of them with an
-    error, `faulty` those with status 500 and above; `cached` are answers from the cache. Latencies are in nanoseconds,
+    """Figures of the last `window` nanoseconds. `answered` counts answers of the model, `failed` those with an error,
+    `faulty` those with status 500 and above; `cached` counts answers from the cache. Latencies are in nanoseconds,
     0 without answers.
     """
 
@@ -61,14 +61,14 @@ class Recent(NamedTuple):
 
 
 class Lately:
-    """Counts what happens to the requests of one service. Every call gets the monotonic time, in nanoseconds."""
+    """Counts the outcomes of the requests to one service. Every call takes the monotonic time, in nanoseconds."""
 
     def __init__(self, began: int) -> None:
         self._began = began
         self._slots: deque[_Slot] = deque([_Slot(0)], maxlen=LONGEST // SLOT + 1)
 
     def answered(self, status: int, took: int, now: int, *, patient: bool = False) -> None:
-        """A replica has answered. The latency of a `patient` request does not count: it has no objective."""
+        """Count an answer of a replica. The latency of a `patient` request is ignored: it has no objective."""
         slot = self._slot(now)
         slot.answers[status] += 1
         if not patient:
@@ -84,7 +84,7 @@ class Lately:
         self._slot(now).cached += 1
 
     def recent(self, window: int, now: int) -> Recent:
-        """The figures of the last `window` nanoseconds, rounded up to whole slots, or since the service began."""
+        """Return the figures of the last `window` nanoseconds, in whole slots (rounded up), or since the start."""
         first = max(0, self._number(now) - ceil(min(window, LONGEST) / SLOT))
         of = _Slot(first)
         for slot in self._slots:
@@ -118,7 +118,7 @@ class Lately:
 
 
 def _quantile(took: Counter[int], part: float) -> int:
-    """The upper edge of the bucket in which this part of the latencies is reached."""
+    """Return the upper edge of the bucket that contains this quantile of the latencies; 0 without latencies."""
     left = ceil(part * took.total())
     for bucket in sorted(took):
         left -= took[bucket]

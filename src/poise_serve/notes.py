@@ -1,4 +1,4 @@
-"""What one gateway leaves to the next, if it is killed: which jobs are the replicas of a service, how a trial ended."""
+"""Stores a service's replica jobs and trial outcome, so that the next gateway can take over from a killed one."""
 
 import contextlib
 from pathlib import Path
@@ -11,8 +11,8 @@ from poise.drivers.whole import write_whole
 
 
 class Noted(msgspec.Struct):
-    """`asked`: how many replicas were ever asked for; `key`: that under which one more is being submitted, if one is;
-    `ready`: whether any of them ever was; `trial`: how that of its canary ended.
+    """State of a service. `asked`: number of replicas requested so far. `key`: key of the submission in progress, if
+    any. `ready`: whether any replica was ever ready. `trial`: outcome of its canary trial.
     """
 
     asked: int = 0
@@ -23,7 +23,7 @@ class Noted(msgspec.Struct):
 
 
 class Notes:
-    """On one service, in a file beside its socket."""
+    """The notes of one service, in a file beside its socket."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,12 +32,12 @@ class Notes:
             self.noted = json_decoder(Noted).decode(path.read_bytes())
 
     def write(self) -> None:
-        """As it is now, in one piece. Where it cannot be written, only the next gateway has anything of it."""
+        """Write the current state atomically. Ignores errors, because only a next gateway would need the file."""
         with contextlib.suppress(OSError):
             write_whole(self._path, msgspec.json.encode(self.noted))
 
     def forget(self) -> None:
-        """There will be no next."""
+        """Delete the file, because no gateway will take over."""
         self._path.unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
-"""Requests to a service on file, to ask them again: a line of JSON for each, `{"at": 1700000000.2, "body": "21"}`.
+"""Records requests to a service in a file for replay: one line of JSON each, `{"at": 1700000000.2, "body": "21"}`.
 
-`at`: when it came, in seconds since 1970. A body that is no text is in `base64` instead. The file is for nobody
-but its owner, and bounded: when it is full, nothing more is written.
+`at` is the arrival time, in seconds since 1970. A body that is not UTF-8 is in `base64` instead. Only the owner can
+read the file. Its size is limited: when it is full, nothing more is written.
 """
 
 import os
@@ -18,14 +18,14 @@ from poise.errors import InputError
 from poise_serve.service import ANYBODY, Asked, Asker, Tell
 
 MOST_LINE = 400 << 20
-"""Bytes of a line: a body of 64 MiB may have six times as many, if all of it are signs that JSON spells out."""
+"""Maximum length of a line in bytes: JSON escapes can make a body of 64 MiB six times as long."""
 
 MOST_WAITING = 10_000
-"""Requests that wait to be written; beyond that they are left out, rather than held in memory for a slow disk."""
+"""Maximum number of queued requests; more are dropped, because a slow disk must not fill the memory."""
 
 
 class Recorded(msgspec.Struct, omit_defaults=True):
-    """One request."""
+    """A recorded request."""
 
     at: float = 0.0
     body: str | None = None
@@ -33,7 +33,7 @@ class Recorded(msgspec.Struct, omit_defaults=True):
 
 
 class Recorder:
-    """Asked in the place of what is `behind` it, and writes `part` of that until the file has `most` bytes."""
+    """Forwards requests to `behind`, and records the share `part` of them until the file has `most` bytes."""
 
     def __init__(self, behind: Asked, path: Path, part: float, most: int, say: Callable[[str], None]) -> None:
         """Raises `InputError` if the file cannot be written."""
@@ -93,8 +93,8 @@ class Recorder:
 
 
 def read_recorded(path: str) -> Iterator[bytes]:
-    """Yield the bodies of the recorded requests in a file. Raises `InputError` with the line and the mistake when it
-    gets there.
+    """Yield the bodies of the recorded requests in a file. Raises `InputError` at an invalid line, with its number and
+    the error.
     """
     try:
         if Path(path).exists() and not Path(path).is_file():  # a pipe or a device may have no end

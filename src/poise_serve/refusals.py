@@ -1,4 +1,4 @@
-"""How a gateway refuses what is asked of its services, in the one form of all errors."""
+"""Builds the error answers to refused requests, in the common form of all errors."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ from poise_serve.wire import error_body
 STATUS = {
     "full": 503, "late": 503, "ending": 503, "expired": 504, "broken": 500, "lost": 502, "quarantined": 422,
 }  # fmt: skip
-"""What a refusal is in HTTP."""
+"""The HTTP status of each reason for a refusal."""
 
 DEADLY = frozenset({"lost", "quarantined"})
-"""Refusals of requests that servers died of: a client that retries them kills more."""
+"""Reasons for refusing requests that crashed servers: retries would crash more servers."""
 
 
 class Refused(Exception):
-    """A request that gets an error for an answer."""
+    """The request is refused, and gets an error as its answer."""
 
     def __init__(self, status: int, message: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -25,12 +25,12 @@ class Refused(Exception):
 
 
 def problem(path: str, status: int, message: str) -> bytes:
-    """The body of an error, in the form that clients of this path expect."""
+    """Return the body of an error, in the form that clients of this path expect."""
     return openai.error_body(status, message, "refused") if path.startswith("/v1/") else error_body(status, message)
 
 
 def too_large(most: int) -> Refused:
-    """For a body of more bytes than the service takes."""
+    """Return the error for a body above the size limit, in bytes."""
     return Refused(413, f"a body has {format_bytes(most)} at most here; `body:` of the service says how many")
 
 
@@ -40,7 +40,7 @@ def no_room() -> Refused:
 
 
 def refusal(refuse: Refuse) -> Refused:
-    """What whoever asked is told of a question that a service refuses."""
+    """Return the error for a request that a service refuses."""
     status = STATUS[refuse.why]
     headers = dict([openai.NOT_AGAIN]) if refuse.why in DEADLY else {}
     if status == 503 or refuse.why == "quarantined":

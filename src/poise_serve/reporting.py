@@ -1,7 +1,7 @@
-"""A gateway reports on its services, to programs of its user on this machine (`poise.drivers.gateways`).
+"""Reports on the services of a gateway, to programs of its user on this machine (`poise.drivers.gateways`).
 
-The folder lets only its owner in, so it takes no key, whatever the gateway asks of clients. `poise_serve.app` has the
-same counts for Prometheus, at the address of the gateway.
+Only the owner can access the folder, so reports need no key, even if clients of the gateway do. `poise_serve.app`
+exports the same counts to Prometheus, at the address of the gateway.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from poise.drivers.gateways import ANSWER_SECONDS, socket_of
 from poise.model.reports import ServiceReport
 
 Report = Callable[[int], list[ServiceReport]]
-"""Makes the reports for a window in nanoseconds."""
+"""Returns the reports for a window in nanoseconds."""
 
 
 async def listen(folder: Path, mark: str, report: Report) -> asyncio.Server:
-    """Report to all who ask, until the server is closed; `forget` removes the socket."""
+    """Answer requests for reports until the server is closed; `forget` removes the socket."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, TimeoutError, ValueError):  # a client that goes away, or sends anything else
+        with suppress(OSError, TimeoutError, ValueError):  # the client disconnects, or sends anything else
             line = await asyncio.wait_for(reader.readline(), ANSWER_SECONDS)
             if line:
                 writer.write(msgspec.json.encode(report(int(line))))

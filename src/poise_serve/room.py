@@ -67,7 +67,7 @@ class Taken:
 
 
 class Room:
-    """Room in the memory of this process. `items` is the number that fit; 0 until it is known."""
+    """Tracks how many `items` of a batch fit into the memory of this process; 0 until it is known."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.items = 0
@@ -95,7 +95,7 @@ class Room:
 
 
 def _cuda() -> Any:
-    """`torch.cuda`, where the model has begun to use it."""
+    """Return `torch.cuda` if the model has initialized it, otherwise None."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 

@@ -1,7 +1,7 @@
-"""The OpenAPI document of a gateway: what it serves at this moment, and every status that it may answer with.
+"""Builds the OpenAPI document of a gateway: its current services, and every possible status.
 
-What a service takes and gives is what its latest replica says of its model; before the first it may be anything. What
-is behind `/v1/` is passed on as it came, so there the document says only what the gateway itself looks at.
+The latest replica of a service describes the inputs and outputs of its model; before the first replica, anything is
+allowed. Requests below `/v1/` are passed on unchanged, so the document describes only what the gateway itself reads.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,14 +35,14 @@ REFUSALS = {
     "503": "It would be late, too much waits, or the gateway is ending: try again",
     "504": "The time that the request, or the service, has was over",
 }
-"""Every status that an error may have; which of them a route may answer, is said with it."""
+"""Descriptions of all error statuses; each route lists its own."""
 
 EVERYWHERE = ("400", "401", "403", "413", "415", "429", "431", "501", "502", "503", "504")
 PREDICT = (*EVERYWHERE, "422", "500")
 FRONT = (*EVERYWHERE, "404", "408", "422")
 
 AGAIN = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
-"""The header that says when to try again."""
+"""The header with the delay before a retry."""
 
 SECONDS = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
 
@@ -50,7 +50,7 @@ LANES = {"enum": ["deferred"]}
 DEFERRED = "It may wait until there is nothing else to do"
 
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}}
-"""One of a stream, whose data is JSON; that of the last is `[DONE]`."""
+"""One event of a stream. Its data is JSON, except that of the last, `[DONE]`."""
 
 READINESS = {
     "type": "object",
@@ -62,8 +62,8 @@ READINESS = {
 def document(
     services: Mapping[str, Forms], cached: Collection[str], models: Mapping[str, Collection[str]] | None
 ) -> dict[str, Any]:
-    """`cached`: the services of which answers are kept. `models`: those that are known, by the route of OpenAI's API
-    that asks them; None where there is none.
+    """Build the document. `cached`: services with a cache. `models`: known models by route of OpenAI's API, or None
+    without such routes.
     """
     _, schemas = msgspec.json.schema_components([ErrorBody, FrontErrorBody], ref_template=_AT)
     paths: dict[str, Any] = {}
@@ -103,7 +103,7 @@ ASKERS = (
     _header("X-Poise-Tenant", "Whose answers may be told, where they are kept", {"pattern": f"^{NAME}$"}),
     _header("Cache-Control", "`no-cache`: a new answer, `no-store`: and one that is not kept", {"type": "string"}),
 )
-"""What a request may say of who asks."""
+"""Headers of a request with its lane, its tenant and its cache settings."""
 
 _AT = "#/components/schemas/{name}"
 
@@ -137,7 +137,7 @@ def _forget(name: str) -> dict[str, Any]:
 
 
 def _front(models: Mapping[str, Collection[str]]) -> dict[str, Any]:
-    """OpenAI's routes, as far as a front looks into them."""
+    """Describe OpenAI's routes, limited to the fields that a front reads."""
     whole = "Whatever the upstream answers, its errors as well; `x-poise-upstream` says which it was"
     answered = {"description": whole, "content": {**_json({}), "text/event-stream": {"schema": EVENT}}}
     refused = _refusals(FRONT, "FrontErrorBody")

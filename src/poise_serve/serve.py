@@ -1,4 +1,4 @@
-"""A gateway process: its services, upstreams, and the server in front, from its beginning to its end."""
+"""Runs a gateway process from start to shutdown: its services, its upstreams and its HTTP server."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ from poise_serve.upstreams import Upstreams
 DRAIN_SECONDS = 30.0
 
 STALE = 60.0
-"""Seconds after which nobody who has made a socket is still about to listen at it."""
+"""Minimum age in seconds of a socket to remove: a younger one may belong to a gateway that does not listen yet."""
 
 
 class Entrance(NamedTuple):
@@ -158,7 +158,7 @@ async def serve(
         tracing.flush()
     loop.remove_reader(watchers.gone)
     stopped.cancel()
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))  # it ends by itself from here on
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))  # shutdown needs no signal any more
     for outcome in await asyncio.gather(*keeping, return_exceptions=True):
         if isinstance(outcome, Exception):
             raise outcome

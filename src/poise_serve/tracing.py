@@ -1,8 +1,8 @@
-"""Spans of requests and of batches, for the exporter of the home.
+"""Records spans of requests and batches, for the exporter of the home.
 
-A request that comes in a sampled trace is told of; one in an unsampled trace is not; of those without a trace a share
-is. The request gets a span of its own, and passes it on as `traceparent`. A batch has many requests and so no parent:
-its span links to them, and they to it. Spans go to the exporter in datagrams, now and then; nobody waits for it.
+A request in a sampled trace gets a span, and one in an unsampled trace gets none. Requests without a trace are sampled
+at a configured share. The context of the span is passed on as `traceparent`. A batch has many requests and so no
+parent: its span and theirs link to each other. Spans go to the exporter in datagrams, without waiting for it.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from poise.model.traces import INTERNAL, MOST_LINKS, SERVER, Context, Link, Span
 from poise_serve.asgi import App, Receive, Scope, Send
 
 TOGETHER, EVERY = 32, 0.5
-"""Spans in one datagram, and seconds after which fewer are sent."""
+"""Spans in one datagram, and the delay in seconds after which fewer are sent."""
 
 MOST_TEXT = 200
-"""Characters of a path or a name that a span holds."""
+"""Maximum length of a path or an error message in a span, in characters."""
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 
@@ -41,17 +41,17 @@ current: ContextVar[Traced | None] = ContextVar("poise_traced", default=None)
 
 
 class Tracing:
-    """Makes the spans of a gateway. `share` is the share of requests to tell of, of those without a trace."""
+    """Records the spans of a gateway. `share` is the sampled share of the requests without a trace."""
 
     def __init__(self, share: float, tell: Tell) -> None:
         self._share = share
         self._tell = tell
         self._made: list[Span] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._chance = random.Random(os.urandom(16))  # noqa: S311 — which requests are told of is no secret
+        self._chance = random.Random(os.urandom(16))  # noqa: S311 — sampling needs no secrecy
 
     def around(self, app: App) -> App:
-        """The same ASGI application, with a span for each request."""
+        """Wrap an ASGI application, to record a span for each sampled request."""
         return partial(self._serve, app)
 
     async def _serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +95,7 @@ class Tracing:
             )
 
     def _context(self, headers: Sequence[tuple[bytes, bytes]]) -> Context | None:
-        """The span of a request; None for one without a trace that is not told of."""
+        """Return the span context of a request; None if it has no trace and is not sampled."""
         given = {name: value for name, value in headers if name in (TRACEPARENT, TRACESTATE)}
         parent = None
         if TRACEPARENT in given:
@@ -108,7 +108,7 @@ class Tracing:
         return Context(self._chance.randbytes(16), self._chance.randbytes(8))
 
     def batch(self, requests: Sequence[Traced]) -> Context:
-        """The span of a batch that is about to be asked, linked with these requests."""
+        """Return the span context of a batch about to be sent, and link these requests to it."""
         context = Context(self._chance.randbytes(16), self._chance.randbytes(8))
         for request in requests:
             if len(request.links) < MOST_LINKS:
@@ -132,7 +132,7 @@ class Tracing:
 
 
 class Batches:
-    """The spans of one service's batches, by the replica that is asked."""
+    """Records the spans of one service's batches, by replica."""
 
     def __init__(self, service: str, tracing: Tracing | None) -> None:
         self._service = service
@@ -140,7 +140,7 @@ class Batches:
         self._asked: dict[str, tuple[Context, int, tuple[Link, ...]]] = {}
 
     def begin(self, replica: str, requests: Sequence[Traced | None]) -> str:
-        """A batch is sent: the `traceparent` for its replica, empty where none of its requests is told of."""
+        """Begin the span of a batch. Return the `traceparent` for its replica; empty if no request is sampled."""
         self._asked.pop(replica, None)
         told = [request for request in requests if request is not None]
         if not told or self._tracing is None:

@@ -23,7 +23,7 @@ MILLION = 1_000_000
 
 
 class Follower:
-    """Follows somebody else's loop. `begin` before the first step, `step` after each, `end` after the last."""
+    """Follows a framework's loop. Call `begin` before the first step, `step` after each, and `end` after the last."""
 
     def __init__(self) -> None:
         self.stopping = False
@@ -97,11 +97,11 @@ class Follower:
         self.checkpoint = Saved(step=step, at=time.time())
 
     def end(self) -> None:
-        """Training is over. A process that was asked to end ends here, with exit code 143."""
+        """Finish the reports after training. If the process was asked to stop, exit with code 143."""
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
-        if self._training is not None:  # the last word is of the last step, and of what was saved after it
+        if self._training is not None:  # report the last step, and the checkpoint after it
             self._teller.tell(self._training, now=True)
             self._teller.rests()
         if self.stopping:

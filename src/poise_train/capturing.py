@@ -1,7 +1,7 @@
-"""Traces by the profiler of PyTorch, of a training session that is wished for one (`poise capture --torch`).
+"""Records traces of a training session with PyTorch's profiler, on request (`poise capture --torch`).
 
-A wish is a file beside the one in which training is reported. It is looked for between two steps, a few times a second;
-the profiler runs from one step to the first that ends after its time.
+A request is a file beside the training report. The session looks for it between two steps, at most every 0.25 s. The
+profiler runs until the first step that ends after the requested duration.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.25
 
 
 class Capturing:
-    """The captures of one worker; `report` is the file in which its training is reported."""
+    """Records the captures of one worker; `report` is the file of its training reports."""
 
     def __init__(self, report: Path) -> None:
         self._wish, self._taken, self._trace = (Path(f"{report}{ending}") for ending in (WISH, TAKEN, TRACE))
@@ -27,7 +27,7 @@ class Capturing:
         self._profiler: Any = None
 
     def step(self) -> None:
-        """Between two steps. A profiler that fails is no reason for training to fail: it says so on stderr."""
+        """Start or end a capture between two steps. Failures of the profiler go to stderr, and do not fail training."""
         moment = time.monotonic()
         if moment < (self._until if self._profiler is not None else self._look_at):
             return
@@ -57,6 +57,6 @@ class Capturing:
     def _end(self) -> None:
         profiler, self._profiler = self._profiler, None
         profiler.stop()
-        draft = self._trace.with_name(f"{os.getpid()}.{self._trace.name}")  # it is compressed because of its ending
+        draft = self._trace.with_name(f"{os.getpid()}.{self._trace.name}")  # its suffix enables compression
         profiler.export_chrome_trace(str(draft))
         draft.replace(self._trace)

@@ -35,7 +35,7 @@ class Draft:
         self.score = score
         self.tree, self.own = tree, own
         self.kinds: list[Kind] = taken.kinds[:shared]
-        self.first = first  # of the kinds those that worker 0 writes, whole
+        self.first = first  # kinds that worker 0 writes, whole
         self.own_kinds: list[Kind] = taken.kinds[shared:]
         self.laid = laid
         self.staging = Staging()
@@ -68,7 +68,7 @@ class Draft:
             self.copied.set()
 
     def copy_later(self) -> None:
-        """Raises `Damaged` if a tensor was changed meanwhile by anything but its optimizer."""
+        """Copy the remaining tensors. Raises `Damaged` if one was changed meanwhile by anything but its optimizer."""
         with torch.no_grad():
             for one, tensor, _ in self.later:
                 self._copy(one, tensor)

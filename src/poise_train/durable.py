@@ -1,4 +1,4 @@
-"""Files and folders that are whole and on the disk, or not there: written, synced, and only then given their names."""
+"""Writes files and folders atomically and durably: they get their final names only after they are synced to disk."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[int]:
-    """A new file to write to; once the block is left it is on the disk. What there was is overwritten."""
+    """Open a file for writing, replacing its content, and sync it to disk at the end of the block."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         yield file
@@ -19,14 +19,14 @@ def created(path: Path) -> Iterator[int]:
 
 
 def put(file: int, content: bytes | memoryview) -> None:
-    """All of it: the system may take a part at a time."""
+    """Write all of the content, because one call may write only a part."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whoever looks finds all of it under this name, or nothing."""
+    """Write a file atomically, synced before its rename: readers find all of it, or the previous file."""
     draft = path.with_name(f"{path.name}.draft")
     with created(draft) as file:
         put(file, content)
@@ -34,7 +34,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """The names in it are on the disk."""
+    """Sync the names in a folder to disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -43,7 +43,7 @@ def sync(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove it with all that is in it; of a link, the link. It loses its name first: nobody finds half of it."""
+    """Remove a folder and its content; of a link, only the link. It is renamed first, so that no part is found."""
     gone = folder if folder.name.endswith(".cleared") else folder.with_name(f"{folder.name}.cleared")
     if gone != folder:
         if gone.exists() or gone.is_symlink():

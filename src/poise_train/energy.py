@@ -1,14 +1,13 @@
-"""Energy used by this worker: from hardware counters, otherwise from the power model of its devices.
+"""Measures the energy of this worker, with hardware counters or the power model of its devices.
 
     meter = Meter(device)
-    meter.read()            # millijoules since then
+    meter.read()            # millijoules since its creation
     meter.source            # "nvml", "nvml, 1 of 3 processes", "rapl, by CPU time", "model of H200", or "": not known
 
-A counter tells what a whole device has used. Where others use it too, what is said is an estimate, and `source` says
-so: of a GPU each process that computes on it gets an equal part, of processors each gets its part of the CPU time, so
-that those who use a machine bear what it draws while it waits. Where nothing counts, it is the power cap of the device
-(the catalogue's; or POISE_POWER, in watts) times what the power model says of devices in use and idle ones. What worker
-processes of a DataLoader use is not seen.
+A counter covers a whole device. On a shared device the result is an estimate, as `source` says: processes share the
+energy of a GPU equally, and that of processors by CPU time, so that the users of a machine also bear its idle power.
+Without a counter, the power model for busy and idle devices is applied to the power cap (POISE_POWER in watts, or that
+of the catalogue). The energy of DataLoader worker processes is not included.
 """
 
 import os
@@ -22,7 +21,7 @@ from poise.model.power import POWER
 from poise_train.meters import Nvml, Rapl, cpu_seconds
 
 POWER_TOLD = "POISE_POWER"
-"""The variable that tells what the device draws at most, in watts, where neither counter nor catalogue does."""
+"""Environment variable with the power cap of the device in watts, used without a hardware counter."""
 
 
 class Meter:
@@ -84,7 +83,7 @@ class Meter:
             self._counter = drawn
 
     def _of_cpu_time(self) -> float:
-        """This process's part of what all have had of the processors since the last time."""
+        """Return this process's share of all CPU time since the last call."""
         own, busy = time.process_time(), cpu_seconds()
         mine, whole = own - self._own, busy - self._all
         self._own, self._all = own, busy
@@ -92,7 +91,7 @@ class Meter:
 
 
 def _told() -> float:
-    """Watts; 0 where none, or nothing that is a number, is told."""
+    """Return POISE_POWER in watts; 0 if it is not set or not a number."""
     try:
         return max(0.0, float(os.environ.get(POWER_TOLD, "") or 0))
     except ValueError:

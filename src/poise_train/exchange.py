@@ -1,8 +1,8 @@
-"""How the gradients of the workers are added up.
+"""Defines how the gradients of the workers are added up.
 
-While backward still runs, gradients are handed over in buckets, in one order at all workers; a bucket on its way costs
-the worker nothing but the sending. A ring makes each of `n` workers give out 2(n-1)/n times the bytes (Patarasuk and
-Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009); other ways are in `topology`.
+While backward still runs, gradients are passed on in buckets, in the same order on all workers; a bucket in transit
+costs a worker only the sending. In a ring, each of `n` workers sends 2(n-1)/n times the bytes (Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009); `topology` has other algorithms.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from poise_train.topology import add_up, begun, ring_bytes
 
 
 class Bucket(NamedTuple):
-    """Gradients that travel together. `flat` holds those of `parameters` one after another."""
+    """Gradients that are sent together. `flat` has those of `parameters` one after another."""
 
     number: int
     flat: torch.Tensor
@@ -24,8 +24,8 @@ class Bucket(NamedTuple):
 
 @runtime_checkable
 class Exchange(Protocol):
-    """A way to add buckets up. `sent` counts the bytes that this process gave out, `plain` what it would have given out
-    had each gradient gone out whole, in fp32. `advice` is what it recommends, if it does.
+    """A method to add up buckets. `sent` counts the bytes that this process sent, `plain` those that it would have sent
+    with whole fp32 gradients. `advice` is its recommendation, if any.
     """
 
     name: str
@@ -34,26 +34,26 @@ class Exchange(Protocol):
     plain: int
 
     def begin(self, bucket: Bucket, group: dist.ProcessGroup | None = None) -> Callable[[], object]:
-        """Start to add a bucket up over the group; does not wait. What it returns waits, and then `bucket.flat` is the
-        sum. Both raise RuntimeError if a worker of the group has gone.
+        """Start to add up a bucket over the group, without waiting. Return a function that waits; after it,
+        `bucket.flat` is the sum. Both raise RuntimeError if a worker of the group is lost.
         """
 
     def abandon(self) -> None:
-        """The step that has begun is not completed, and will be done again."""
+        """Abandon the current step, which will be repeated."""
 
     def updated(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None) -> None:
-        """The optimizer has made a step, at all workers."""
+        """Handle an optimizer step, which all workers have made."""
 
     def even_out(self, group: dist.ProcessGroup | None = None) -> None:
-        """Called by all workers before a state is kept or the gang changes: what each holds for itself is shared out
-        evenly, so that any of them can hand all of it on.
+        """Divide the private state of the workers evenly, so that any worker can pass on all of it. All workers call it
+        before a state is saved or the gang changes.
         """
 
     def share(self, world: int) -> None:
-        """The gang has this many workers now: take an equal part of what was evened out or loaded."""
+        """Take this worker's equal part of the evened out or loaded state, in a gang of `world` workers."""
 
     def owed(self) -> dict[int, torch.Tensor]:
-        """What this worker has not sent, by bucket."""
+        """Return the gradients that this worker has not sent yet, by bucket."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -61,7 +61,7 @@ class Exchange(Protocol):
 
 
 class Counted:
-    """What exchanges do alike: add up, count, and have nothing to keep."""
+    """Base of exchanges: adds up, counts bytes, and has no state."""
 
     advice = ""
 
@@ -100,7 +100,7 @@ class Counted:
     def _gather(
         self, tensor: torch.Tensor, group: dist.ProcessGroup | None
     ) -> tuple[list[torch.Tensor], Callable[[], object]]:
-        """Everyone's, by rank, once it was waited for."""
+        """Start to gather the tensors of all workers. Return them by rank, and the function that waits for them."""
         world = dist.get_world_size(group)
         self.sent += (world - 1) * tensor.numel() * tensor.element_size()
         gathered = [torch.empty_like(tensor) for _ in range(world)]
@@ -108,7 +108,7 @@ class Counted:
 
 
 class Plain(Counted):
-    """Each gradient whole, as it is."""
+    """Sends whole gradients, unchanged."""
 
     name = "plain"
 

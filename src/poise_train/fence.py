@@ -47,7 +47,7 @@ def highest(folder: Path) -> Term | None:
 
 
 def is_over(folder: Path, epoch: int, training: int) -> bool:
-    """Whether a later attempt of this training has begun, or another training since."""
+    """Whether a later attempt of this training, or another training after it, has begun."""
     there = sorted(_fences(folder))
     mine = [term for term in there if term.training == training]
     return bool(mine) and (max(term.epoch for term in mine) > epoch or mine[-1] < there[-1])
@@ -60,10 +60,10 @@ def begin(folder: Path, epoch: int, training: int) -> Term | None:
         term = Term(top.turn + 1 if top is not None else 1, epoch, training)
         try:
             os.close(os.open(_path(folder, term), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        except FileExistsError:  # another began at the same moment
+        except FileExistsError:  # another attempt began at the same moment
             continue
         durable.sync(folder)
-        if highest(folder) != term:  # another did, and is above it
+        if highest(folder) != term:  # another attempt began with a higher term
             _path(folder, term).unlink(missing_ok=True)
             continue
         below = sorted((other for other in _fences(folder) if other < term), reverse=True)
@@ -80,9 +80,9 @@ def partial(folder: Path, step: int, term: Term) -> Path:
 
 
 def take_names(folder: Path, below: Term, remove: Callable[[Path], bool]) -> list[int]:
-    """Nothing that was begun below this term can be published any more, and it is removed; of which steps it was.
+    """Remove unfinished checkpoints of lower terms, so that they cannot be published. Return their steps.
 
-    Raises `OSError` if one keeps its name. `remove` says whether there was something.
+    Raises `OSError` if one keeps its name. `remove` returns whether it removed something.
     """
     steps = _clear(folder, lambda _, term: term < below, remove)
 
@@ -94,7 +94,7 @@ def take_names(folder: Path, below: Term, remove: Callable[[Path], bool]) -> lis
 
 
 def clear_unfinished(folder: Path, term: Term, step: int, remove: Callable[[Path], bool]) -> None:
-    """What was begun in this term up to that step, and will never be whole."""
+    """Remove unfinished checkpoints of this term up to that step, which will never be complete."""
     _clear(folder, lambda one, of: of == term and one <= step, remove)
 
 

@@ -3,8 +3,8 @@
     trainer = Trainer(model, args, train_dataset=data, callbacks=[PoiseCallback()])
     trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
 
-The Trainer keeps its own loop, workers and checkpoints. The callback says how it gets on, and when the process is asked
-to end it has the Trainer save itself after the step and end; started again it goes on from there.
+The Trainer keeps its own loop, workers and checkpoints. The callback reports the progress. If the process is asked to
+stop, the Trainer saves a checkpoint after the step and stops; after a restart, training resumes from there.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ class PoiseCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not rea
         self._follower.evaluates()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        self._follower.rests()  # a checkpoint comes after it, or the next step
+        self._follower.rests()  # next is a checkpoint, or a step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self._follower.loss = float(more.get("logs", {}).get("loss", self._follower.loss))

@@ -1,9 +1,9 @@
-"""What the layers of a model cost on this device, and what the wires between workers carry; measured, warm, medians.
+"""Measures the costs of a model's layers on this device, and the connections between workers: medians after a warm-up.
 
-Layers are measured one after the other as a pipeline would use them: on one micro-batch, forward and then backward, in
-several rounds, so that what slows the machine for a moment slows no layer alone. Each is copied for it, so that nothing
-of the model changes, and only one layer at a time needs room on the device. What other workers do on the machine
-meanwhile is in the figures, as it will be when they all train.
+Layers are measured one after another as in a pipeline: forward and backward on one micro-batch. They are measured in
+several rounds, so that a short slowdown of the machine does not affect a single layer. A copy of each layer is
+measured, so that the model does not change, and only one layer at a time needs memory on the device. The times include
+the load of other workers on the machine, as in training.
 """
 
 import copy
@@ -21,25 +21,24 @@ from poise.units import SECOND
 from poise_train.policy.pipeline import Layer, Wire
 
 ROUNDS, WARM, TIMES = 3, 2, 4
-"""So often all layers are gone through; in each round a layer is run so often before it is measured, and then measured.
-"""
+"""Number of rounds over all layers; in each round, the number of warm-up runs of a layer, and of measured runs."""
 
 SMALL, LARGE = 8, 2**20
-"""Bytes that are sent to find out what a transfer takes whatever its size, and what it takes for its size."""
+"""Message sizes in bytes, to measure the latency of a transfer and its bandwidth."""
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Measured(NamedTuple):
-    """A layer's cost, and a tensor without memory that is like what it gives."""
+    """A layer's cost, and a meta tensor like its output."""
 
     layer: Layer
     output: torch.Tensor
 
 
 class Clock:
-    """How long a device computes: `with clock:` around what it does. On a GPU by its own events, since Python goes on
-    while it computes.
+    """Measures the computing time of a device: use `with clock:` around the work. On a GPU it uses CUDA events, because
+    the GPU computes asynchronously.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -61,7 +60,7 @@ class Clock:
             self._total += perf_counter_ns() - self._begun
 
     def take(self) -> int:
-        """Nanoseconds since it was last asked."""
+        """Return the measured nanoseconds since the last call."""
         if self._cuda:
             torch.cuda.synchronize()
             self._total = sum(int(begun.elapsed_time(ended) * 1e6) for begun, ended in self._events)
@@ -79,9 +78,9 @@ def measure(
     target: torch.Tensor | None = None,
     copies: int = 1,
 ) -> list[Measured]:
-    """Each layer on what the ones before it make of the example, a micro-batch; with a loss also backward, the loss in
-    the last layer's time. `copies` of the weights are held: themselves, their gradients, what the optimizer keeps.
-    Raises Misused if a layer does not give one tensor.
+    """Measure each layer on the output of the previous ones for the example, a micro-batch. With a loss, also measure
+    backward; the last layer's time includes the loss. `copies`: number of copies of the weights in memory (weights,
+    gradients, optimizer state). Raises Misused if a layer does not return one tensor.
     """
     aim = target.to(device) if target is not None else None
     losses = [None] * (len(layers) - 1) + [loss]
@@ -107,8 +106,8 @@ def measure(
 
 
 def _kept(name: str, layer: nn.Module, given: torch.Tensor, before: set[int]) -> tuple[torch.Tensor, int, set[int]]:
-    """What a layer gives, the bytes that it keeps for its backward beside its weights, and where they are: what the
-    layer before it has kept already is not counted again.
+    """Return a layer's output, the bytes that it saves for backward besides its weights, and their addresses. Storage
+    that the previous layer has saved is not counted again.
     """
     weights = {one.untyped_storage().data_ptr() for one in (*layer.parameters(), *layer.buffers())}
     kept: dict[int, int] = {}
@@ -134,7 +133,7 @@ def _kept(name: str, layer: nn.Module, given: torch.Tensor, before: set[int]) ->
 def _times(
     layer: nn.Module, given: torch.Tensor, loss: Loss | None, target: torch.Tensor | None, device: torch.device
 ) -> list[tuple[int, int]]:
-    """Nanoseconds of a forward and of its backward, some times."""
+    """Return the nanoseconds of `TIMES` forward and backward passes, after the warm-up."""
     clock, found = Clock(device), []
     for _ in range(WARM + TIMES):
         with clock:
@@ -152,7 +151,7 @@ def _times(
 
 
 def measure_wires(group: dist.ProcessGroup | None, device: torch.device) -> list[Wire]:
-    """What each worker's connection to the next one takes; all workers of the group call it and get the same."""
+    """Measure each worker's connection to the next one; all workers of the group call it and get the same result."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     found = torch.zeros(2, max(1, world - 1), dtype=torch.int64, device=device)
     for first in range(world - 1):
@@ -170,7 +169,7 @@ def measure_wires(group: dist.ProcessGroup | None, device: torch.device) -> list
 
 
 def _there_and_back(group: dist.ProcessGroup | None, rank: int, first: int, load: torch.Tensor) -> int:
-    """Nanoseconds of one way, the median of some times there and back between a worker and the next one."""
+    """Return the nanoseconds of one way: half of the median round trip between a worker and the next one."""
     took = []
     for _ in range(ROUNDS * (WARM + TIMES)):
         begun = perf_counter_ns()

@@ -4,8 +4,8 @@
     trainer = Trainer(max_epochs=10, callbacks=[poise])
     trainer.fit(model, loader, ckpt_path=poise.last_checkpoint())
 
-The Trainer keeps its own loop, workers and checkpoints. The callback says how it gets on, and when the process is asked
-to end it saves a checkpoint after the step and ends; started again it goes on from there.
+The Trainer keeps its own loop, workers and checkpoints. The callback reports the progress. If the process is asked to
+stop, it saves a checkpoint after the step and exits; after a restart, training resumes from there.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ class PoiseCallback(Callback):
         self._follower = Follower()
 
     def last_checkpoint(self) -> str | None:
-        """What was saved when it was last asked to end; none where that never was."""
+        """Return the path of the checkpoint saved at the last stop request, or None."""
         return str(self._path) if self._path.is_file() else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -38,7 +38,7 @@ class PoiseCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == self._steps:
-            return  # gradients are accumulated
+            return  # only accumulated gradients
         self._steps = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
@@ -64,7 +64,7 @@ class PoiseCallback(Callback):
         self._follower.evaluates()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._follower.rests()  # a checkpoint comes after it, or the next step
+        self._follower.rests()  # next is a checkpoint, or a step
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follower.end()

@@ -1,4 +1,4 @@
-"""Loads a session's batches like the user's DataLoader, but with the samples of its share."""
+"""Loads batches with the settings of the user's DataLoader, for the samples of this worker's share."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 Read = Callable[[list[int]], Any]
-"""The batch of these samples."""
+"""Returns the batch of these samples."""
 
 
 class _Given:
-    """Lists of indices as a DataLoader takes them."""
+    """A batch sampler for a DataLoader, from lists of indices."""
 
     def __init__(self, indices: Iterator[list[int]]) -> None:
         self._indices = indices
@@ -33,7 +33,7 @@ def loading_of(loader: DataLoader[Any] | None) -> dict[str, Any]:
 def loaded(
     data: Dataset[Any], indices: Iterator[list[int]], drawn: torch.Generator, loading: Mapping[str, Any]
 ) -> Iterable[Any]:
-    """Batches of these samples, one after another. The seeds of loading processes are `drawn`."""
+    """Iterate over the batches of these samples. `drawn` generates the seeds of loader processes."""
     if loading.get("num_workers") or loading.get("pin_memory"):
         return DataLoader(data, batch_sampler=_Given(indices), generator=drawn, **loading)
     collate = loading.get("collate_fn", default_collate)
@@ -42,7 +42,7 @@ def loaded(
 
 
 def one_by_one(data: Dataset[Any], collate: Callable[[list[Any]], Any]) -> Read:
-    """As a DataLoader does in the process that asks it."""
+    """Read samples one by one, like a DataLoader without loader processes."""
     several = getattr(data, "__getitems__", None)
     if callable(several):
         return lambda chosen: collate(several(chosen))
@@ -50,8 +50,8 @@ def one_by_one(data: Dataset[Any], collate: Callable[[list[Any]], Any]) -> Read:
 
 
 def at_once(data: Dataset[Any]) -> Read | None:
-    """Takes the rows of a batch out of each tensor in one go, where samples are nothing but rows of tensors. What comes
-    is what a DataLoader makes of them one by one, for a fraction of its time. None for all other data.
+    """Return a reader that indexes each tensor once per batch, if samples are rows of tensors; otherwise None. The
+    batches equal those of a DataLoader, which collates sample by sample, and take a fraction of the time.
     """
     if type(data) is TensorDataset and all(type(one) is torch.Tensor for one in data.tensors):
         tensors = data.tensors

@@ -1,18 +1,18 @@
-"""Local SGD: each worker changes its own weights, and now and then all take the mean of them.
+"""Local SGD: each worker updates its own weights, and periodically all workers average them.
 
 After Stich, "Local SGD converges fast and communicates little" (ICLR 2019), and Lin et al., "Don't use large
-mini-batches, use local SGD" (ICLR 2020). Only every `every` steps does anything go out but the few bytes by which a
-gang agrees at the end of a step.
+mini-batches, use local SGD" (ICLR 2020). Weights are exchanged only every `every` steps; otherwise the gang sends only
+the few bytes of its agreement at the end of a step.
 
-*Momentum.* The optimizer's tensors that go with a weight (momentum, Adam's moments) are averaged with it, so that after
-each averaging the gang has one state, as a checkpoint and whoever comes new need it. That makes an averaging two times
-as many bytes with momentum, three times with Adam. With `momentum="own"` each worker keeps its own, and whoever comes
-new takes over that of one worker.
+*Momentum.* The optimizer's tensors of a weight (momentum, Adam's moments) are averaged with it, so that after each
+averaging the gang has one state for checkpoints and new workers. Averaging then sends twice as many bytes with
+momentum, and three times with Adam. With `momentum="own"` each worker keeps its own, and a new worker takes over that
+of one worker.
 
-*Samples.* A step is the same samples, shared out the same way, as with any other exchange. A worker's gradient is taken
-times the number of workers, so that the mean of what all do is the step that they would have made together, also where
-shares differ. A worker that is killed takes with it what it did since the last averaging. Clipping sees one worker's
-gradient, not the mean's.
+*Samples.* A step has the same samples, divided in the same way, as with any other exchange. A worker's gradient is
+multiplied by the number of workers, so that the mean of their updates is the step that they would have made together,
+even if shares differ. If a worker is killed, its updates since the last averaging are lost. Clipping applies to one
+worker's gradient, not to the mean.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ class LocalSGD(Counted):
             self.even_out(group)
 
     def even_out(self, group: dist.ProcessGroup | None = None) -> None:
-        """Take the mean now. If a worker goes in the middle of it, nothing has changed."""
+        """Average now. If a worker is lost meanwhile, nothing has changed."""
         if self._optimizer is None or not self._apart:
             return
         means = [tensor.detach().clone() for tensor in self._averaged(self._optimizer)]
@@ -70,7 +70,7 @@ class LocalSGD(Counted):
         self._apart = int(state_dict.get("apart", 0))
 
     def _averaged(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        """In one order at all workers."""
+        """Return the tensors to average, in the same order on all workers."""
         weights = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
         found: list[torch.Tensor] = list(weights)
         if self.momentum == "mean":

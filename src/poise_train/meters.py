@@ -1,8 +1,8 @@
-"""Counters of energy: of NVIDIA's GPUs (NVML) and of Intel's and AMD's processors (RAPL).
+"""Reads energy counters: of NVIDIA GPUs (NVML) and of Intel and AMD processors (RAPL).
 
-NVML is asked through its library, without a package: all that is needed is one function. RAPL's counters are files
-(Linux, Documentation/power/powercap/powercap.rst), which only root may read on most machines, and which start anew at a
-maximum; virtual machines have none. Energy is in millijoules.
+NVML is called through its C library, without a package, because few functions are needed. RAPL's counters are files
+(Linux, Documentation/power/powercap/powercap.rst). On most machines only root may read them; they wrap around at a
+maximum, and virtual machines have none. Energy is in millijoules.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ MICRO = 1000
 
 
 class Rapl:
-    """All packages of this machine, and their memory where that is counted apart, as far as they can be read."""
+    """Readable counters of all processor packages of this machine, and of their memory if counted separately."""
 
     def __init__(self, folder: Path = POWERCAP) -> None:
         self._zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if _counts(zone)]
@@ -30,7 +30,7 @@ class Rapl:
         return bool(self._zones)
 
     def read(self) -> int:
-        """Since this was made. To be asked every few minutes: a counter of 262 kJ starts anew after eleven at 400 W."""
+        """Return millijoules since creation. Call it every few minutes: at 400 W a 262 kJ counter wraps after 11."""
         for place, zone in enumerate(self._zones):
             with contextlib.suppress(OSError, ValueError):
                 now = _number(zone / "energy_uj")
@@ -40,7 +40,7 @@ class Rapl:
 
 
 class Nvml:
-    """GPUs by what CUDA calls them (`GPU-…`)."""
+    """Counters of GPUs, by their CUDA identities (`GPU-…`)."""
 
     def __init__(self, identities: Sequence[str]) -> None:
         self._handles: list[ctypes.c_void_p] = []
@@ -55,7 +55,7 @@ class Nvml:
             if not self._library.nvmlDeviceGetHandleByUUID(identity.encode(), ctypes.byref(handle)):
                 self._handles.append(handle)
         if len(self._handles) != len(identities) or any(self._count(one) is None for one in self._handles):
-            self._handles = []  # all of them, or it is not the energy of what was asked about
+            self._handles = []  # a part of them would give too little energy
         self._first = self._total()
 
     @property
@@ -63,11 +63,11 @@ class Nvml:
         return bool(self._handles)
 
     def read(self) -> int:
-        """Since this was made."""
+        """Return millijoules since creation."""
         return self._total() - self._first
 
     def users(self) -> int:
-        """How many processes compute on these devices, as far as that is told: in a container it may not be."""
+        """Return the number of processes that compute on these devices; at least 1. Containers may hide processes."""
         pids: set[int] = set()
         for handle in self._handles:
             count, room = ctypes.c_uint(64), (_Running * 64)()
@@ -79,14 +79,14 @@ class Nvml:
         return sum(self._count(one) or 0 for one in self._handles)
 
     def _count(self, handle: ctypes.c_void_p) -> int | None:
-        """Since its driver was loaded; None where it has no counter (before Volta)."""
+        """Return millijoules since the driver was loaded; None if the GPU has no counter (before Volta)."""
         energy = ctypes.c_ulonglong()
         failed = self._library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy))
         return None if failed else int(energy.value)
 
 
 class _Running(ctypes.Structure):
-    """`nvmlProcessInfo_t` of the third version of the call."""
+    """`nvmlProcessInfo_t` of version 3 of the function."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -97,7 +97,7 @@ class _Running(ctypes.Structure):
 
 
 def risen(before: int, now: int, most: int) -> int:
-    """By how much a counter has risen that starts anew after `most`.
+    """Return the increase of a counter that wraps around at `most`.
 
     >>> risen(90, 10, 100)
     20
@@ -106,7 +106,7 @@ def risen(before: int, now: int, most: int) -> int:
 
 
 def cpu_seconds() -> float:
-    """For how long all processors of this machine have been busy, since it was started."""
+    """Return the busy time of all processors since boot, in seconds; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         user, nice, system, _, _, irq, soft = map(int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8])
         return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
@@ -114,7 +114,7 @@ def cpu_seconds() -> float:
 
 
 def _counts(zone: Path) -> bool:
-    """Whether its energy can be read and is not part of another's that is: of packages, and of memory apart."""
+    """Whether to count a zone: it is readable, and not a part of another one. These are packages and their memory."""
     with contextlib.suppress(OSError, ValueError):
         name = (zone / "name").read_text().strip()
         _number(zone / "energy_uj")

@@ -1,14 +1,14 @@
-"""Tensors of a gang that all have, cut into as many parts as it has workers, and a part as a file of safetensors.
+"""Partitions a gang's replicated tensors among its workers, and writes each part as a safetensors file.
 
-All tensors one after another are one line of bytes, which is cut into equal parts; a cut goes to the next row of the
-tensor that it falls into. So every worker writes about the same, whatever the tensors are, and all agree on who writes
-what without a word. In its file, types with larger items come first: then every tensor lies where its type may.
+The concatenated bytes of all tensors are cut into equal parts; each cut is rounded up to the next row of its tensor. So
+all workers write about the same number of bytes, and agree on the parts without communication. In a file, types with
+larger items come first, so that every tensor is aligned for its type.
 
-A file is written from one piece of memory in which all lies in order (`Staging`), and is read straight into the tensors
-that are wanted. Each piece has a CRC-32 of its own. That notices every single flipped bit and every burst of up to 32,
-and lets one in four thousand million other damages pass; faults of disks and half-written files are what it is for, and
-whoever can change a shard can change the manifest. It takes a third of the time of SHA-256 where the processor has
-instructions for that, and less elsewhere (`benchmarks/checkpoint_stall.py`): time that training would have.
+A file is written from one ordered staging buffer (`Staging`), and is read directly into the target tensors. Each piece
+has its own CRC-32. It detects every flipped bit and every burst of up to 32 bits, and misses one in 2^32 other errors.
+It protects against disk faults and partial writes, not against attackers: those who can change a shard can change the
+manifest. It takes a third of the time of SHA-256 if the processor has SHA instructions, and less otherwise
+(`benchmarks/checkpoint_stall.py`); that time would be lost to training.
 """
 
 import os
@@ -27,15 +27,15 @@ from poise_train.model.checkpoints import Kind, Piece
 from poise_train.trees import DTYPES
 
 BLOCK = 1 << 22
-"""Bytes that are checked and written, or read and checked, at a time: they fit in the caches of a processor."""
+"""Bytes of a block that is checksummed and written, or read and checksummed, at a time; fits in processor caches."""
 
 _LENGTH = 8
-"""Bytes of the length of the head of a file of safetensors, least significant first."""
+"""Bytes of the little-endian length field of a safetensors header."""
 
 
 def cut(kinds: Sequence[Kind], rank: int, world: int, first: Collection[int] = ()) -> list[Piece]:
-    """What worker `rank` of `world` writes; of tensors without elements there is nothing to write. Those whose numbers
-    are in `first` are worker 0's, whole.
+    """Return the pieces that worker `rank` of `world` writes; tensors without elements have none. Worker 0 writes the
+    tensors with numbers in `first`, whole.
     """
     total = sum(_size(kind) for number, kind in enumerate(kinds) if number not in first)
     begin, end = total * rank // world, total * (rank + 1) // world
@@ -58,7 +58,7 @@ def cut(kinds: Sequence[Kind], rank: int, world: int, first: Collection[int] = (
 
 
 def uncut(kinds: Sequence[Kind], first: int) -> list[Piece]:
-    """Every tensor from number `first` on, in one piece each."""
+    """Return every tensor from number `first` on as one piece; empty tensors are omitted."""
     ones = enumerate(kinds[first:], first)
     return [Piece(number, kind.name, 0, _rows(kind), _size(kind)) for number, kind in ones if _size(kind)]
 
@@ -81,7 +81,7 @@ class Laid(NamedTuple):
 
 
 def lay_out(pieces: Sequence[Piece], kinds: Sequence[Kind]) -> list[Laid]:
-    """One after another, the largest items first."""
+    """Place the pieces one after another, those with the largest items first."""
     laid, at = [], 0
     for piece in sorted(pieces, key=lambda piece: -DTYPES[kinds[piece.tensor].dtype].itemsize):
         laid.append(Laid(piece, kinds[piece.tensor], at))
@@ -99,11 +99,11 @@ class Staging:
 
     def make_room(self, size: int, *, pinned: bool) -> None:
         if self._memory.numel() < size or self._memory.is_pinned() != pinned:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # what there was is free before there is more
+            self._memory = torch.empty(0, dtype=torch.uint8)  # free the old buffer before allocating
             self._memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
 
     def place(self, one: Laid) -> torch.Tensor:
-        """Where the piece lies, as a tensor of its type and shape."""
+        """Return a view of the piece in the buffer, as a tensor of its type and shape."""
         return self._memory[one.at : one.at + one.piece.size].view(DTYPES[one.kind.dtype]).view(one.shape)
 
     def bytes_of(self, one: Laid) -> memoryview:
@@ -111,7 +111,7 @@ class Staging:
 
 
 class Written(NamedTuple):
-    """A file: its size, the checksum of its head, and its pieces with theirs, in the order of the file."""
+    """A written file: its size, the checksum of its head, and its pieces with their checksums, in file order."""
 
     size: int
     head: int
@@ -140,8 +140,8 @@ def write(path: Path, laid: Sequence[Laid], staging: Staging) -> Written:
 
 
 def read(path: Path, size: int, head: int, targets: Sequence[tuple[Piece, torch.Tensor]]) -> None:
-    """Into the `targets`, which are in the order of the file, lie without gaps and fill it. Raises `Damaged`, also for
-    what is not there, and `OSError`.
+    """Read a file into the `targets`, which are in file order and fill the file without gaps. Raises `Damaged`, also if
+    the file is missing, and `OSError`.
     """
     try:
         file = path.open("rb", buffering=0)
@@ -164,12 +164,12 @@ def shard_file(rank: int) -> str:
 
 
 def shard_record(rank: int) -> str:
-    """The name of what a worker says of its file."""
+    """Return the name of the metadata file of a worker's shard."""
     return f"shard-{rank}.json"
 
 
 class Damaged(Exception):
-    """A checkpoint does not read back as it was written: one sentence on what is wrong."""
+    """The checkpoint does not read back as it was written; the message is one sentence with the reason."""
 
 
 def _filled(file: FileIO, memory: memoryview) -> int:
@@ -187,7 +187,7 @@ def _filled(file: FileIO, memory: memoryview) -> int:
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor whose elements lie one after another."""
+    """Return the bytes of a contiguous tensor, without a copy."""
     return memoryview(tensor.view(-1).view(torch.uint8).numpy().data)
 
 

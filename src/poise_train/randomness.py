@@ -1,6 +1,6 @@
-"""The states of the random generators that training draws from: of PyTorch on the host and on its GPU, and of Python.
+"""Saves and restores the random generators of training: those of PyTorch (host and GPU) and of Python.
 
-That of NumPy takes as long to keep as a small step, and is not kept.
+NumPy's generator is not saved, because that takes as long as a small step.
 """
 
 import random
@@ -11,7 +11,7 @@ import torch
 
 
 class Randomness(NamedTuple):
-    """What has been drawn so far, in this process."""
+    """The states of the random generators of this process."""
 
     here: torch.Tensor
     python: tuple[Any, ...]
@@ -31,13 +31,13 @@ class Randomness(NamedTuple):
             torch.cuda.set_rng_state(self.there, self.device)
 
     def state(self) -> dict[str, Any]:
-        """As it is kept in a checkpoint."""
+        """Return the state to save in a checkpoint."""
         version, numbers, gauss = self.python
         return {"torch": self.here, "cuda": self.there, "python": (version, torch.tensor(numbers), gauss)}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> "Randomness":
-        """Of what was kept. What was drawn on a GPU is put back where there is one."""
+        """Load a saved state. The state of a GPU is used only if there is one."""
         version, numbers, gauss = state["python"]
         there = state["cuda"].cpu() if state["cuda"] is not None and torch.cuda.is_available() else None
         device = torch.cuda.current_device() if there is not None else -1

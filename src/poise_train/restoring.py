@@ -1,10 +1,10 @@
-"""Reads checkpoints, and verifies all their bytes.
+"""Reads checkpoints and verifies all their bytes.
 
     restored = load("checkpoints")
     model.load_state_dict(restored.state["model"])
 
-Across any number of workers: each reads all parts, straight into the tensors. Nothing of it is run, and nothing but
-tensors, numbers, texts, bytes, lists, tuples and mappings can come of it.
+The number of workers may differ: each worker reads all parts, directly into the tensors. Reading runs no code, and
+returns nothing but tensors, numbers, texts, bytes, lists, tuples and mappings.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Restored(NamedTuple):
 
 
 def listed(folder: Path) -> list[int]:
-    """The steps of which there are checkpoints, in order. Whether they are whole, reading them tells."""
+    """Return the steps of the checkpoints, in ascending order. Only reading shows whether they are complete."""
     return sorted(step for path, step in _named(folder) if not path.suffix and path.is_dir())
 
 
@@ -90,7 +90,7 @@ def load(folder: str | os.PathLike[str], which: int | Literal["newest", "best"] 
 
 
 def _in_order(folder: Path, there: list[int], which: int | str, wrong: dict[int, str]) -> list[int]:
-    """The steps that will do, the best choice first; `wrong` is told of those whose score cannot be read."""
+    """Return the candidate steps, best first; add those with an unreadable score to `wrong`."""
     if which == "newest":
         return there[::-1]
     if isinstance(which, int):
@@ -113,12 +113,12 @@ def _in_order(folder: Path, there: list[int], which: int | str, wrong: dict[int,
 
 
 def restored(folder: Path, step: int, wrong: Mapping[int, str]) -> Restored:
-    """That of this step; `wrong` is what was found of newer ones. Raises `Damaged` and `OSError`."""
+    """Read the checkpoint of this step. `wrong`: reasons for skipped checkpoints. Raises `Damaged` and `OSError`."""
     path = folder_of(folder, step)
     manifest = read_manifest(path)
     try:
         state, owns = _read(path, manifest)
-    except (LookupError, ValueError, msgspec.MsgspecError) as error:  # the checksums hold: it was written so on purpose
+    except (LookupError, ValueError, msgspec.MsgspecError) as error:  # valid checksums: not damage
         need = writer(manifest.format, manifest.poise)
         raise Foreign(f"it was written by another version: {error}", need) from None
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.at))
@@ -142,7 +142,7 @@ def _read(path: Path, manifest: Manifest) -> tuple[Any, tuple[Any, ...]]:
 
 
 def newest(folder: Path, step: int) -> Manifest | None:
-    """What the newest checkpoint up to that step says of itself; whether its tensors are whole is not looked at."""
+    """Return the newest readable manifest up to that step, or None; tensors are not verified."""
     for one in reversed(listed(folder)):
         if one <= step:
             with contextlib.suppress(Damaged, OSError):
@@ -151,7 +151,7 @@ def newest(folder: Path, step: int) -> Manifest | None:
 
 
 def part_of(manifest: Manifest, name: str) -> Any:
-    """What of the state goes by that name, if it holds no tensors; None if there is none."""
+    """Return the part of the state with that name, which must not contain tensors; None if there is none."""
     match msgspec.json.decode(manifest.tree):
         case {"map": list(pairs)}:
             return next((put_together(tree, []) for key, tree in pairs if key == name), None)
@@ -159,7 +159,7 @@ def part_of(manifest: Manifest, name: str) -> Any:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises `Damaged` and `OSError`."""
+    """Read the manifest of a checkpoint. Raises `Damaged` and `OSError`."""
     try:
         manifest = unseal((path / MANIFEST).read_bytes())
     except FileNotFoundError:

@@ -1,9 +1,8 @@
-"""Which samples a step is made of, and which worker takes which of them.
+"""Assigns samples to steps and to workers.
 
-A pass over the data has one order, drawn from the seed and the number of the pass. A step takes the next `effective`
-samples of it, the last one of a pass what is left. How many workers there are decides only who takes which part of a
-step. So whatever the gang's size was on the way, each sample is taken once in a pass, and a step is made from the same
-samples.
+A pass over the data has one order of the samples, drawn from the seed and the number of the pass. A step takes the next
+`effective` samples, and the last step of a pass the remainder. The number of workers determines only how a step is
+divided. So for any sequence of gang sizes, each sample is used once per pass, and each step has the same samples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 
 
 class Micro(NamedTuple):
-    """What one worker takes at once: places in the order of the pass, from `start` up to `stop`. `last` of its share
-    of the step.
+    """A micro-batch of one worker: places in the order of the pass, from `start` to `stop` (exclusive). `last`: it is
+    the last one of its share of the step.
     """
 
     start: int
@@ -29,7 +28,7 @@ class Micro(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The samples of one update of the weights: places in the order of its pass."""
+    """The samples of one update of the weights: places in the order of its pass, `stop` exclusive."""
 
     start: int
     stop: int
@@ -39,7 +38,7 @@ class Step(NamedTuple):
         return self.stop - self.start
 
     def share(self, rank: int, world: int, batch: int) -> list[Micro]:
-        """What one worker takes of it, in parts of at most `batch` samples and of nearly one size; perhaps nothing."""
+        """Return one worker's share in micro-batches of nearly equal size, at most `batch` samples; may be empty."""
         first, last = cuts(self.samples, world)[rank : rank + 2]
         if first == last:
             return []
@@ -49,20 +48,20 @@ class Step(NamedTuple):
 
 
 def order(samples: int, *, seed: int, turn: int, shuffle: bool) -> NDArray[np.int64]:
-    """The order of the samples in one pass over them."""
+    """Return the order of the samples in pass number `turn`."""
     if not shuffle:
         return np.arange(samples)
     return np.random.default_rng([seed, turn]).permutation(samples)
 
 
 def steps(samples: int, effective: int, *, begin: int = 0) -> Iterator[Step]:
-    """The rest of a pass, of which `begin` samples have been taken."""
+    """Yield the steps of the rest of a pass, after its first `begin` samples."""
     for start in range(begin, samples, effective):
         yield Step(start, min(samples, start + effective))
 
 
 def cuts(samples: int, parts: int) -> Sequence[int]:
-    """Where a range is cut into parts that differ by one at most: as many ends as parts, after the 0."""
+    """Divide a range into parts whose sizes differ by at most one. Return 0 and the end of each part."""
     return [samples * part // parts for part in range(parts + 1)]
 
 

@@ -1,12 +1,12 @@
-"""Layers that are split over the devices of a node, by PyTorch's own tensor parallelism.
+"""Splits layers over the devices of a node, with PyTorch's tensor parallelism.
 
     split(block, {"wide": "columns", "narrow": "rows"})
 
-The first of two linear layers is split by what it gives (*columns* of its weights), the second by what it takes
-(*rows*): each device computes a part of what is between, and the parts are added up once, after the second (Shoeybi et
-al., *Megatron-LM*, 2019, section 3). So it is for attention, if the layers before it are split at whole heads. All that
-is sent is one all-reduce of activations for such a pair and direction, for each of which the devices wait; inside a
-node the links allow that, between nodes they rarely do.
+The first of two linear layers is split by its outputs (*columns* of its weights), the second by its inputs (*rows*):
+each device computes a part of the intermediate activations, and the parts are added up once, after the second layer
+(Shoeybi et al., *Megatron-LM*, 2019, section 3). The same works for attention, if the layers before it are split at
+whole heads. Each pair sends one all-reduce of activations per direction, and the devices wait for it. Links inside a
+node are fast enough for that; links between nodes rarely are.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""How the state of training comes from one worker to the others: as what it is in a checkpoint (`trees`), the tree
-first and then the tensors one after another. Nothing that is received can run code.
+"""Broadcasts the state of training from one worker to the others, in the form of checkpoints (`trees`): first the tree,
+then each tensor. Received data cannot run code.
 """
 
 from typing import Any
@@ -14,14 +14,14 @@ from poise_train.trees import DTYPES, Taken, put_together
 
 
 class _Sent(msgspec.Struct, frozen=True, array_like=True):
-    """All of a state but what is in its tensors, which follow."""
+    """A state without the contents of its tensors, which follow."""
 
     tree: Any
     kinds: list[Kind]
 
 
 def broadcast(state: Any, source: int, rank: int, device: torch.device) -> Any:
-    """The state of worker `source`, at each worker; called by all of them. `state` is looked at there only."""
+    """Return the state of worker `source` on each worker; all workers call it. `state` is used only on `source`."""
     taken, text = Taken(), b""
     if rank == source:
         tree = taken.tree(state)

@@ -18,8 +18,8 @@ EVERY_SECONDS = 1.0
 
 
 class Teller:
-    """Writes reports atomically, at most once per second or `every` seconds; nothing without POISE_REPORT, or if
-    another worker writes to the same file (`silent`).
+    """Writes reports atomically, at most once per second or per `every` seconds. Writes nothing without POISE_REPORT,
+    or if another worker writes to the same file (`silent`).
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Teller:
         self._capturing = Capturing(self._path) if self._path else None
 
     def tell(self, training: Callable[[], Training], *, now: bool = False, every: float = EVERY_SECONDS) -> None:
-        """Say it if so many seconds have passed since the last time, or `now`."""
+        """Write a report if `every` seconds have passed since the last one, or if `now`."""
         moment = time.monotonic()
         if self._path is None or self.silent:
             return
@@ -48,19 +48,17 @@ class Teller:
         self._write(self._path, self.said)
 
     def rests(self) -> None:
-        """Report that no steps come now and none is missed, until the next one, which is reported at once. Another
-        thread may call it.
-        """
+        """Report a pause without missed steps until the next step, which is reported at once. Safe from any thread."""
         self._pause(evaluating=False)
 
     def evaluates(self) -> None:
-        """Report that an evaluation runs, until the next step; nothing while a pause is reported already."""
+        """Report an evaluation until the next step; does nothing during a reported pause."""
         if not self._pausing:
             self._pause(evaluating=True)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, an evaluation is reported. After it, what was reported before it holds again."""
+        """Report an evaluation inside the block, and restore the previous report after it."""
         was_pausing = self._pausing
         self._pause(evaluating=True)
         try:
@@ -78,7 +76,7 @@ class Teller:
             self._write(self._path, msgspec.structs.replace(self.said, step_time=0, evaluating=evaluating))
 
     def _write(self, path: Path, said: Training) -> None:
-        with self._writing, contextlib.suppress(OSError):  # it is no reason to fail
+        with self._writing, contextlib.suppress(OSError):  # reporting must not fail training
             write_whole(path, msgspec.json.encode(said))
 
 

@@ -1,6 +1,7 @@
-"""Checkpoints of the Trainer of transformers: which one to resume from.
+"""Selects the checkpoint of the transformers Trainer to resume from.
 
-The Trainer writes a checkpoint under its final name, its own state last. One that was killed meanwhile leaves a part.
+The Trainer writes a checkpoint under its final name, and its own state last. If it is killed meanwhile, the checkpoint
+is incomplete.
 """
 
 import json
@@ -29,7 +30,7 @@ def last_checkpoint(folder: str | Path) -> str | None:
 
 
 def _lack(path: Path) -> str:
-    """What is wrong with a checkpoint, if anything. The content of tensors is not read."""
+    """Return what a checkpoint lacks; empty if it is complete. The content of tensors is not read."""
     names = {"trainer_state.json", *(part.name for part in path.iterdir() if part.is_file())}
     for index in sorted(name for name in names if name.endswith(".index.json")):
         try:
@@ -49,10 +50,10 @@ def _is_whole(part: Path) -> bool:
         if part.suffix == ".json":
             json.loads(part.read_bytes())
         elif part.suffix == ".safetensors":
-            with safe_open(part, "pt"):  # it compares the length of the file with the header
+            with safe_open(part, "pt"):  # compares the file length with the header
                 pass
         elif part.suffix in _PICKLED:
-            return zipfile.is_zipfile(part)  # PyTorch writes archives, whose directory is at the end
+            return zipfile.is_zipfile(part)  # PyTorch writes ZIP archives with the directory at the end
     except (OSError, ValueError, SafetensorError):
         return False
     return True

@@ -1,15 +1,15 @@
-"""A state, such as `{"model": model.state_dict(), "epoch": 3}`, taken apart into a tree for JSON and its tensors.
+"""Splits a state, such as `{"model": model.state_dict(), "epoch": 3}`, into a JSON tree and its tensors.
 
-Nothing but mappings, lists, tuples, texts, numbers, None, bytes and dense tensors: anything else is refused when it is
-saved, not when it is wanted back. Nothing is run to read it: there is no pickle anywhere.
+A state may contain mappings, lists, tuples, texts, numbers, None, bytes and dense tensors. Saving rejects anything
+else, so that restoring cannot fail on it. Reading runs no code: nothing uses pickle.
 
     state                  tree
-    None, True, 3, 0.5     themselves; numbers that JSON does not have: {"float": "nan"}, {"int": "2 to the 100, say"}
-    "text", [1, 2]         themselves
+    None, True, 3, 0.5     unchanged; numbers that JSON does not have: {"float": "nan"}, {"int": "2 to the 100, say"}
+    "text", [1, 2]         unchanged
     (1, 2)                 {"tuple": [1, 2]}
     {"a": 1, 0: 2}         {"map": [["a", 1], [0, 2]]}
     b"bytes"               {"bytes": "in base64"}
-    a tensor               {"tensor": its number}; a tensor that is at two places is one tensor
+    a tensor               {"tensor": its number}; a tensor at two places is stored once
 """
 
 import base64
@@ -24,7 +24,7 @@ from poise_train.model.checkpoints import Kind
 
 DEEPEST = 64
 _PLAIN = 2**53
-"""Integers up to this are in JSON as they are: every reader of JSON has them whole."""
+"""Integers up to this are stored as JSON numbers: every JSON reader represents them exactly."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -44,7 +44,7 @@ DTYPES = {
     "BOOL": torch.bool,
     "C64": torch.complex64,
 }
-"""As safetensors calls them."""
+"""Types by their safetensors names."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -58,8 +58,8 @@ class Taken:
         self._known: dict[tuple[Any, ...], int] = {}
 
     def tree(self, state: Any, name: str = "") -> Any:
-        """The tree of one more state, whose tensors are called by their places in it, behind `name`. Raises
-        `SpecError` that names the place of what cannot be saved.
+        """Add a state and return its tree. Tensors are named by `name` and their places in the state. Raises
+        `SpecError` with the place of a value that cannot be saved.
         """
         return self._tree(state, (name,) if name else ())
 

@@ -1,8 +1,8 @@
 """Observes a session's loss and gradients, and derives the training phase from them.
 
-Cheap enough to be always on: losses stay where they are, without waiting for the device, and are fetched with the norm
-of the gradient only at the steps that are looked at. The norm is of what the optimizer gets, so it is the same at all
-workers; the losses are those of all of them. So all workers see alike, and come to the same phase at the same step.
+It is cheap enough to be always on: losses stay on the device without a wait, and are fetched with the gradient norm
+only at the sampled steps. The norm is that of the gradients for the optimizer, so it is equal on all workers; losses
+are those over all workers. So all workers observe the same, and enter the same phase at the same step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from poise_train.policy.phases import Phases, is_due, pace_of
 
 
 class Noted(NamedTuple):
-    """Of a step that was not looked at yet: this worker's part of its loss, and the learning rate."""
+    """A step that was not evaluated yet: this worker's part of its loss, and the learning rate."""
 
     step: int
     loss: torch.Tensor | float
@@ -26,9 +26,8 @@ class Noted(NamedTuple):
 
 
 class Watch:
-    """Tells the phase of a run from its steps. Each is noted; `due` says whether it is to be looked at, and then `see`
-    is called with what those that were noted have shown. What is remembered is kept in checkpoints. Without `rules` it
-    sees nothing.
+    """Derives the phase of a run from its steps. Call `note` for each step; if `due` returns True, call `see` with the
+    losses of the noted steps. Checkpoints contain its memory. Without `rules` it observes nothing.
     """
 
     def __init__(self, rules: PhaseRules | None = None) -> None:
@@ -39,7 +38,7 @@ class Watch:
 
     @property
     def phase(self) -> Phase:
-        """Empty before the first step, and where it does not watch."""
+        """The current phase; empty before the first step, and without rules."""
         return self._memory.phase if self._memory.count or self._memory.seen >= 0 else ""
 
     @property
@@ -49,7 +48,7 @@ class Watch:
 
     @property
     def precision(self) -> str:
-        """The precision that the phase asks for; empty: the one that is used."""
+        """The precision requested by the phase; empty: the current one."""
         return self.pace.precision
 
     def due(self, step: int) -> bool:
@@ -64,12 +63,12 @@ class Watch:
             self._noted.append(Noted(step, loss, rate))
 
     def losses(self) -> list[float]:
-        """Of the steps that were noted since the last look, as this worker sees them."""
+        """Return this worker's losses of the steps noted since the last evaluation."""
         return [float(one.loss) for one in self._noted]
 
     def see(self, losses: Sequence[float], *, norm: float, total: int = 0) -> Phase:
-        """What the steps that were noted have shown: the loss of each, of all workers; the norm of the gradient of the
-        last; and how many steps the whole run has, if that is known.
+        """Evaluate the noted steps and return the phase. `losses`: of each step, over all workers. `norm`: norm of the
+        gradient of the last step. `total`: number of steps of the whole run (0: unknown).
         """
         noted, self._noted = self._noted, []
         if self._rules is not None and noted:
@@ -80,16 +79,16 @@ class Watch:
         return self.phase
 
     def forget(self) -> None:
-        """What was noted and not looked at, where somebody comes who has not noted it."""
+        """Discard noted steps that were not evaluated, because a new worker has not noted them."""
         self._noted = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, texts and lists."""
+        """Return the memory as numbers, texts and lists."""
         found: dict[str, Any] = msgspec.to_builtins(self._memory)
         return found
 
     def load_state_dict(self, found: Mapping[str, Any]) -> None:
-        """One that cannot be read, for another version wrote it, is as if there were none: the phase is told anew."""
+        """Load the memory. If another version wrote it and it is unreadable, derive the phase from the start again."""
         try:
             self._memory = convert(dict(found), PhaseMemory)
         except msgspec.ValidationError:
@@ -97,7 +96,7 @@ class Watch:
 
 
 def norm_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The Euclidean norm of all of them, in one go for those of a kind; it stays on the device."""
+    """Return the Euclidean norm of all tensors together, batched by kind; the result stays on the device."""
     there = [one.coalesce().values() if one.is_sparse else one for one in tensors]
     if not there:
         return torch.zeros(())

@@ -150,7 +150,7 @@ def serve(
 
 
 def _tracing(home: Home, share: float) -> "Tracing | None":
-    """What makes spans of requests, where an exporter takes them."""
+    """Return the tracer of requests, or None without an exporter."""
     if "traces" not in read_flags(home):
         return None
     from poise.drivers.spans import Telling
@@ -166,7 +166,7 @@ def _tell_addresses(
     entrance: "Entrance",
     as_json: bool,
 ) -> None:
-    """Say at which address each service and the upstreams are asked."""
+    """Print the addresses of the services and the upstreams."""
     from poise_serve.serve import url_of
 
     url = url_of(listening, entrance.tls is not None)
@@ -184,7 +184,7 @@ def _tell_addresses(
 def _entrance(
     home: Home, address: str, host: str, keys: str | None, insecure: bool, cors: tuple[str, ...], names: tuple[str, ...]
 ) -> "Entrance":
-    """Who may ask. Raises `InputError` for a gateway that everybody in a network could ask."""
+    """Return the access rules. Raises `InputError` if anyone in the network could use the gateway."""
     from poise_serve.serve import Entrance
 
     for origin in cors:
@@ -206,7 +206,7 @@ def _entrance(
     asks_home = keys == "home" or any(key.token for key in declared)
     known, tls = (socket.gethostname(), *names), None
     if not is_here:
-        from poise.drivers.authority import names_here, server_context  # dear, and seldom needed
+        from poise.drivers.authority import names_here, server_context  # slow to import, and seldom needed
 
         known = (*names_here(address), *names)
         tls = server_context(home, known, "serve") if not insecure else None
@@ -214,7 +214,7 @@ def _entrance(
 
 
 def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
-    """The service of a file or of a class, with what the flags say, or the upstreams of a file."""
+    """Return the service of a file or of a class, with the flags applied, or the upstreams of a file."""
     own = {name: flags[name] for name in ("name", "replicas", "batch", "timeout", "python") if flags[name] is not None}
     if flags["objective"] is not None:
         own["objective"] = {"latency_p99": flags["objective"]}
@@ -236,7 +236,7 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
 
 
 def _with_values(service: DeclaredService) -> DeclaredService:
-    """With the values of the secrets of its replicas, which are those of its canary's too."""
+    """Return the service with the values of its replicas' secrets, which its canary shares."""
     job, canary = with_values(service.job, os.environ), service.canary
     if canary is not None and "secrets" in job:
         canary = msgspec.structs.replace(canary, job=canary.job | {"secrets": job["secrets"]})
@@ -244,7 +244,7 @@ def _with_values(service: DeclaredService) -> DeclaredService:
 
 
 def _locate(document: dict[str, Any], folder: Path) -> None:
-    """Make what a file says of places mean them from everywhere."""
+    """Make the relative paths of a file absolute, and fill in its canary's environment."""
     document |= absolute(document, folder)
     document["folder"] = str((folder / str(document.get("folder") or ".")).resolve())
     for block, field in (("canary", "folder"), ("canary", "replay"), ("record", "file")):

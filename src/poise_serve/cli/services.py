@@ -50,7 +50,7 @@ def _window(last: str) -> int:
 
 
 def _asked(home: Home, names: tuple[str, ...], window: int) -> list[ServiceReport]:
-    """Those of these names, or all. Raises NotFound for one that nobody serves."""
+    """Return the reports of these services, or of all. Raises NotFound if no gateway serves one."""
     found: list[ServiceReport] = []
     for mark, reports in service_reports(home.services, window):
         if reports is None:
@@ -96,7 +96,7 @@ def _shown(reports: list[ServiceReport]) -> Shown:
 
 
 def _latency(took: int) -> str:
-    """In milliseconds, to three digits."""
+    """Format a latency below one second in milliseconds, with three digits; `-` without one."""
     return f"{took / MILLISECOND:.3g} ms" if 0 < took < SECOND else format_duration(took) if took else "-"
 
 

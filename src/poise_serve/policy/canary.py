@@ -1,14 +1,14 @@
-"""Whether a version on trial is as good as the one that serves, from what was seen of both in one stage.
+"""Judges whether a canary is as good as the stable version, from the observations of both in one stage.
 
-Three things are compared: errors, latency (the quantile `QUANTILE` of what clients saw) and answers. A canary fails as
-soon as it is known to be worse than the rules allow, at a confidence of 99.9 % on one side for each bound, so that
-looking again and again at two versions that are the same does not end in a false alarm. It passes once it has answered
-`after` requests and everything that was seen is within the rules. One that is beyond them, but not so far that it is
-known, has until `PATIENCE` times as many: it was then not shown to be as good, and fails.
+The policy compares errors, latency (the quantile `QUANTILE` as clients saw it) and answers. A canary fails as soon as
+it is significantly worse than the rules allow, at a one-sided confidence of 99.9 % for each bound: repeated tests of
+two equal versions must not end in a false alarm. It passes once it has answered `after` requests and all observations
+are within the rules. If they are outside the rules, but not significantly, it has until `PATIENCE` times `after`
+requests, and then fails because it was not shown to be as good.
 
 Shares of errors and of equal answers are bounded by Wilson's interval (Wilson 1927; Brown, Cai, DasGupta 2001), a
-quantile by the order statistics about it (the number of observations below the quantile q of n is binomial, so of
-standard deviation sqrt(n q (1 - q)); Conover 1999, 3.2).
+quantile by its order statistics (the number of n observations below the quantile q is binomial, with standard
+deviation sqrt(n q (1 - q)); Conover 1999, 3.2).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,17 +26,17 @@ QUANTILE = 0.95
 PATIENCE = 4
 
 MOST_COMPARED = 10**300
-"""Whole numbers beyond have no place in floating point."""
+"""Larger numbers are compared exactly, because larger integers overflow floating point."""
 
 NOTHING = 2 * MILLISECOND
-"""A difference of latency below this is none."""
+"""Smaller latency differences are ignored."""
 
 
 def judge(
     rules: TrialRules, stage: Stage, stable: Tally, canary: Tally, *, over: bool = False, endless: bool = False
 ) -> Judgement:
-    """What is to become of it now; `over`: nothing more will be seen in this stage; `endless`: it goes on however much
-    was seen, unless it is known to be worse.
+    """Judge the canary. `over`: this stage gets no more observations. `endless`: continue for any number of
+    observations, unless the canary is significantly worse.
     """
     findings = [_errors(rules, stable, canary), _latency(rules, stable, canary)]
     if stage.kind != "share":
@@ -56,7 +56,7 @@ def judge(
 
 
 _Finding = tuple[bool, bool, str]
-"""Known to be worse than allowed; what was seen is within what is allowed; and in words."""
+"""Whether it is significantly worse than allowed, whether the observation is within the rules, and a description."""
 
 
 def _errors(rules: TrialRules, stable: Tally, canary: Tally) -> _Finding:
@@ -89,7 +89,7 @@ def _part(some: int, of: int) -> float:
 
 
 def wilson(some: int, of: int) -> tuple[float, float]:
-    """Between which the true share lies of which `some` of `of` were seen.
+    """Return the confidence interval of a share of which `some` of `of` were observed.
 
     >>> [round(bound, 3) for bound in wilson(5, 100)]
     [0.014, 0.165]
@@ -103,8 +103,8 @@ def wilson(some: int, of: int) -> tuple[float, float]:
 
 
 def quantile(ordered: Sequence[int]) -> tuple[int, int, float]:
-    """The quantile of what was seen, between the least and the most that it may truly be; of fewer than 182 it may be
-    anything above.
+    """Return the lower bound, the observed value and the upper bound of the quantile; with fewer than 182 observations
+    the upper bound is infinite.
 
     >>> quantile(range(1000))
     (928, 949, 971)
@@ -118,7 +118,7 @@ def quantile(ordered: Sequence[int]) -> tuple[int, int, float]:
 
 
 def agrees(one: Any, other: Any, close: float) -> bool:
-    """Whether two values as JSON has them say the same: numbers to within the part `close`, all else exactly.
+    """Whether two JSON values are equal: numbers within the relative tolerance `close`, all else exactly.
 
     >>> agrees({"p": [0.1, 0.9]}, {"p": [0.10001, 0.9]}, 1e-3), agrees([1], [1, 2], 1e-3)
     (True, False)

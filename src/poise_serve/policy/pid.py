@@ -1,21 +1,21 @@
-"""A PID controller: one number is moved, step by step, so that what is measured comes to a target.
+"""A PID controller: adjusts one output step by step, so that a measurement reaches a target.
 
     pid = Pid(Gains(proportional=0.2, integral=0.3), least=1, most=64)
     memory = pid.begin(8)
     memory = pid.step(memory, target=0.5, measured=0.7, elapsed=SECOND)
-    memory.output                      # the number, never outside least..most
+    memory.output                      # the output, never outside least..most
 
-For what has no model: batches are sized by a learned table, replicas by a forecast. It keeps to this (Åström and
-Hägglund, *Advanced PID Control*, 2006, chapters 3 and 6):
+Use it for quantities without a model: a learned table sizes batches, and a forecast sizes replicas. The rules (Åström
+and Hägglund, *Advanced PID Control*, 2006, chapters 3 and 6):
 
-* The output is never outside its bounds, and neither does the integral wind up: it is moved only until the output is at
-  its bound while the error points beyond that, and never beyond a bound by itself. So the output leaves a bound with
-  the first error that points back.
-* The derivative is one of what is measured: a new target is no jump of it. Nor is it a jump of the output, since the
-  integral takes over what the proportional term would jump by.
-* Steps may come at any pace; `elapsed` is in nanoseconds.
+* The output stays within its bounds, and the integral does not wind up: it changes only until the output is at its
+  bound while the error points beyond that, and does not move beyond a bound by itself. So the output leaves a bound
+  with the first error that points back.
+* The derivative is that of the measurement, so a new target causes no jump in it. The output does not jump either,
+  because the integral absorbs the jump of the proportional term.
+* Steps may come at irregular intervals; `elapsed` is in nanoseconds.
 
-The controller keeps nothing: what it has to remember is handed out and comes back.
+The controller is stateless: each step takes the memory and returns the next one.
 """
 
 import msgspec
@@ -24,8 +24,8 @@ from poise.units import SECOND
 
 
 class Gains(msgspec.Struct, frozen=True, kw_only=True):
-    """In units of the output for each unit of the error; `integral` for each second of it, `derivative` for each unit a
-    second by which the measurement changes.
+    """Gains in output units: `proportional` per unit of error, `integral` per unit of error and second, `derivative`
+    per unit by which the measurement changes in a second.
     """
 
     proportional: float = 0.0
@@ -43,7 +43,7 @@ class PidMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pid:
-    """The output rises while less is measured than the target. Raises ValueError for bounds that are none."""
+    """Raises the output while the measurement is below the target. Raises ValueError if `least` exceeds `most`."""
 
     def __init__(self, gains: Gains, least: float, most: float) -> None:
         if not least <= most:
@@ -52,12 +52,12 @@ class Pid:
         self._least, self._most = least, most
 
     def begin(self, output: float) -> PidMemory:
-        """As if it had been at this output for long, with nothing to correct."""
+        """Return the memory of a steady state at this output, without an error."""
         output = self._bounded(output)
         return PidMemory(output=output, integral=output)
 
     def step(self, memory: PidMemory, target: float, measured: float, elapsed: int) -> PidMemory:
-        """The next output, `elapsed` nanoseconds after the last."""
+        """Return the next output, `elapsed` nanoseconds after the last."""
         gains, error, seconds = self._gains, target - measured, elapsed / SECOND
         integral = memory.integral
         if memory.target is not None:
@@ -68,7 +68,7 @@ class Pid:
         moved = integral + gains.integral * error * seconds
         moved = min(max(moved, min(self._least, integral)), max(self._most, integral))
         beyond = other + moved - self._bounded(other + moved)
-        if beyond * error > 0:  # only so far as the output comes to its bound
+        if beyond * error > 0:  # stop when the output is at its bound
             moved = min(max(moved - beyond, min(integral, moved)), max(integral, moved))
         integral = moved
         return PidMemory(output=self._bounded(other + integral), integral=integral, target=target, measured=measured)

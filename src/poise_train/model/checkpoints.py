@@ -1,16 +1,16 @@
-"""The metadata of a checkpoint: which worker wrote which piece of each tensor, and all values that are not tensors.
+"""The metadata of a checkpoint: the pieces of tensors that each worker wrote, and all values that are not tensors.
 
-    step-120/                    whole: it got this name last of all
-        manifest.json            a `Manifest` behind a checksum of it
-        shard-0.safetensors      tensors, of worker 0
+    step-120/                    complete: it got this name last
+        manifest.json            a `Manifest` after its checksum
+        shard-0.safetensors      tensors from worker 0
         shard-1.safetensors      …
-    step-130.2.4.….partial/      being written, by what began here as the second, in its epoch 4
-        shard-0.json             the `Shard` of worker 0: it is done
+    step-130.2.4.….partial/      being written, in turn 2 and epoch 4
+        shard-0.json             the `Shard` of worker 0, which is done
     step-110.damaged/            did not read back as it was written
     step-100.cleared/            about to be removed
-    fence-2.4.…                  who may publish here, see `poise_train/fence.py`
+    fence-2.4.…                  the writer that may publish here, see `poise_train/fence.py`
 
-The manifest is JSON, twice: the first line has the checksum (CRC-32) of the bytes that follow it.
+The file `manifest.json` is valid JSON, and so is the manifest inside it. The first line has its checksum (CRC-32).
 """
 
 from zlib import crc32
@@ -20,11 +20,11 @@ import msgspec
 from poise.decoding import json_decoder
 
 FORMAT = 1
-"""It goes up when an older Poise could not read what is written."""
+"""Format version; increased when an older Poise could not read the new format."""
 
 
 MANIFEST = "manifest.json"
-"""What the manifest of a checkpoint is called; it is written last."""
+"""File name of the manifest of a checkpoint, which is written last."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -67,9 +67,9 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint of `step`, whole. `at`: seconds since 1970; `took` nanoseconds to write, for `stall` of which
-    training stood still; `poise` is the version that wrote it. `tree` is what is no tensor, with places for the tensors
-    in it, which `kinds` describes.
+    """A complete checkpoint of `step`. `at`: seconds since 1970; `took`: nanoseconds to write it, during `stall` of
+    which training paused; `poise`: the version that wrote it. `tree` has the values that are not tensors, with
+    references to the tensors, which `kinds` describes.
     """
 
     format: int
@@ -95,7 +95,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class OtherVersion(ValueError):
-    """The checkpoint is whole, but needs another version of Poise, `need`."""
+    """The checkpoint is complete, but needs another version of Poise, `need`."""
 
     def __init__(self, why: str, need: str) -> None:
         super().__init__(why)
@@ -108,8 +108,8 @@ def seal(manifest: Manifest) -> bytes:
 
 
 def unseal(content: bytes) -> Manifest:
-    """Raises `ValueError` with a sentence for anything but what `seal` made, to the last bit; `OtherVersion` for what
-    another one made.
+    """Return the manifest in the output of `seal`. Raises `ValueError` with one sentence if any bit differs, and
+    `OtherVersion` if another version wrote it.
     """
     head, _, rest = content.partition(b"\n")
     body = rest.removesuffix(b"}\n")
@@ -121,7 +121,7 @@ def unseal(content: bytes) -> Manifest:
         if wrote.format <= FORMAT:
             return json_decoder(Manifest).decode(body)
         why = f"format {wrote.format}, not {FORMAT}"
-    except msgspec.MsgspecError as error:  # the checksum holds: it was written so on purpose
+    except msgspec.MsgspecError as error:  # valid checksum: not damage
         why = str(error)
     raise OtherVersion(f"it was written by another version: {why}", writer(wrote.format, wrote.poise))
 

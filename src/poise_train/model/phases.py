@@ -1,6 +1,6 @@
-"""What is seen of a training run step by step, and what tells its phase from that.
+"""Records for deriving the phase of a training run: its steps, and the policy's rules, memory and verdict.
 
-Losses and norms are in the units that the run itself has: nothing here depends on their scale.
+Losses and norms have the units of the run: nothing here depends on their scale.
 """
 
 import msgspec
@@ -9,8 +9,8 @@ from poise.model.training import Phase
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A step: its number from 0, its loss, the norm of its gradient before the optimizer (negative where it was not
-    looked at), and the learning rate (negative where not known).
+    """A step: its number from 0, its loss, the norm of its gradient before the optimizer (negative: not sampled), and
+    the learning rate (negative: unknown).
     """
 
     step: int
@@ -58,8 +58,8 @@ class PhaseRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """Mean of `count` losses, the middle of which is at `at` steps from where the run began (again), when `spent` was
-    the sum of the learning rates of its steps.
+    """Mean of `count` losses, centred `at` steps after the run began (again); `spent` is the sum of the learning rates
+    up to there.
     """
 
     at: float
@@ -69,21 +69,21 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Slope(msgspec.Struct, frozen=True, array_like=True):
-    """Where the present slope began: at which step, and what was spent before it."""
+    """The start of the current slope: its step, and the sum of the learning rates before it."""
 
     step: int = 0
     spent: float = 0.0
 
 
 class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is kept of a run; its size is bounded.
+    """The memory of a run, of limited size.
 
     `born` is the step at which the run began, or began again, `changed` the one at which it entered the phase, `seen`
-    and `judged` the last that was seen and judged; `count` is of those seen. `curve` are means over the whole run since
-    its birth, of `width` steps each. `start` are its first losses, `recent` the last, `norms` those of the last
-    gradients. `jitter` is what the loss changes by from one step to the next, in the mean, `loudest` the highest
-    variance of norms, `rate` the learning rate, `peak` the highest, and `spent` its sum over all steps. `slope` began
-    at the birth, or when the rate dropped last. `evidence` for the next phase is from 0 to 1.
+    and `judged` the last observed and the last judged step; `count` is the number of observed steps. `curve` has means
+    over the run since `born`, of `width` steps each. `start` has its first losses, `recent` the last ones, `norms` the
+    last gradient norms. `jitter` is the mean change of the loss between two steps, `loudest` the highest variance of
+    norms, `rate` the learning rate, `peak` the highest rate, and `spent` the sum of the rates over all steps. `slope`
+    began at `born`, or at the last drop of the rate. `evidence` for the next phase is from 0 to 1.
     """
 
     phase: Phase = "initial"
@@ -107,7 +107,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps since the last view, oldest first, and how many the run has (0: not known)."""
+    """The steps since the last view, oldest first, and the `total` number of steps of the run (0: unknown)."""
 
     steps: tuple[Step, ...]
     total: int = 0
@@ -116,8 +116,8 @@ class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The phase after the last step of the view, what it asks for, and the changes within the view: at which step, to
-    which phase.
+    """The phase after the last step of the view, its requests, and the changes within the view: pairs of a step and a
+    phase.
     """
 
     phase: Phase

@@ -1,15 +1,15 @@
-"""Which exchange a gang should use: the time of a step with each, foreseen from what the job was seen to do.
+"""Recommends a gradient exchange for a gang: predicts the step time with each from measurements of the job.
 
-What was seen: how long a step takes without its exchange and when the parts of the gradient become ready, what each
-exchange sends and what it costs to make and to read it, how long it took when it was tried between two steps, what
-collectives cost on the link, and how much of the communication was in fact hidden behind backward. With none of it
-hidden a step takes `T_none`, which is what it takes without exchange and what the trial took; with all of it hidden
-that can be (`poise_train.policy.communication`) `T_full`. Of plain gradients the step was measured as well, so
+The measurements: the duration of a step without its exchange, the times at which parts of the gradient become ready,
+the messages of each exchange and the cost of encoding and decoding them, the duration of a trial between two steps, the
+cost of collectives on the link, and the overlap of communication with backward. Without any overlap a step takes
+`T_none`, the sum of its time without exchange and of the trial; with the maximum overlap
+(`poise_train.policy.communication`) it takes `T_full`. The step with plain gradients is measured as well, so
 
     overlap = (T_none - T_measured) / (T_none - T_full),      T = T_none - overlap (T_none - T_full)
 
-for all others. The quickest is recommended if it saves enough to be worth gradients that are no longer exact. What
-changes the training itself, more local steps or a larger effective batch, is foreseen too, and never chosen.
+for all others. The fastest is recommended if it saves enough to justify inexact gradients. Alternatives that change the
+training itself, more local steps or a larger effective batch, are predicted too, but never recommended.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,22 +20,22 @@ import msgspec
 from poise_train.policy.communication import Link, Message, exposed, given_out, seconds
 
 WORTH = 0.05
-"""The part of a step that must be saved for gradients that are not exact."""
+"""Minimum saving, as a fraction of a step, that justifies inexact gradients."""
 
 LOCAL_STEPS = (4, 16)
 ACCUMULATIONS = (2, 4)
 BUCKETS = (1 << 20, 25 << 20)
-"""Alternatives of which it is said what they would bring: steps between two averages, times as many samples in a step,
-and bytes of a bucket."""
+"""Alternatives whose effect is predicted: steps between two averages, factors of the samples in a step, and bytes of a
+bucket."""
 
 AVERAGED = 2
-"""Tensors that local SGD averages for each weight: itself and its momentum."""
+"""Tensors that local SGD averages per weight: the weight and its momentum."""
 
 
 class Candidate(NamedTuple):
-    """An exchange: the messages that go out during backward, as large as they are, those after it, and the seconds that
-    it takes to make them (for each of the former) and to read them. `tried`: all of it, when nothing else was done; 0
-    if it was not tried.
+    """An exchange: its messages `during` backward, with their actual sizes, and `after` it. `making`: seconds to encode
+    each message during backward. `reading`: seconds to decode them. `tried`: seconds of the whole exchange in a trial
+    without other work; 0 if it was not tried.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Candidate(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a job was seen to do in a step, in seconds: all but the exchange (`compute`), until backward had ended
-    (`ends`), all of it with plain gradients (`plain`).
+    """Measured times of a job's step, in seconds: without the exchange (`compute`), until the end of backward
+    (`ends`), and the whole step with plain gradients (`plain`).
     """
 
     workers: int
@@ -59,8 +59,8 @@ class Seen(NamedTuple):
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One way to train: foreseen seconds of a step (for the same samples), bytes that each worker gives out in it.
-    `changes` says what it changes in the training itself; empty: nothing but rounding and order.
+    """One way to train: predicted seconds of a step (for the same samples), and the bytes that each worker sends in it.
+    `changes` describes changes of the training itself; empty: nothing but rounding and order.
     """
 
     name: str
@@ -70,8 +70,8 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recommended, why in one sentence, and all that was considered, the quickest first. `overlap` is the part
-    of what could be hidden behind backward that was.
+    """The recommendation, its reason in one sentence, and all alternatives, fastest first. `overlap` is the fraction of
+    the maximum overlap with backward that was achieved.
     """
 
     choice: str
@@ -81,7 +81,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(seen: Seen, candidates: Sequence[Candidate]) -> Advice:
-    """Of these, the first of which are plain gradients."""
+    """Recommend one of the candidates; the first one is plain gradients."""
     plain = candidates[0]
     full, none = _bounds(seen, plain)
     overlap = min(1.0, max(0.0, (none - seen.plain) / (none - full))) if none > full else 1.0
@@ -108,10 +108,10 @@ def advise(seen: Seen, candidates: Sequence[Candidate]) -> Advice:
 
 
 def _bounds(seen: Seen, one: Candidate) -> tuple[float, float]:
-    """A step with all communication hidden that can be, and with none."""
+    """Return the duration of a step with the maximum overlap of communication, and without any."""
     extra, shifted = 0.0, []
     for message, making in zip(one.during, one.making, strict=True):
-        extra += making  # it is backward that makes them, and so all that comes after is later
+        extra += making  # encoding delays backward, and so everything after it
         shifted.append(message._replace(ready=message.ready + extra))
     last = sum(seconds(message.pattern, message.size, seen.workers, seen.link) for message in one.after)
     whole = sum(seconds(message.pattern, message.size, seen.workers, seen.link) for message in one.during)
@@ -127,7 +127,7 @@ def _sent(one: Candidate, workers: int) -> int:
 def _others(
     seen: Seen, plain: Candidate, exact: Alternative, foreseen: Callable[[Candidate], float]
 ) -> list[Alternative]:
-    """What is told and not chosen."""
+    """Return the alternatives that are reported but never recommended."""
     whole = sum(seconds(message.pattern, message.size, seen.workers, seen.link) for message in plain.during)
     found = [
         Alternative(
@@ -154,7 +154,7 @@ def _others(
 
 
 def _joined(plain: Candidate, limit: int) -> Candidate:
-    """The same in larger buckets: each is ready when its last part is."""
+    """Return the candidate with larger buckets; each is ready when its last part is."""
     found: list[Message] = []
     for one in plain.during:
         if found and found[-1].size + one.size <= limit:

@@ -1,7 +1,7 @@
 """How often a checkpoint is made, and which are kept.
 
-Often enough that a failure costs little, seldom enough that making them costs little: the interval follows from what
-one costs and from how often the gang fails, both as they were measured. Times are nanoseconds.
+The interval balances the cost of checkpoints against the work lost in failures. It follows from the measured cost of a
+checkpoint and the observed failure rate of the gang. Times are in nanoseconds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,19 +13,19 @@ from poise.errors import InputError
 from poise.units import HOUR, SECOND
 
 PRIOR = 1_000 * HOUR
-"""Of work of one worker in which one failure is expected before any was seen: between a GPU of a well-kept cluster (one
-in 50,000 hours: 419 in 54 days of 16,384 GPUs; Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.4) and a
-machine that may be taken away any day.
+"""Prior mean time between failures of one worker: between that of a GPU in a well-kept cluster (one failure in 50,000
+hours: 419 in 54 days of 16,384 GPUs; Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.4) and that of a
+machine that may be preempted any day.
 """
 
 LEAST = 10 * SECOND
-"""Between two checkpoints: below that, waking disks and waiting for one another costs more than what is saved."""
+"""Minimum interval: more frequent checkpoints cost more, in disk latency and synchronization, than they save."""
 
 MOST = HOUR
-"""Between two checkpoints: whoever looks at a run finds one that is no older."""
+"""Maximum interval, so that every run has a recent checkpoint."""
 
 WRITING = 2
-"""So many times as long as a checkpoint is being written: a disk is busy for half of the time at most."""
+"""Minimum interval as a multiple of the write time, so that a disk is busy for at most half of the time."""
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -45,8 +45,8 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 def superfluous(scores: Mapping[int, float | None], keep: Keep, wanted: Iterable[int] = ()) -> list[int]:
-    """The steps of checkpoints that need not stay, in order. `scores`: of every checkpoint, by its step. The newest is
-    never among them, nor are those that are `wanted`.
+    """Return the steps of checkpoints to remove, in order. `scores`: scores of all checkpoints, by step. The newest and
+    the `wanted` ones are never removed.
     """
     steps = sorted(scores)
     scored = {step: score for step, score in scores.items() if score is not None and not isnan(score)}
@@ -56,23 +56,23 @@ def superfluous(scores: Mapping[int, float | None], keep: Keep, wanted: Iterable
 
 
 def between_failures(failures: int, worked: int, world: int) -> int:
-    """How long a gang of `world` workers is expected to run between two failures, after `failures` in `worked`
-    nanoseconds of one worker (all workers of all attempts added up).
+    """Return the expected time between failures of a gang of `world` workers, after `failures` in `worked` nanoseconds
+    of worker time (summed over all workers of all attempts).
 
-    Failures are taken to come at random, at one rate for each worker; a gang fails with any of them. The rate is the
-    mean of a gamma distribution that began with one failure in `PRIOR` (Gelman et al., Bayesian Data Analysis, the
+    Failures are assumed to be random, with one rate for each worker; a gang fails if any worker fails. The rate is the
+    mean of a gamma distribution with the prior of one failure in `PRIOR` (Gelman et al., Bayesian Data Analysis, the
     Poisson model).
     """
     return (PRIOR + worked) // ((1 + failures) * max(1, world))
 
 
 def interval(cost: int, between: int, took: int = 0) -> int:
-    """How long to train between two checkpoints.
+    """Return the checkpoint interval.
 
-    `cost`: for how long training stands still for one; `between`: failures, in the mean; `took`: for how long one is
-    being written beside training. J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart
-    dumps, FGCS 22 (2006); for costs that are small it is J. W. Young's sqrt(2 cost between), CACM 17 (1974). Bounded
-    from below by what writing takes and by `LEAST`, from above by `MOST`.
+    `cost`: pause of training for one checkpoint; `between`: mean time between failures; `took`: time to write one in
+    the background. The formula is that of J. T. Daly, A higher order estimate of the optimum checkpoint interval for
+    restart dumps, FGCS 22 (2006); for small costs it approaches J. W. Young's sqrt(2 cost between), CACM 17 (1974). The
+    minimum is `LEAST` and `WRITING` times `took`; the formula is limited by `MOST`.
     """
     share = cost / (2 * between)
     best = sqrt(2 * cost * between) * (1 + sqrt(share) / 3 + share / 9) - cost if share < 1 else float(between)
@@ -80,5 +80,5 @@ def interval(cost: int, between: int, took: int = 0) -> int:
 
 
 def steps_between(interval: int, step: int) -> int:
-    """The same in steps that take `step` nanoseconds, at least one."""
+    """Return the interval in steps of `step` nanoseconds; at least 1."""
     return max(1, interval // max(1, step))

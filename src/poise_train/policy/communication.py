@@ -1,19 +1,19 @@
 """Cost model of gradient exchange and of a training step: formulas, and how they are fitted.
 
-*Collectives.* A ring of `n` workers adds up `S` bytes in 2 (n - 1) rounds, in each of which everyone sends S/n to the
+*Collectives.* A ring of `n` workers adds up `S` bytes in 2 (n - 1) rounds, in each of which a worker sends S/n to the
 next (Patarasuk and Yuan, 2009); gathering `S` bytes of each takes n - 1 rounds of S. A round costs a latency and its
 bytes (Hockney's model; Thakur et al., "Optimization of collective communication operations in MPICH", 2005, section 4):
 
     added up   start + 2 (n - 1) latency + 2 (n - 1)/n S (wire / rate + handling)
     gathered   start +   (n - 1) latency +   (n - 1)   S (wire / rate + handling)
 
-`wire` is how many bytes the link carries for one of the gradient, `handling` the seconds that a host takes for a byte.
-Adding up and gathering are done by different code, whose costs differ, so each has its own. That is linear in what is
-not known, which is found by least squares of the relative errors, none below zero.
+`wire` is the number of bytes on the link per byte of gradient, `handling` the seconds of host time per byte. Adding up
+and gathering run different code, so each has its own costs. The formulas are linear in the unknown costs, which are
+fitted by non-negative least squares of the relative errors.
 
-*A step.* Buckets become ready during backward and go out one after another: what is ready at `r_k` and takes `c_k` is
-there at f_k = max(f_(k-1), r_k) + c_k (Shi et al., "MG-WFBP", INFOCOM 2019, section 3.3). The step ends when backward
-and the last bucket have, and what follows has been done.
+*A step.* Buckets become ready during backward and are sent one after another: a bucket that is ready at `r_k` and takes
+`c_k` arrives at f_k = max(f_(k-1), r_k) + c_k (Shi et al., "MG-WFBP", INFOCOM 2019, section 3.3). The step ends after
+backward, the last bucket and the work that follows them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from poise.model.fleet import Floats
 from poise.model.jobs import MAX_TASKS_TOLD, Speedups
 
 Pattern = Literal["reduce", "gather"]
-"""What is done together: everyone's bytes are added up, or everyone gets them of all others."""
+"""A collective: an all-reduce, which sums the bytes of all workers, or an all-gather."""
 
 
 class Way(NamedTuple):
@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The same by pattern; `on` a link of bytes a second."""
+    """Fitted costs by pattern; `on` returns those of a link with a rate in bytes per second."""
 
     reduce: Cost
     gather: Cost
@@ -64,7 +64,7 @@ class Costs(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """One collective that was measured. `rate` is that of the link, in bytes a second."""
+    """One measured collective. `rate` is that of the link, in bytes per second."""
 
     pattern: Pattern
     size: int
@@ -128,8 +128,8 @@ def _of(pattern: Pattern, timings: Sequence[Timing]) -> Sequence[Timing]:
 
 
 def _least(rows: Floats, measured: Floats) -> list[float]:
-    """Least squares of relative errors with nothing below zero: of all sets of columns the one that fits best. There
-    are four columns at most, so that all sets are tried.
+    """Fit non-negative costs by least squares of the relative errors. Try all subsets of the columns, of which there
+    are at most four, and return the best fit.
     """
     scale = np.abs(rows).max(axis=0)
     weighted = rows / scale / measured[:, None]
@@ -157,8 +157,8 @@ def exposed(messages: Sequence[Message], ends: float, workers: int, link: Link) 
 
 
 class Work(NamedTuple):
-    """What one worker does for `samples` samples: `compute` seconds of all but the exchange. Backward has ended after
-    `ends` of them, and the parts of the gradient become ready on the way (`messages`, in their order).
+    """The work of one worker for `samples` samples: `compute` seconds without the exchange. Backward ends after `ends`
+    seconds; the parts of the gradient become ready before (`messages`, in order).
     """
 
     samples: int
@@ -168,8 +168,8 @@ class Work(NamedTuple):
 
 
 def step_seconds(work: Work, share: float, workers: int, link: Link) -> float:
-    """A step in which each worker has this part of the samples that were measured; what follows backward, the
-    optimizer's step, takes as long as it did.
+    """Return the duration of a step in which each worker has this share of the measured samples. The optimizer's step,
+    after backward, takes as long as measured.
     """
     scaled = [one._replace(ready=one.ready * share) for one in work.messages]
     ends = work.ends * share
@@ -177,8 +177,8 @@ def step_seconds(work: Work, share: float, workers: int, link: Link) -> float:
 
 
 def speedups(work: Work, effective: int, most: int, together: Link, apart: Link) -> Speedups:
-    """What a gang says of the sizes that it could have: with a constant effective batch, each of `n` workers takes one
-    in n of its samples; thousandths of what one worker does. `together` is the link inside a node, `apart` that between
+    """Return a gang's speedups by number of workers, in thousandths of the speed of one worker. The effective batch is
+    constant: each of `n` workers takes 1/n of its samples. `together` is the link inside a node, `apart` that between
     nodes.
     """
     many = range(1, min(most, MAX_TASKS_TOLD, effective) + 1)

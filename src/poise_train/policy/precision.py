@@ -1,8 +1,8 @@
-"""Which precision a model is used in, from what was measured of each; and which it is trained in.
+"""Chooses the precision of a served model from measurements, and the precision of training.
 
-Asked for `auto`, the quickest that keeps enough is taken, if it is worth it; asked for one by name, that one, if it
-keeps enough, whether it is quicker or not (it may be its memory that is wanted). Else the model stays as it is. What
-speaks against each of the others is told.
+`auto` takes the fastest precision that keeps enough quality, if the speedup is worth it. A requested precision is taken
+if it keeps enough, even if it is not faster (it may save memory). Otherwise the model stays unchanged. The result has a
+reason against each of the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,22 @@ import msgspec
 from poise.model.precision import AS_IT_IS, AUTO, Measured
 
 WORTH = 1.05
-"""So many times as quick as the model as it is: less is within what measurements differ by."""
+"""Minimum speedup over the original model; a smaller one is within the noise of measurements."""
 
 
 WORTH_TRAINING = 1.3
-"""The same for training, where products are not all there is to do."""
+"""Minimum speedup for training, where matrix products are only a part of the work."""
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The name of one that was measured, and a sentence on it and on each of the others."""
+    """The name of the chosen model, and one sentence on it and on each of the others."""
 
     name: str
     why: list[str]
 
 
 def choose(measured: Sequence[Measured], asked: str, kept: float) -> Taken:
-    """The first that was `measured` is the model as it is. `kept`: the least share that is good enough."""
+    """Choose a model. The first in `measured` is the original. `kept`: minimum share of quality to keep."""
     base, *others = measured
     may = [one for one in others if not one.failed and one.kept >= kept]
     if asked == AUTO:
@@ -40,8 +40,8 @@ def choose(measured: Sequence[Measured], asked: str, kept: float) -> Taken:
 
 
 def worth_training_in(rates: Mapping[str, float]) -> tuple[Literal["fp32", "bf16", "fp16"], str]:
-    """A precision, and why, by operations per second in each. bf16 goes before fp16, whose gradients overflow, unless
-    that is much faster.
+    """Return a precision and the reason, from operations per second in each. bf16 is preferred to fp16, whose gradients
+    overflow, unless fp16 is much faster.
 
     >>> worth_training_in({"fp32": 15.7, "fp16": 125})
     ('fp16', 'fp16 is 8.0 times as fast as fp32')

@@ -1,16 +1,16 @@
-"""How large the micro-batches of a worker are: the largest for which it has memory, at a constant effective batch.
+"""Chooses the micro-batch size of a worker: the largest that fits into memory, at a constant effective batch.
 
-A worker takes its `share` of each step's samples, cut into micro-batches whose gradients are added up. So the size of a
-micro-batch is a matter of memory and time alone: what a step learns from is the same. It is
+A worker takes its `share` of each step's samples, divided into micro-batches whose gradients are accumulated. So the
+size of a micro-batch affects only memory and time: each step learns from the same samples. The size is
 
-* no more than four fifths of the free memory hold, by what a sample has taken,
-* at most twice what it was, since what a sample takes is known only from smaller ones,
-* half at most of one that has run out of memory, and from then on below that, halfway at most, until much more is free,
-* the smallest that needs as few micro-batches, so that they are of one size and it changes only where that saves one.
+* at most as many samples as fit into four fifths of the free memory, by the measured memory per sample,
+* at most twice the current size, because memory per sample is known only from smaller micro-batches,
+* at most half of a size that ran out of memory; later halfway to that size at most, until much more memory is free,
+* the smallest that needs as few micro-batches, so that sizes are equal and change only to save a micro-batch.
 
-The effective batch changes only where that is asked for. The learning rate goes with it then: in proportion (Goyal et
-al., "Accurate, Large Minibatch SGD", 2017) or by its square root (Malladi et al., "On the SDEs and Scaling Rules for
-Adaptive Gradient Algorithms", 2022), as the optimizer wants it.
+The effective batch changes only on request. The learning rate is scaled with it then: in proportion (Goyal et al.,
+"Accurate, Large Minibatch SGD", 2017) or by the square root (Malladi et al., "On the SDEs and Scaling Rules for
+Adaptive Gradient Algorithms", 2022), depending on the optimizer.
 
 >>> Tuning().decide(TrainView(share=256, batch=32, each=1_000_000, free=200_000_000))
 Resize(batch=64, accumulation=4, rate=0.0, short=None)
@@ -22,19 +22,19 @@ from typing import Literal
 import msgspec
 
 LEAST, MOST = 256, 2048
-"""The range of the effective batch where none is asked for."""
+"""The range of the default effective batch."""
 
 USED = 0.8
-"""Of what is free, the part that a micro-batch may take: the rest is for others, and for samples that take more."""
+"""Fraction of free memory that a micro-batch may use; the rest is for other processes and for larger samples."""
 
 GROWTH = 2
-"""No larger a step at once: what a sample takes is known from smaller micro-batches."""
+"""Maximum growth factor per change, because memory per sample is known only from smaller micro-batches."""
 
 MORE = 1.25
-"""A size that has run out of memory may be tried again with so many times as much memory free."""
+"""Retry a size that ran out of memory once free memory has grown by this factor."""
 
 Rule = Literal["linear", "sqrt", "none"]
-"""How the learning rate goes with the effective batch."""
+"""How the learning rate scales with the effective batch."""
 
 
 class Short(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class TrainView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """All stays; `short` is for the next view."""
+    """Change nothing; `short` is for the next view."""
 
     short: Short | None = None
 
@@ -91,7 +91,7 @@ class Tuning:
         if short is not None and view.free > MORE * short.free:
             short = None
         batch, accumulation = evened(view.share, size_of(view, short))
-        if short is not None and batch >= short.batch > 1:  # the next smaller number of them that are of one size
+        if short is not None and batch >= short.batch > 1:  # the next smaller size, evened out
             batch, accumulation = evened(view.share, short.batch - 1)
         rate = rate_for(view.rate, view.effective, view.asked or view.effective, view.rule)
         if batch == view.batch and rate == view.rate:
@@ -112,7 +112,7 @@ def size_of(view: TrainView, short: Short | None) -> int:
 
 
 def evened(share: int, batch: int) -> tuple[int, int]:
-    """The smallest micro-batches that are as few as those of `batch`, and how many they are.
+    """Return the smallest size that needs no more micro-batches than `batch` does, and their number.
 
     >>> evened(100, 64)
     (50, 2)
@@ -122,7 +122,7 @@ def evened(share: int, batch: int) -> tuple[int, int]:
 
 
 def rate_for(rate: float, before: int, after: int, rule: Rule) -> float:
-    """The learning rate for another effective batch.
+    """Return the learning rate for another effective batch.
 
     >>> rate_for(0.1, 256, 1024, "linear"), rate_for(0.1, 256, 1024, "sqrt")
     (0.4, 0.2)

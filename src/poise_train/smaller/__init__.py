@@ -1,21 +1,20 @@
-"""Smaller, quicker models, each measured beside the model as it is before it is used.
+"""Compresses models, and measures each candidate against the original before it is used.
 
     class Digits:
         def load(self) -> None:
             model, images, labels = ...
             self.model = smaller(model, images, by=accuracy(labels)).model
 
-`smaller` takes a PyTorch module in fp32, or the path of an ONNX file, and inputs that are like those to come. It makes
-the model in other precisions (int8, bf16, fp16, mixed; without a part of its weights, see `pruned`) and measures them
-all, in turn, on this machine: bytes of weights, the peak of memory, time by size of batch, and how far answers differ.
-The quickest that keeps 95 % is taken (`kept`), or the one that is asked for by name, if it keeps that; else the model
-stays as it is. Why, is said on stderr, so in `poise logs` of a replica, and is in the report, a record that
-`msgspec.json.encode` takes.
+`smaller` takes a PyTorch module in fp32, or the path of an ONNX file, and representative inputs. It converts the model
+to other precisions (int8, bf16, fp16, mixed; or removes a part of its weights, see `pruned`). It measures all of them
+in turn on this machine: bytes of weights, peak memory, time by batch size, and the difference of the answers. It takes
+the fastest candidate that keeps 95 % (`kept`), or the one requested by name, if it keeps that; otherwise the original.
+The reasons go to stderr, and so to `poise logs` of a replica. They are also in the report, a record that
+`msgspec.json.encode` accepts.
 
-What is asked for is `asked`, or else POISE_PRECISION, which the `precision` of a service sets, or else `auto`.
+The requested precision is `asked`, or else POISE_PRECISION, which the `precision` of a service sets, or else `auto`.
 
-It needs `poise-scheduler[torch]` for PyTorch and `poise-scheduler[onnx]` for ONNX files; importing this module imports
-neither.
+PyTorch needs `poise-scheduler[torch]`, ONNX files need `poise-scheduler[onnx]`; importing this module imports neither.
 """
 
 import contextlib
@@ -33,15 +32,15 @@ from poise_train.smaller.measure import Family, Way, measure
 from poise_train.smaller.telling import lines
 
 BATCHES = (1, 8, 64)
-"""Sizes of batches that are timed, up to the largest that the service may send."""
+"""Batch sizes to time, limited by the largest batch that the service may send."""
 
 SECONDS = 3.0
-"""For which all candidates together are timed, if they can be timed three times in that."""
+"""Time limit for all candidates together, in seconds; each is timed at least three times."""
 
 
 class Smaller(NamedTuple):
-    """The model to use, called as the one that was given is (of a file: an `onnxruntime.InferenceSession`), and what
-    was measured.
+    """The model to use, and the measurements. The model is called like the original; for a file, it is an
+    `onnxruntime.InferenceSession`.
     """
 
     model: Any
@@ -59,13 +58,13 @@ def smaller(
     batches: Sequence[int] = (),
     seconds: float = SECONDS,
 ) -> Smaller:
-    """The model in the precision that is quickest here, of those that keep enough.
+    """Return the model in the fastest precision on this machine that keeps enough quality.
 
-    `inputs`: one tensor (or array) whose first dimension counts inputs; a tuple or a mapping of such for models that
-    take several. Some hundreds that are like those to come say enough. `candidates`: precisions and other ways that
-    `auto` may take, by default all that there are for such a model. `by`: what share of what it is good for a candidate
-    keeps: `top1`, `accuracy(labels)`, `neighbours`, or a function of the outputs of both. The model itself is set
-    to `eval()`, and else not changed. While it is measured, all candidates are in memory.
+    `inputs`: one tensor (or array) whose first dimension counts inputs; a tuple or a mapping of them for models with
+    several inputs. A few hundred representative inputs are enough. `candidates`: precisions and other ways that `auto`
+    may take, by default all for this kind of model. `by`: measure of the share of quality that a candidate keeps:
+    `top1`, `accuracy(labels)`, `neighbours`, or a function of the outputs of both. The model itself is set to `eval()`,
+    and not changed otherwise. All candidates are in memory while they are measured.
     """
     family = _family(model)
     asked = asked or os.environ.get(VARIABLE, "") or AUTO
@@ -85,12 +84,11 @@ def smaller(
 
 
 def pruned(share: float, *, rows: bool = False) -> Way:
-    """A candidate without that share of the weights of a PyTorch module: those nearest to zero, of all layers together.
+    """Return a candidate without that share of a PyTorch module's weights: those nearest to zero, over all layers.
 
-    They stay where they are, as zeros: that alone saves neither time nor memory. With `rows`, whole units of hidden
-    layers go, those with the least weights, and are taken out for good where layers follow one another in a
-    `Sequential`. Either way the model is usually to be trained on for a while before it is saved: this says what of it
-    is left, and what it saves.
+    The weights are set to zero, which alone saves neither time nor memory. With `rows`, whole units of hidden layers
+    are removed, those with the smallest weights, between consecutive layers of a `Sequential`. In both cases the model
+    usually needs more training before it is saved; the report shows the quality that is left, and the savings.
     """
     if not 0 < share < 1:
         raise InputError("the share must be between 0 and 1", field="share", have=str(share))
@@ -100,7 +98,7 @@ def pruned(share: float, *, rows: bool = False) -> Way:
 
 
 def _family(model: Any) -> Family:
-    """Who knows such models; what that needs is imported now."""
+    """Return the family of the model, and import its libraries."""
     if isinstance(model, str | Path):
         with _extra("onnx"):
             from poise_train.smaller import sessions
@@ -126,7 +124,7 @@ def _extra(name: str) -> Iterator[None]:
 
 
 def _ways(family: Family, candidates: Sequence[str | Way], asked: str) -> list[Way]:
-    """Those that are tried: all, or the one that is asked for."""
+    """Return the candidates to try: all, or the requested one."""
     known = {way.name: way for way in family.ways}
     for one in candidates:
         if isinstance(one, str) and one not in known:

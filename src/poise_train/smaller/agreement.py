@@ -1,7 +1,7 @@
-"""What a candidate keeps: three ways to count the share of what a model is good for that its answers still have.
+"""Three measures of the share of a model's quality that a candidate keeps.
 
-Each takes the outputs of the model as it is and those of the candidate, with one row for each input; of models with
-several outputs the first. Write another as a function of the same form: the name of the function is told.
+Each takes the outputs of the original model and those of the candidate, with one row per input; for models with several
+outputs, the first output. To add one, write a function with the same signature; reports contain its name.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ Agreement = Callable[[NDArray[Any], NDArray[Any]], float]
 
 
 def top1(reference: NDArray[Any], outputs: NDArray[Any]) -> float:
-    """The share of rows whose largest number is in the same place: of classifiers, that are told the same class."""
+    """Return the share of rows with the largest number in the same place: for classifiers, with the same class."""
     return float(np.mean(reference.argmax(-1) == outputs.argmax(-1)))
 
 
 def accuracy(labels: ArrayLike) -> Agreement:
-    """How many are told the right class, over how many the model as it is tells the right one."""
+    """Return a measure: the candidate's number of correct classes, divided by that of the original model."""
     right = np.asarray(labels)
 
     def accuracy(reference: NDArray[Any], outputs: NDArray[Any]) -> float:
@@ -36,7 +36,7 @@ def accuracy(labels: ArrayLike) -> Agreement:
 
 
 def neighbours(reference: NDArray[Any], outputs: NDArray[Any]) -> float:
-    """Of embeddings: the share of rows whose nearest other row, by the angle between them, is the same."""
+    """Return the share of embeddings whose nearest other embedding, by the angle between them, is the same."""
     return float(np.mean(_nearest(reference) == _nearest(outputs)))
 
 

@@ -1,7 +1,7 @@
-"""Every candidate measured beside the model as it is: what it weighs, what it answers, and how long that takes.
+"""Measures every candidate beside the original model: bytes of weights, answers, time and memory.
 
-Times are taken in turn, so that whatever else the machine does slows them all; what is told is the median. Memory is
-that of the process: Linux sets the mark of the most that it used back when it is asked to.
+Candidates are timed in turn, so that other load on the machine slows them all; reports contain the median. Memory is
+that of the process, whose peak mark Linux resets on request.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from poise.model.precision import AS_IT_IS, Measured
 from poise_train.smaller.agreement import Agreement
 
 LEAST_TIMES = 3
-"""So often each size is timed, however long that takes …"""
+"""Minimum number of timings per batch size, however long they take."""
 
 MOST_TIMES = 100
-"""… and so often at most."""
+"""Maximum number of timings per batch size."""
 
 LONGEST = 300
-"""Characters of what a library says of why it cannot."""
+"""Maximum length of an error message of a library, in characters."""
 
 
 class Way(NamedTuple):
-    """A candidate: what it is called, and what makes it. Of a module that gets a copy, to change and to return; of a
-    file its path, and the path of the one to write. What that raises is told as why it does not work.
+    """A candidate: its name, and the function that makes it. For modules the function changes and returns a copy; for
+    files it takes the path and the path to write. Its exception is reported as the reason for a failure.
     """
 
     name: str
@@ -44,21 +44,21 @@ class Runner(Protocol):
 
     @property
     def model(self) -> Any:
-        """What the user gets."""
+        """The model for the user."""
 
     @property
     def weights(self) -> int:
-        """Bytes."""
+        """The size of the weights in bytes."""
 
     def answer(self, batch: Any) -> list[NDArray[Any]]:
-        """All outputs, once they are in the memory of the host."""
+        """Return all outputs, in host memory."""
 
     def peak(self, batch: Any) -> int:
-        """Bytes that more memory was in use at some moment while it answered."""
+        """Return the peak growth of memory while it answers the batch, in bytes."""
 
 
 class Family(Protocol):
-    """Who can make models of one kind smaller."""
+    """Makes candidates of one kind of model."""
 
     @property
     def ways(self) -> Sequence[Way]: ...
@@ -71,7 +71,7 @@ class Family(Protocol):
 def measure(
     family: Family, ways: Sequence[Way], inputs: Any, by: Agreement, sizes: Sequence[int], seconds: float
 ) -> tuple[list[Measured], dict[str, Any]]:
-    """The model as it is, then each candidate; and by name the models themselves, of those that work."""
+    """Measure the original model and each candidate. Return the measurements, and the working models by name."""
     largest = max(sizes)
     count = _count(inputs)
     batches = {size: _rows(inputs, [at % count for at in range(size)]) for size in sizes}
@@ -85,7 +85,7 @@ def measure(
             outputs = _outputs(runner, inputs, count, largest)
             wrong = _wrong(reference, outputs)
             peak = runner.peak(batches[largest])
-        except Exception as error:  # the libraries below say in many ways what they cannot do
+        except Exception as error:  # the libraries raise many kinds of exceptions
             wrong = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
         if wrong:
             found[way.name] = Measured(name=way.name, failed=wrong)
@@ -101,9 +101,9 @@ def measure(
 
 @contextlib.contextmanager
 def growth() -> Iterator[Callable[[], int]]:
-    """By how many bytes this process was larger at some moment since it began, at most; 0 where Linux does not tell."""
+    """Yield a function that returns the process's peak memory growth in the block, in bytes; 0 if it is unknown."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # else what was freed before is used again, and nothing grows
+        ctypes.CDLL(None).malloc_trim(0)  # else freed memory is reused, and nothing grows
     memory.forget_peak()
     began = memory.resident()
     yield lambda: max(0, memory.peak() - began)
@@ -117,7 +117,7 @@ def _timed(runners: Mapping[str, Runner], batches: Mapping[int, Any], seconds: f
         if turn >= LEAST_TIMES and perf_counter() - began > seconds:
             break
         for name, runner in runners.items():
-            runner.answer(warm)  # what the one before has pushed out of the caches comes back
+            runner.answer(warm)  # refill the caches after the previous runner
             for size, batch in batches.items():
                 start = perf_counter_ns()
                 runner.answer(batch)
@@ -126,7 +126,7 @@ def _timed(runners: Mapping[str, Runner], batches: Mapping[int, Any], seconds: f
 
 
 def _outputs(runner: Runner, inputs: Any, count: int, largest: int) -> list[NDArray[Any]]:
-    """Those of all inputs, in batches of the largest size."""
+    """Return the outputs for all inputs, computed in batches of the largest size."""
     answers = [
         runner.answer(_rows(inputs, list(range(at, min(at + largest, count))))) for at in range(0, count, largest)
     ]
@@ -141,7 +141,7 @@ def _wrong(reference: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -
 
 
 def _difference(reference: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> tuple[float, float]:
-    """The largest over the largest number of the reference, and the mean over the mean."""
+    """Return the largest difference over the largest number of the reference, and the mean difference over its mean."""
     before = np.concatenate([one.ravel() for one in reference]).astype(np.float64)
     apart = np.abs(np.concatenate([one.ravel() for one in outputs]).astype(np.float64) - before)
     size = np.abs(before)
@@ -161,7 +161,7 @@ def _rows(inputs: Any, picked: list[int]) -> Any:
 
 
 def _count(inputs: Any) -> int:
-    """How many inputs there are."""
+    """Return the number of inputs. Raises `InputError` if tensors have different numbers of rows, or none."""
     counts = {len(one) for one in _leaves(inputs)}
     if len(counts) != 1 or counts == {0}:
         raise InputError(

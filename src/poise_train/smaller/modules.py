@@ -1,9 +1,8 @@
-"""PyTorch modules in other precisions, and without a part of their weights.
+"""Converts PyTorch modules to other precisions, and prunes their weights.
 
-int8 is dynamic: weights of linear and recurrent layers and of embeddings are kept in int8, what comes into the layers
-is converted batch by batch, on CPUs only. bf16 and fp16 convert all weights; mixed leaves them, and computes products
-in bf16 (autocast). Whatever the precision, inputs and outputs are those of the model as it is: nothing around it has to
-know.
+int8 is dynamic: weights of linear and recurrent layers and of embeddings are stored in int8, and inputs of the layers
+are converted batch by batch, on CPUs only. bf16 and fp16 convert all weights; mixed keeps them, and computes products
+in bf16 (autocast). Inputs and outputs have the types of the original model, so callers need no change.
 """
 
 import contextlib
@@ -23,17 +22,17 @@ from poise.errors import InputError
 from poise_train.smaller.measure import Way, growth
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Whose weights are pruned."""
+"""Layers to prune."""
 
 KEEP_ZERO = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish),
     *(nn.Dropout, nn.Dropout2d, nn.Identity, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
 )
-"""What makes zeros of zeros, each channel by itself: between two layers, a unit that is zero may be taken out."""
+"""Modules that map zeros to zeros, channel by channel: a zero unit before one of them can be removed."""
 
 
 class Modules:
-    """Candidates of one module, which itself is not changed."""
+    """Makes candidates of one module, without changing it."""
 
     def __init__(self, module: nn.Module) -> None:
         kinds = {one.dtype for one in module.parameters() if one.is_floating_point()}
@@ -51,7 +50,7 @@ class Modules:
 
 
 class Running:
-    """One module that answers."""
+    """Runs one module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.model = module
@@ -69,7 +68,7 @@ class Running:
             return [one.float().cpu().numpy() for one in _tensors(outputs)]
 
     def peak(self, batch: Any) -> int:
-        """On a device of its memory, as PyTorch counts it; else of the process."""
+        """Return the growth of device memory as PyTorch counts it; on CPUs, that of the process."""
         if self._device.type == "cuda":
             before = torch.cuda.memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -81,15 +80,15 @@ class Running:
 
 
 def int8(module: nn.Module) -> nn.Module:
-    """By `torch.ao`, which tells everybody to move to torchao; that is slower on CPUs (its issue 4365)."""
+    """Quantize with `torch.ao`, deprecated in favour of torchao, which is slower on CPUs (its issue 4365)."""
     if any(one.device.type != "cpu" for one in module.parameters()):
         raise ValueError("dynamic int8 of PyTorch is for CPUs")
-    held = nn.ModuleList([module])  # a layer is replaced in what holds it
+    held = nn.ModuleList([module])  # a layer is replaced in its parent
     kinds = dict.fromkeys((nn.LSTM, nn.GRU), quantization.default_dynamic_qconfig)
-    kinds |= {nn.Linear: quantization.per_channel_dynamic_qconfig}  # a scale for each output: nearer to fp32
+    kinds |= {nn.Linear: quantization.per_channel_dynamic_qconfig}  # a scale per output: closer to fp32
     kinds |= {nn.Embedding: quantization.float_qparams_weight_only_qconfig}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is to move
+        warnings.simplefilter("ignore")  # its deprecation
         quantization.quantize_dynamic(held, kinds, inplace=True)
     return _within(held[0], _no_fast_path)
 
@@ -112,7 +111,7 @@ def _within(
     context: Callable[[], contextlib.AbstractContextManager[Any]],
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """The module, called as before, within this context; what comes in is converted to that type, if one is named."""
+    """Run the module's forward within this context, and convert its inputs to `dtype`, if any. Outputs are fp32."""
     inner = module.forward
 
     def forward(*args: Any, **named: Any) -> Any:
@@ -127,7 +126,7 @@ def _within(
 
 @contextlib.contextmanager
 def _no_fast_path() -> Iterator[None]:
-    """Encoders of PyTorch have one that reads weights of layers that are not what they were any more."""
+    """Disable the fast path of PyTorch's encoders, which would read the weights of layers that were replaced."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -137,11 +136,11 @@ def _no_fast_path() -> Iterator[None]:
 
 
 def _as(dtype: torch.dtype, value: Any) -> Any:
-    """Floating-point tensors of this type, wherever they are in it."""
+    """Convert all floating-point tensors in a nested value to this type."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, dict):
-        converted = copy.copy(value)  # of its own kind: outputs of some libraries are dicts with attributes
+        converted = copy.copy(value)  # keeps the class: outputs of some libraries are dicts with attributes
         for name, one in value.items():
             converted[name] = _as(dtype, one)
         return converted
@@ -159,7 +158,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _bytes(value: Any, seen: set[int]) -> int:
-    """Of all tensors in it, each once; layers in int8 keep theirs packed, some in objects that say so when saved."""
+    """Return the bytes of all tensors, each counted once. Layers in int8 hold packed tensors, some of them in script
+    objects that unpack them in `__getstate__`.
+    """
     if isinstance(value, torch.Tensor):
         if value.is_quantized:
             scales = value.q_per_channel_scales().nbytes if value.qscheme() in _BY_CHANNEL else 0
@@ -182,7 +183,7 @@ _BY_CHANNEL = (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
 
 
 def pruning(share: float, *, rows: bool) -> Callable[[nn.Module], nn.Module]:
-    """What makes a candidate without that share of the weights, or of the units of hidden layers."""
+    """Return a function that prunes that share of the weights, or with `rows` of the units of hidden layers."""
     return lambda module: _without_rows(module, share) if rows else _with_zeros(module, share)
 
 
@@ -210,7 +211,7 @@ def _without_rows(module: nn.Module, share: float) -> nn.Module:
 
 
 def _pairs(of: nn.Sequential) -> Iterator[tuple[Any, Any]]:
-    """Layers of one kind that follow one another, so that a unit of the first is an input of the second alone."""
+    """Yield consecutive layers of one kind, where each unit of the first is an input of the second only."""
     relevant = [one for one in of if not isinstance(one, KEEP_ZERO)]
     for first, second in itertools.pairwise(relevant):
         alike = isinstance(first, LAYERS) and type(first) is type(second)
@@ -219,7 +220,7 @@ def _pairs(of: nn.Sequential) -> Iterator[tuple[Any, Any]]:
 
 
 def _keep(layer: Any, left: torch.Tensor, dim: int) -> None:
-    """Only these units of a layer (0), or only these inputs (1)."""
+    """Keep only these units of a layer (`dim` 0), or only these inputs (`dim` 1)."""
     layer.weight = nn.Parameter(layer.weight.detach().index_select(dim, left).clone())
     if dim == 0 and layer.bias is not None:
         layer.bias = nn.Parameter(layer.bias.detach()[left].clone())

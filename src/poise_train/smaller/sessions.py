@@ -1,4 +1,4 @@
-"""ONNX files in int8, for ONNX Runtime: weights are kept in int8, what comes in is converted batch by batch."""
+"""Converts ONNX files to int8 for ONNX Runtime: weights are stored in int8, inputs are converted batch by batch."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ from poise_train.smaller.measure import Way, growth
 
 
 class Files:
-    """Candidates of one file."""
+    """Makes candidates of one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class Files:
             raise InputError("no such file", field=str(self._path))
         try:
             return Running(self._path)
-        except Exception as error:  # the runtime's own have no other class in common
+        except Exception as error:  # the runtime's exceptions have no other common class
             raise InputError("ONNX Runtime cannot load this model", field=str(self._path), have=str(error)) from error
 
     def made(self, way: Way) -> "Running":
@@ -41,11 +41,11 @@ class Files:
 
 
 class Running:
-    """One session that answers, on as many threads as OMP_NUM_THREADS says, as PyTorch would."""
+    """Runs one session, on OMP_NUM_THREADS threads like PyTorch."""
 
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # 0: as many as there are cores
+        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS") or 0)  # 0: one per core
         self.model = onnxruntime.InferenceSession(str(path), options, providers=onnxruntime.get_available_providers())
         self.weights = _bytes(path)
         self._names = [one.name for one in self.model.get_inputs()]
@@ -69,14 +69,14 @@ def int8(path: Path, to: Path) -> None:
 
 
 def _bytes(path: Path) -> int:
-    """Of all weights, wherever they are stored."""
+    """Return the bytes of all weights, inside the file or external."""
     kept = onnx.load(path, load_external_data=False).graph.initializer
     return sum(math.prod(one.dims) * onnx.helper.tensor_dtype_to_np_dtype(one.data_type).itemsize for one in kept)
 
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Without the advice that the quantiser logs to the root, which would set up logging in a user's process."""
+    """Suppress the quantiser's messages to the root logger, which would configure logging in the user's process."""
     root, nowhere = logging.getLogger(), logging.NullHandler()
     before, root.handlers = root.handlers, [nowhere]
     try:

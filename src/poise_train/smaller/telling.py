@@ -1,4 +1,4 @@
-"""A report as people read it: a table, then why."""
+"""Formats a report for people: a table, then the reasons."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from poise.units import MILLISECOND, format_bytes
 
 
 def lines(report: Report) -> Iterator[str]:
-    """What is said of a comparison on stderr."""
+    """Yield the lines about a comparison for stderr."""
     sizes = sorted(report.measured[0].takes)
     heads = [
         "",
