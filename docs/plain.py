@@ -29,8 +29,6 @@ GENERATED = "<!-- Made by docs/generate.py"
 FOREIGN = ("README.zh-CN.md",)
 LONGEST = 30
 """Words in a sentence. The aim is 25; enumerations may take a few more."""
-NEWS, LONGEST_NEWS = "docs/news/", 45
-"""A news fragment says one change in one sentence."""
 
 WORDS = {
     r"so many": "the number, or `N`",
@@ -85,7 +83,7 @@ def check(place: str, sentence: str) -> Iterator[Finding]:
     for word, better in WORDS.items():
         if found := re.search(rf"\b{word}\b", sentence, re.IGNORECASE):
             yield Finding(place, f"write {better} for `{found[0]}`", sentence)
-    if len(sentence.split()) > (LONGEST_NEWS if place.startswith(NEWS) else LONGEST):
+    if len(sentence.split()) > LONGEST:
         yield Finding(place, f"split: {len(sentence.split())} words", sentence)
 
 
