@@ -266,7 +266,7 @@ class Calls:
         return self._home.values / (self.job or "new")
 
     def cancel(self, future: Future[Any]) -> bool:
-        """Drop an unsent call; ask the control plane to cancel one that was sent."""
+        """Drop the call if it was not sent; otherwise ask the control plane to cancel it."""
         number = future.number
         with self._lock:
             unsent = number in self._futures and number not in self._sent

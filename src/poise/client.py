@@ -180,7 +180,7 @@ class Client:
 
     @property
     def door(self) -> Door:
-        """The address of the control plane. With several control planes, the address of the one that answered last."""
+        """The address of the control plane that answered last."""
         return door_of(self.home, self._turn)
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class Home(msgspec.Struct, frozen=True):
     """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written.
 
     `elsewhere` is the socket of another user's control plane, or the address of one on another machine; then nothing of
-    this home is used. `others` are further control planes, one of which leads when this one does not.
+    this home is used. `others` are the other control planes of a shared log.
     """
 
     root: Path
@@ -116,7 +116,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def doors(self) -> tuple[Door, ...]:
-        """All control planes, one of which leads."""
+        """All control planes of the home; at most one of them leads."""
         first = self.elsewhere or self.socket
         return (first, *(other for other in self.others if other != first))
 

@@ -16,13 +16,14 @@ from poise_kubernetes.api import Api
 from poise_kubernetes.credentials import find_access
 from system.kubelet import Kubelet
 from system.kubernetes_cluster import SPACE, KubernetesCluster, kubernetes
-from system.living import Living, free_port, kill, until
+from system.living import Living, kill, until
+from system.substrate import OnSubstrate
 
 NODES = ("n1", "n2", "n3")
 WAITS = "until [ -e {} ]; do sleep 0.1; done; echo epoch $POISE_EPOCH"
 
 
-class OnKubernetes:
+class OnKubernetes(OnSubstrate):
     """A cluster, and a home whose nodes are Pods there. On a real one Poise has the rights of the base alone."""
 
     def __init__(self, living: Living, real: KubernetesCluster | None, small: KubernetesApi | None) -> None:
@@ -38,23 +39,6 @@ class OnKubernetes:
         self.kubelets = {name: Kubelet(access, name, living.root / "m", {}) for name in NODES}
         for kubelet in self.kubelets.values():
             kubelet.start()
-
-    def up(self, on: str) -> None:
-        done = self.living.poise("up", "--port", "0", "--on", on, "--listen", f"127.0.0.1:{free_port()}")
-        assert done.code == 0, done.err
-
-    def submit(self, run: str, **fields: object) -> str:
-        return self.living.client().submit({"run": ["sh", "-c", run], "resources": {"cpu": 1}, **fields})
-
-    def until_running(self, job: str, epoch: int = 1) -> str:
-        """The node that it runs on."""
-        client = self.living.client()
-        until(
-            lambda: client.job(job).status == "running" and client.job(job).tasks[0].epoch == epoch,
-            f"{job} runs",
-            self.messages,
-        )
-        return client.job(job).tasks[0].node
 
     def pods(self, ours: bool = True) -> list[dict[str, Any]]:
         found = self.api.get(f"/api/v1/namespaces/{SPACE}/pods")["items"]

@@ -146,7 +146,7 @@ _refused = json_decoder(dict[str, ErrorRecord])
 
 
 def host_signals(load: Load, without: str = "") -> dict[str, int]:
-    """Return the signals of a machine, except for one that is not measured there."""
+    """Return the signals of a machine, without the signal `without`."""
     of = {"cpu": load.cpu, "memory": load.memory, "disk": load.disk, "network": load.network}
     return {name: value for name, value in of.items() if name != without}
 
@@ -192,7 +192,7 @@ def lack(error: Exception, door: Door) -> str:
 
 
 def patience_after(error: Exception, patience: float, shortest: float, most: float) -> float:
-    """Return the seconds that the next control plane has to answer, after this error of one that had `patience`."""
+    """Return the timeout in seconds for the next control plane, after `error` of one whose timeout was `patience`."""
     return min(most, 2 * patience) if isinstance(error, TimeoutError) else shortest
 
 

@@ -53,7 +53,7 @@ def offered(tree: Branch, words: list[str]) -> Iterator[str]:
 
 
 def _joined(words: list[str]) -> list[str]:
-    """Rejoin words: bash splits `--flag=value` into three, of which the value is being typed."""
+    """Rejoin words: bash splits `--flag=value` into three words."""
     return [*(word for word in words[:-1] if word != "="), "" if words[-1] == "=" else words[-1]]
 
 

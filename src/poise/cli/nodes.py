@@ -157,7 +157,7 @@ def drain(node: str, move: bool, undo: bool, as_json: bool) -> int:
 
 
 def _leaving(drained: Drained) -> str:
-    """Format the effect of a drain: `3 tasks go on elsewhere once there is room, 1 goes on there to its end`."""
+    """Describe a drain: the number of tasks that move once there is room, and of those that run there to their end."""
     moves, stays = drained.moves, drained.stays
     parts = []
     if moves:

@@ -53,9 +53,11 @@ def apply(file: Path, as_json: bool) -> int:
     """Set the rules to those of FILE while Poise is up. Actions of rules that are removed or changed are undone. A file
     with `rules: []` removes all.
     """
+    from poise.drivers.yamlfile import place_in_file
+
     _, document = read_rules(file)
     client = connected(current_home())
-    with located(_place(file)):
+    with located(place_in_file(file)):
         told = client.set_rules(document)
     if as_json:
         print_json(told)
@@ -93,20 +95,14 @@ def _answer(rule: str, node: str, as_json: bool, *, allowed: bool) -> int:
     return 0
 
 
-def _place(file: Path) -> Any:
-    from poise.drivers.yamlfile import place_in_file
-
-    return place_in_file(file)
-
-
 def read_rules(file: Path) -> "tuple[Rules, dict[str, Any]]":
     """Return the rules of a file, and its content. Raises SpecError with the place in the file."""
     from poise.drivers.plugins import choose_rule_policy
-    from poise.drivers.yamlfile import load_kind
+    from poise.drivers.yamlfile import load_kind, place_in_file
     from poise.model.rules import compile_rules
 
     document: dict[str, Any] = load_kind(file, "rules")
-    with located(_place(file)):
+    with located(place_in_file(file)):
         compiled = compile_rules(document)
         for place, rule in enumerate(compiled.rules):
             for action in rule.actions:

@@ -33,8 +33,10 @@ def shares(context: click.Context, other: Path | None, form: str, watch: bool) -
     client = connected(current_home())
     if other is None:
         return output.show(lambda: _shown(client.shares()), form, watch)
+    from poise.drivers.yamlfile import place_in_file
+
     _, document = _read(other)
-    with located(_place(other)):
+    with located(place_in_file(other)):
         told = client.foresee_shares(document)
     return output.show(lambda: _foreseen(told), form, watch=False)
 
@@ -61,9 +63,11 @@ def apply(file: Path, as_json: bool) -> int:
     """Set the shares to those of FILE. Debts of shares that keep their name stay; a file with `shares: []` removes all.
     Running work is stopped only for a guarantee.
     """
+    from poise.drivers.yamlfile import place_in_file
+
     _, document = _read(file)
     client = connected(current_home())
-    with located(_place(file)):
+    with located(place_in_file(file)):
         told = client.set_shares(document)
     if as_json:
         print_json(told)
@@ -74,19 +78,13 @@ def apply(file: Path, as_json: bool) -> int:
     return 0
 
 
-def _place(file: Path) -> Any:
-    from poise.drivers.yamlfile import place_in_file
-
-    return place_in_file(file)
-
-
 def _read(file: Path) -> "tuple[ShareTree, dict[str, Any]]":
     """Return the shares of a file, and its content. Raises SpecError with the place in the file."""
-    from poise.drivers.yamlfile import load_kind
+    from poise.drivers.yamlfile import load_kind, place_in_file
     from poise.model.sharefile import compile_shares
 
     document: dict[str, Any] = load_kind(file, "shares")
-    with located(_place(file)):
+    with located(place_in_file(file)):
         return compile_shares(document), document
 
 

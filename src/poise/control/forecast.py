@@ -72,7 +72,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Target(NamedTuple):
-    """What to forecast: units of a job, by id, and the name to report them by."""
+    """The subject of a forecast: ids of units of a job, and their name in the report."""
 
     job: JobState
     units: tuple[str, ...]

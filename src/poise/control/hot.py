@@ -258,7 +258,7 @@ SayNow = Callable[[bytes], bool]
 
 
 def at_once(scope: Scope) -> SayNow:
-    """Return the connection's function for sending at once; if it has none, one that always returns False."""
+    """Return the function of the connection that sends at once, or `never` if it has none."""
     say_now: SayNow = scope.get("extensions", {}).get(SAY_NOW, never)
     return say_now
 

@@ -4,19 +4,15 @@ It runs at low priority. The supervisor keeps it alive while the home exports tr
 """
 
 import argparse
-import logging
 import os
-import signal
 import sys
 from pathlib import Path
 
 from poise.config import Home
-from poise.drivers.lock import take_lock
-from poise.drivers.messages import Seldom
+from poise.control.beside import Stop, run_beside
 from poise.drivers.otlp import Collector
-from poise.drivers.system import give_way, settle_memory
+from poise.drivers.system import settle_memory
 from poise.drivers.tracing import Exporter
-from poise.errors import PoiseError
 
 
 def main() -> int:
@@ -24,34 +20,17 @@ def main() -> int:
     parser.add_argument("home", type=Path)
     parser.add_argument("--to", required=True, metavar="URL", help="where spans are posted")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(Seldom())
-    os.umask(0o077)
-    give_way()
-    settle_memory()
     home = Home(options.home.resolve())
-    stopping = False
 
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
+    def work(stop: Stop) -> None:
+        settle_memory()
+        exporter = Exporter(home, Collector(options.to, os.environ), stopping=stop.asked, wake=stop.wake)
+        try:
+            exporter.run()
+        finally:
+            exporter.close()
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake)
-    try:
-        with take_lock(home.traces / "lock", "exporter of traces"):
-            exporter = Exporter(home, Collector(options.to, os.environ), stopping=lambda: stopping, wake=wakeup)
-            try:
-                exporter.run()
-            finally:
-                exporter.close()
-    except PoiseError as error:
-        logging.getLogger("poise.traces").error("%s: %s; %s", error.record.code, error, error.record.hint)
-        return error.exit_code
-    return 0
+    return run_beside(home.traces / "lock", "exporter of traces", "poise.traces", work)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ shadow.
 import argparse
 import contextlib
 import logging
-import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -20,12 +18,11 @@ from pathlib import Path
 import msgspec
 
 from poise.config import Home
-from poise.drivers.lock import take_lock
+from poise.control.beside import run_beside
 from poise.drivers.logfile import has_log, read_home
-from poise.drivers.messages import Seldom
 from poise.drivers.past import Moment, state_at
 from poise.drivers.plugins import choice_of, tried
-from poise.drivers.system import boot_id, boottime, give_way
+from poise.drivers.system import boot_id, boottime
 from poise.drivers.verified import VerifiedLog
 from poise.drivers.worlds import Asked, read_asked, read_told, write_told
 from poise.engine.host import load_ledger
@@ -217,30 +214,13 @@ def _latest(windows: Sequence[Window]) -> list[Window]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m poise.control.worlds", description="simulated fleets of a home")
     parser.add_argument("home", type=Path)
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(Seldom())
-    os.umask(0o077)
-    give_way()
-    home = Home(options.home.resolve())
-    stopping = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake)
-    try:
-        with take_lock(home.shadow / "lock", "process of simulated fleets"):
-            Shadowing(home, stopping=lambda: stopping, wake=wakeup).run()
-    except PoiseError as error:
-        _log.error("%s: %s; %s", error.record.code, error, error.record.hint)
-        return error.exit_code
-    return 0
+    home = Home(parser.parse_args().home.resolve())
+    return run_beside(
+        home.shadow / "lock",
+        "process of simulated fleets",
+        _log.name,
+        lambda stop: Shadowing(home, stopping=stop.asked, wake=stop.wake).run(),
+    )
 
 
 if __name__ == "__main__":
