@@ -60,7 +60,7 @@ servers: setup   ## Debian's packages of the servers and the browser that tests 
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
 	done
 
-kubernetes-parts:  ## a real API server, scheduler and controller manager for the tests, built from Debian's source: 20 minutes, 5 GB
+kubernetes-parts:  ## a real API server, scheduler and controller manager for the tests, built from Debian's source: up to 40 minutes, 5 GB
 	tests/kubernetes_parts.sh .peers/kubernetes
 
 test-kubernetes: setup servers kubernetes-parts  ## Poise on that Kubernetes, with processes in place of containers
