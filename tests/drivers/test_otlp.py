@@ -160,3 +160,15 @@ def test_headers_that_cannot_be_read_are_not_repeated(text: str) -> None:
     with pytest.raises(InputError) as raised:
         Collector("http://a/v1/traces", {"OTEL_EXPORTER_OTLP_HEADERS": text})
     assert "secret" not in json.dumps(str(raised.value.record))
+
+
+def test_spans_are_sent_at_the_interval_of_the_environment() -> None:
+    assert Collector("http://a/v1/traces", {}).every == 5.0
+    assert Collector("http://a/v1/traces", {"OTEL_BSP_SCHEDULE_DELAY": "250"}).every == 0.25
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "1.5", "soon", "99999999", "\u0661\u0662"])
+def test_an_interval_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InputError) as raised:
+        Collector("http://a/v1/traces", {"OTEL_BSP_SCHEDULE_DELAY": text})
+    assert (raised.value.record.field, raised.value.record.have) == ("OTEL_BSP_SCHEDULE_DELAY", text)

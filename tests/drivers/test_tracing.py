@@ -28,6 +28,8 @@ class Keeping:
 
     url = "http://collector/v1/traces"
 
+    every = 0.01
+
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.fails: list[Unsent] = []

@@ -37,6 +37,7 @@ def collector() -> Iterator[Collector]:
 def traced(collector: Collector) -> Iterator[Living]:
     living = Living()
     living.variables["OTEL_EXPORTER_OTLP_HEADERS"] = "authorization=Bearer%20secret"
+    living.variables["OTEL_BSP_SCHEDULE_DELAY"] = "100"
     try:
         living.up("--traces", collector.url)
         yield living

@@ -5,7 +5,7 @@ without its own dashboard: Ray mistakes the bare `opentelemetry` package for all
 
 The destination and the credentials come from a URL and from the standard environment variables of exporters:
 `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`, `_CERTIFICATE` (each also as `OTEL_EXPORTER_OTLP_TRACES_…`),
-`OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
+`OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. So does the interval of sending: `OTEL_BSP_SCHEDULE_DELAY`.
 """
 
 import gzip
@@ -24,6 +24,9 @@ from poise.model.traces import Link, Span, SpanEvent, Value
 PATH = "/v1/traces"
 SECONDS = 10.0
 """Time limit of a request, as in OpenTelemetry's exporters."""
+
+DELAY_MS, LEAST_DELAY_MS, MOST_DELAY_MS = 5000, 10, 60_000
+"""Milliseconds between two times of sending: the default, as in OpenTelemetry's exporters, and the limits."""
 
 MOST_ANSWER = 64 * 1024
 """Maximum bytes of an answer to read."""
@@ -104,6 +107,8 @@ class Collector:
         name = environ.get("OTEL_SERVICE_NAME") or told.get("service.name") or "poise"
         resource = told | {"service.name": name, "service.version": __version__, "telemetry.sdk.language": "python"}
         self._resource = resource
+        self.every = _delay(environ)
+        """Seconds between two times of sending."""
         self._connection: http.client.HTTPConnection | None = None
 
     def send(self, spans: Iterable[Span], seconds: float = SECONDS) -> int:
@@ -303,6 +308,16 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
 def _either(environ: Mapping[str, str], name: str) -> str:
     """Return the setting for traces, or else the one for all signals."""
     return environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
+
+
+def _delay(environ: Mapping[str, str]) -> float:
+    """Return the seconds that the environment gives between two times of sending. Raises `InputError`."""
+    name = "OTEL_BSP_SCHEDULE_DELAY"
+    told = environ.get(name, "").strip() or str(DELAY_MS)
+    if not (told.isascii() and told.isdecimal()) or not LEAST_DELAY_MS <= int(told) <= MOST_DELAY_MS:
+        need = f"whole milliseconds, {LEAST_DELAY_MS} to {MOST_DELAY_MS}"
+        raise InputError("this is not an interval", field=name, need=need, have=told, hint=f"{name}={DELAY_MS}")
+    return int(told) / 1000
 
 
 def _pairs(text: str, field: str) -> dict[str, str]:

@@ -37,7 +37,8 @@ PAGE = 1000
 """Maximum number of events per read."""
 
 LOOK_SECONDS, PROGRESS_SECONDS = 0.5, 10.0
-"""Interval in seconds for reading the log, and for checking which jobs take long."""
+"""Interval in seconds for looking whether there is a log, and for checking which jobs take long. A log is read at the
+interval of the collector: each wake-up of another process costs the tasks that run meanwhile."""
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Retry delays in seconds while the collector is unreachable; the last one repeats."""
@@ -116,7 +117,7 @@ class Exporter:
                     told, looked = now, time.monotonic()
                 self._take_requests()
                 self._flush(spans.ledger.revision)
-                self._pause(LOOK_SECONDS)
+                self._pause(self._collector.every)
             self._take_requests()
             self._flush(spans.ledger.revision)
 

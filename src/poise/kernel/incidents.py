@@ -60,7 +60,7 @@ QUIET = 30 * SECOND
 """An incident closes when all its symptoms are over and no new one has come for this long."""
 
 STALE = 30 * MINUTE
-"""Symptoms without an end event are considered over after this time."""
+"""Symptoms without an end event are considered over if their incident has had no news for this long."""
 
 MOST_ENTRIES, MOST_TOLD, MOST_NAMED = 100, 40, 20
 """Maximum entries of a timeline; maximum lines on actions; maximum names of nodes and of jobs in a report."""
@@ -317,9 +317,10 @@ class Incidents:
             self._thin()
 
     def _ended(self, ended: Ended) -> None:
+        keys = [f"{kind} {ended.subject}" for kind in ([ended.kind] if ended.kind else sorted(LASTING))]
         self._state.over |= {_key(of): ended.at for of in self._state.waiting if _ends(ended, of)}
         for incident in self._open():
-            over = [key for key in incident.going if _ends(ended, incident.shows[key])]
+            over = [key for key in keys if key in incident.going]
             for key in over:
                 del incident.going[key]
             if over:
@@ -410,8 +411,7 @@ class Incidents:
 
     def _closes(self, incident: _Incident) -> int:
         """Return the instant at which it closes if nothing more happens."""
-        until = max(incident.going.values(), default=0) + STALE if incident.going else 0
-        return max(until, incident.last + QUIET, incident.opened)
+        return max(incident.last + (STALE if incident.going else QUIET), incident.opened)
 
     def _close(self, now: int) -> None:
         for incident in self._open():

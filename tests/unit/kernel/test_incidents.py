@@ -16,6 +16,7 @@ from poise.kernel.incidents import (
     MOST_WAITING,
     QUIET,
     SETTLES,
+    STALE,
     Incidents,
     State,
 )
@@ -135,6 +136,15 @@ def test_a_rack_that_goes_is_one_incident_and_closes_when_it_is_back() -> None:
     [one] = log.read(100 + QUIET / SECOND)
     assert one.closed == 100 + QUIET / SECOND
     assert [step.text for step in one.timeline][-2:] == ["node r1n4 is back", "closed"]
+
+
+def test_nodes_that_never_come_back_are_an_incident_until_there_was_no_news_for_long() -> None:
+    log = Log().lose("r1n1", "r1n2", "r1n3", "r1n4", at=10)
+    log.join("r1n3", "r1", at=1000)
+    [one] = log.read(1000 + STALE / SECOND - 1)
+    assert not one.closed
+    [one] = log.read(1000 + STALE / SECOND)
+    assert one.closed == 1000 + STALE / SECOND
 
 
 def test_an_incident_is_told_within_half_a_minute_of_its_first_symptom() -> None:
