@@ -35,6 +35,7 @@ from poise.control.start import ensure_up
 from poise.dashboard.app import ASSETS
 from poise.dashboard.serve import new_link
 from poise.drivers.dashboards import Running
+from poise.units import HOUR
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import browser
@@ -42,6 +43,9 @@ from browser import Browser
 
 FIRST_SECONDS, FRAME_MS, FRONT_END_KB = 1.0, 1000 / 60, 250.0
 OPEN_SECONDS = 120.0
+
+OUTAGE_HOLD = str(HOUR)
+"""Nanoseconds for which the work of the nodes of the log, which are not there, stays in place."""
 
 PACED_SECONDS, PER_SECOND, SETTLE_SECONDS = 25.0, 20.0, 5.0
 """Settings of the job stream in each turn: as many rounds as the control plane remembers."""
@@ -100,7 +104,7 @@ def large_fleet(nodes: int, records: int, kept: Path | None) -> Iterator[Fleet]:
             looking_back.write(home if kept is None else Home(kept), nodes, records)
         if kept is not None:
             shutil.copytree(kept, home.root)
-        with contextlib.closing(ensure_up(home, "--port", "0")) as client:
+        with contextlib.closing(ensure_up(home, "--port", "0", "--outage-hold", OUTAGE_HOLD)) as client:
             yield Fleet(home, client)
 
 
