@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import re
 import resource
 import socket
 import ssl
@@ -30,17 +31,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import harness
 import msgspec
 import psutil
 import uvloop
 from harness import Figure, say
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
 
-from poise.agent.__main__ import BUSY_SECONDS, retry_after
+from poise.agent.__main__ import BUSY_SECONDS
 from poise.client import Client
 from poise.config import Address, Endpoint, Home
 from poise.control.start import ensure_up
@@ -50,7 +49,6 @@ from poise.drivers.lock import holder
 from poise.drivers.reach import trusting
 from poise.drivers.security import read_token
 from poise.drivers.system import SystemClock
-from poise.errors import PoiseError
 from poise.kernel import node as machine
 from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
@@ -70,6 +68,11 @@ SETTLE_SECONDS = 40.0
 PATIENCE = 120.0
 RECONNECT_SECONDS = (0.05, 1.0)
 CPU, MEMORY = 2000, 8 * 2**30
+AT_ONCE = 256
+"""Handshakes at the same time, of all nodes together."""
+
+KEY, NO_MASK, BINARY, CLOSE = "cGxheWVkIG5vZGUga2V5IQ==", bytes(4), 2, 8
+RETRY_AFTER = re.compile(rb"(?i)\r\nretry-after: *([0-9]+)")
 WORD = bytes(200)
 """A message as long as a node's first one."""
 
@@ -77,67 +80,123 @@ _to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_d
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class PlayedNode:
-    """The node side of an agent, with simulated commands."""
+class PlayedNode(asyncio.Protocol):
+    """The node side of an agent, with simulated commands.
 
-    def __init__(self, number: int, address: Address, token: str, clock: SystemClock) -> None:
+    It speaks WebSocket by itself, with masks of zeros, which change nothing: all nodes together must cost less than the
+    control plane.
+    """
+
+    def __init__(
+        self, number: int, address: Address, token: str, clock: SystemClock, ways_in: asyncio.Semaphore
+    ) -> None:
         name, high, low = f"n{number}", *divmod(number, 250)
         self._from = f"127.{1 + high // 250}.{high % 250}.{low + 1}"  # every machine has its own address
-        self._address, self._token, self._clock = address, token, clock
+        self._address, self._clock, self._ways_in = address, clock, ways_in
+        self._request = (
+            f"GET /v1/channel HTTP/1.1\r\nHost: {address}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Key: {KEY}\r\nSec-WebSocket-Version: 13\r\nAuthorization: Bearer {token}\r\n\r\n"
+        ).encode()
         self._machine = NodeMachine(Node(name=name, incarnation="played", cpu=CPU, memory=MEMORY), [])
-        self._unsent: list[FromAgent] = []
-        self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0
         self._load = random.Random(name)
-        self._hang = False
+        self._gone: asyncio.Future[float] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._is_open = False
+        self._data = bytearray()
+        self._frames = Frames()
         self.started = 0
         self.back_at = 0.0
 
-    async def run(self) -> None:
-        pause = RECONNECT_SECONDS[0]
+    async def run(self, trusted: ssl.SSLContext) -> None:
+        loop, pause = asyncio.get_running_loop(), RECONNECT_SECONDS[0]
         while True:
             turned_away = 0.0
+            self._gone = loop.create_future()
             try:
-                async with connect(
-                    f"wss://{self._address}/v1/channel",
-                    ssl=trusting(self._address),
-                    additional_headers={"Authorization": f"Bearer {self._token}"},
-                    compression=None,
-                    open_timeout=BUSY_SECONDS[1],
-                    max_size=None,
-                    ping_interval=None,
-                    local_addr=(self._from, 0),
-                    proxy=None,
-                ) as channel:
-                    pause = RECONNECT_SECONDS[0]
-                    frames, self._hang = Frames(), False
-                    self._unsent.clear()
-                    self._feed(machine.Connected())
-                    sender = asyncio.create_task(self._send(channel, frames))
-                    try:
-                        async for frame in channel:
-                            serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
-                            if frames.hears(serial) and not isinstance(message, Kept | Met):
-                                self.back_at = self.back_at or time.monotonic()
-                                self._feed(message)
-                    finally:
-                        sender.cancel()
-            except (OSError, WebSocketException, EOFError, PoiseError, Broken) as error:
-                turned_away = retry_after(error)
+                async with self._ways_in:
+                    await loop.create_connection(
+                        lambda: self,
+                        self._address.host,
+                        self._address.port,
+                        ssl=trusted,
+                        server_hostname=self._address.host,
+                        ssl_handshake_timeout=BUSY_SECONDS[1],
+                        local_addr=(self._from, 0),
+                    )
+                turned_away = await self._gone
+                pause = RECONNECT_SECONDS[0] if not turned_away else pause
+            except OSError:
+                pass
             self._feed(machine.Disconnected())
             await asyncio.sleep(turned_away + self._load.random() if turned_away else pause)
             pause = min(RECONNECT_SECONDS[1], pause * 2)
 
-    async def _send(self, channel: ClientConnection, frames: Frames) -> None:
-        with contextlib.suppress(WebSocketException):
-            while True:
-                while self._unsent:
-                    await channel.send(_encode((frames.number(), self._unsent.pop(0))))
-                if self._hang:
-                    channel.transport.abort()
-                self._news.clear()
-                await self._news.wait()
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._data.clear()
+        self._is_open, self._frames = False, Frames()
+        self._transport.write(self._request)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._leave(0.0)
+
+    def _leave(self, turned_away: float) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._is_open, self._transport = False, None
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(turned_away)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        if not self._is_open:
+            head, ended, rest = self._data.partition(b"\r\n\r\n")
+            if not ended:
+                return
+            if not head.startswith(b"HTTP/1.1 101 "):
+                told = RETRY_AFTER.search(head)
+                self._leave(float(told[1]) if told else RECONNECT_SECONDS[1])
+                return
+            self._data, self._is_open = rest, True
+            self._feed(machine.Connected())
+        try:
+            self._read()
+        except Broken:
+            self._leave(0.0)
+
+    def _read(self) -> None:
+        """Take all whole frames. Raises `Broken`."""
+        data, at = self._data, 0
+        while len(data) >= at + 2 and self._is_open:
+            length, head = data[at + 1], at + 2
+            if length > 125:
+                wide = 2 if length == 126 else 8
+                length, head = int.from_bytes(data[head : head + wide]), head + wide
+            if len(data) < head + length:
+                break
+            kind, at, content = data[at] & 15, head + length, bytes(data[head : head + length])
+            if kind == CLOSE:
+                raise Broken("it closes")
+            if kind == BINARY:
+                serial, message = _to_agent.decode(content)
+                if self._frames.hears(serial) and not isinstance(message, Kept | Met):
+                    self.back_at = self.back_at or time.monotonic()
+                    self._feed(message)
+        del data[:at]
+
+    def _say(self, message: FromAgent) -> None:
+        if not self._is_open or self._transport is None:
+            return
+        data = _encode((self._frames.number(), message))
+        size = len(data)
+        length = b"%c" % (128 | size) if size < 126 else b"%c%b" % (254, size.to_bytes(2))
+        self._transport.write(b"%c%b%b%b" % (128 | BINARY, length, NO_MASK, data))
+
+    # --- the node ----------------------------------------------------------------------------------------------------
 
     def sample(self) -> None:
         """Report a load that drifts at random, as on a real machine."""
@@ -157,11 +216,9 @@ class PlayedNode:
             elif isinstance(effect, machine.Stop):
                 self._end(effect.attempt, "killed")
             elif isinstance(effect, machine.Say):
-                self._unsent.append(effect.message)
-                self._news.set()
+                self._say(effect.message)
             elif isinstance(effect, machine.Hang):
-                self._hang = True
-                self._news.set()
+                self._leave(0.0)
         due = self._machine.wakeup()
         if due is not None and (self._timer is None or self._due > due):
             if self._timer is not None:
@@ -187,7 +244,8 @@ class Swarm:
     def __init__(self, home: Home, count: int) -> None:
         clock, token = SystemClock.of_the_boot(), read_token(home)
         address = Address.parse(msgspec.json.decode(home.endpoint.read_bytes(), type=Endpoint).address)
-        self.nodes = [PlayedNode(number, address, token, clock) for number in range(count)]
+        ways_in, self._trusted = asyncio.Semaphore(AT_ONCE), trusting(address)
+        self.nodes = [PlayedNode(number, address, token, clock, ways_in) for number in range(count)]
         self._loop = uvloop.new_event_loop()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
@@ -214,7 +272,7 @@ class Swarm:
         return max(times) if all(times) else 0.0
 
     async def _run(self) -> None:
-        tasks = [asyncio.create_task(node.run()) for node in self.nodes]
+        tasks = [asyncio.create_task(node.run(self._trusted)) for node in self.nodes]
         samples = asyncio.create_task(self._sample())
         await asyncio.to_thread(self._over.wait)
         for task in (samples, *tasks):
