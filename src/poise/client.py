@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -312,7 +313,9 @@ class Client:
         """
         asked = [f"all={str(everything).lower()}", *_filters(statuses, name, user)]
         asked += [f"latest={latest}"] if latest else []
-        return self._all_pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id)
+        return list(
+            chain.from_iterable(self._pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id))
+        )
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
         """Return one job by id or name, or some of its tasks. With `wait`, return once they have finished, or after
@@ -453,7 +456,11 @@ class Client:
 
     def nodes(self) -> list[NodeReport]:
         """List all nodes, sorted by name."""
-        return self._all_pages("/v1/nodes?", list[NodeReport], lambda node: node.name)
+        return list(chain.from_iterable(self.pages_of_nodes(PAGE)))
+
+    def pages_of_nodes(self, size: int) -> Iterator[list[NodeReport]]:
+        """Yield all nodes, sorted by name, at most `size` from each request; the last page may be empty."""
+        return self._pages("/v1/nodes?", list[NodeReport], lambda node: node.name, size)
 
     def profiles(self, node: str = "") -> list[NodeProfile]:
         """Return the load history of one node, or of the first 256 nodes. Raises NotFound if there is no such node."""
@@ -1004,13 +1011,16 @@ class Client:
                 sending.answered()
                 yield receipt
 
-    def _all_pages(self, path: str, kind: type[list[T]], name_of: Callable[[T], str]) -> list[T]:
-        found: list[T] = []
+    def _pages(
+        self, path: str, kind: type[list[T]], name_of: Callable[[T], str], size: int = PAGE
+    ) -> Iterator[list[T]]:
+        last = ""
         while True:
-            page = self._call("GET", f"{path}after={_quoted(name_of(found[-1]) if found else '')}", kind)
-            found += page
-            if len(page) < PAGE:
-                return found
+            page = self._call("GET", f"{path}limit={size}&after={_quoted(last)}", kind)
+            yield page
+            if len(page) < size:
+                return
+            last = name_of(page[-1])
 
     # --- transport ---------------------------------------------------------------------------------------------------
 

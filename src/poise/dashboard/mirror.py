@@ -1,14 +1,15 @@
 """A mirror of the state that one token may see, kept current in a thread: one for all browsers with that token.
 
 It asks the control plane for changes after the last revision that it knows. Each kind of request may take at most a
-hundredth of the time: after a slow or large answer the mirror waits longer. So a large fleet is shown with more delay,
-and the control plane decides as quickly as without a dashboard.
+hundredth of the time: after a slow or large answer the mirror waits longer. So the control plane decides as quickly as
+without a dashboard. Loads change without an event, so the mirror also asks for all nodes in turn, in small pages: a
+change does not wait for the list of a large fleet.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from poise.client import Client
@@ -21,9 +22,10 @@ SHARE = 100
 """Seconds without a request of the same kind after an answer that took one second."""
 
 WHOLE_EVERY, OVERVIEW_EVERY, CHANGES_EVERY = 5.0, 0.25, 0.1
-"""Minimum seconds between two requests of a kind. The mirror also polls everything, since loads change without an
-event.
-"""
+"""Minimum seconds between two reads of everything, and between two requests of a kind."""
+
+PAGE = 200
+"""Maximum number of nodes in one request."""
 
 RECORD = 50e-6
 """Seconds that the control plane spends on one record of an answer about changes. It is an estimate, as the measured
@@ -53,7 +55,7 @@ class Pace:
     """Limits the rate of one kind of request."""
 
     def __init__(self, least: float) -> None:
-        self._least = least
+        self.least = least
         self._earliest = self._next = 0.0
 
     def left(self) -> float:
@@ -67,7 +69,7 @@ class Pace:
     def took(self, seconds: float) -> None:
         """Record that an answer took this many seconds."""
         self._earliest = time.monotonic() + SHARE * seconds
-        self._next = max(self._earliest, time.monotonic() + self._least)
+        self._next = max(self._earliest, time.monotonic() + self.least)
 
 
 class Mirror:
@@ -80,9 +82,12 @@ class Mirror:
         self._loop = asyncio.get_running_loop()
         self._picture = Picture()
         self._stopping = threading.Event()
-        self._whole, self._overview = Pace(WHOLE_EVERY), Pace(OVERVIEW_EVERY)
+        self._whole, self._part, self._overview = Pace(WHOLE_EVERY), Pace(WHOLE_EVERY), Pace(OVERVIEW_EVERY)
         self._changes = Pace(CHANGES_EVERY)
         self._revision = 0
+        self._is_unknown = True
+        """Whether changes do not tell the state: at the start, after an error, or if the log no longer has them."""
+        self._parts: Iterator[None] = iter(())
         self._is_behind = True
         """Whether the overview is older than the latest change."""
         threading.Thread(target=self._run, name="mirror", daemon=True).start()
@@ -103,6 +108,7 @@ class Mirror:
                     return
                 except PoiseError as error:
                     self._whole.hasten()
+                    self._is_unknown = True
                     self._picture.head_is(condition="away", trouble=str(error))
                     pause = AGAIN
                 if delta := self._picture.delta():
@@ -111,18 +117,22 @@ class Mirror:
 
     def _look(self, client: Client) -> None:
         """Send a request that is due, or wait for a change."""
-        if not self._whole.left():
+        if self._is_unknown and not self._whole.left():
             self._ask_everything(client)
+            return
+        if not self._part.left():
+            self._ask_part(client)
             return
         if self._is_behind and not self._overview.left():
             self._ask_overview(client)
             return
         if self._stopping.wait(self._changes.left()):
             return
-        until = min(self._whole.left(), self._overview.left() if self._is_behind else LONGEST, LONGEST)
+        until = min(self._part.left(), self._overview.left() if self._is_behind else LONGEST, LONGEST)
         told = client.changes(self._revision, wait=until)
         if told.whole:
             self._whole.hasten()
+            self._is_unknown = True
         self._changes.took(RECORD * (len(told.nodes) + len(told.jobs)))
         self._is_behind |= told.revision != self._revision
         self._revision = told.revision
@@ -131,11 +141,32 @@ class Mirror:
     def _ask_everything(self, client: Client) -> None:
         begun = time.monotonic()
         self._revision = self._ask_overview(client)
+        parts = sum(1 for _ in self._read_parts(client))
+        self._is_unknown = False
+        self._whole.took(time.monotonic() - begun)
+        self._part.least = WHOLE_EVERY / parts
+        self._part.took((time.monotonic() - begun) / parts)
+
+    def _ask_part(self, client: Client) -> None:
+        """Read the next part of everything, or begin again."""
+        begun = time.monotonic()
+        if next(self._parts, self) is self:
+            self._parts = self._read_parts(client)
+            next(self._parts)
+        self._part.took(time.monotonic() - begun)
+
+    def _read_parts(self, client: Client) -> Iterator[None]:
+        """Read everything but the overview; yield after each request or two."""
         who = client.whoami()
         self._picture.head_is(tenant=who.tenant, role=who.role, token=who.name or who.token)
-        self._picture.nodes_are(client.nodes())
         self._picture.jobs_are(client.jobs(latest=MAX_JOBS))
-        self._whole.took(time.monotonic() - begun)
+        yield
+        last = ""
+        for page in client.pages_of_nodes(PAGE):
+            until = page[-1].name if len(page) == PAGE else ""
+            self._picture.nodes_are(page, last, until)
+            last = until
+            yield
 
     def _ask_overview(self, client: Client) -> int:
         """Update the overview; return its revision."""

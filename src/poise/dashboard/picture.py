@@ -101,36 +101,38 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture:
-    """All records by part (`head`, `nodes`, `jobs`, `waiting`, `running`) and key, and those of the last `delta`."""
+    """All records by part (`head`, `nodes`, `jobs`, `waiting`, `running`) and key, and what has changed since the last
+    `delta`.
+    """
 
     def __init__(self) -> None:
         self._now: dict[str, dict[str, Any]] = {"head": {}, "nodes": {}, "jobs": {}, "waiting": {}, "running": {}}
-        self._told: dict[str, dict[str, Any]] = {part: {} for part in self._now}
+        self._news: Delta = {part: {} for part in self._now}
 
     def head_is(self, **values: Any) -> None:
-        self._now["head"].update(values)
+        self._put("head", values)
 
-    def nodes_are(self, nodes: Iterable[NodeReport]) -> None:
-        """Replace all nodes."""
-        self._now["nodes"] = {node.name: _node(node) for node in nodes}
+    def nodes_are(self, nodes: Iterable[NodeReport], after: str = "", until: str = "") -> None:
+        """Replace the nodes with names after `after`, up to and with `until` ("": all that follow)."""
+        told = {node.name: _node(node) for node in nodes}
+        between = (name for name in self._now["nodes"] if name > after and (not until or name <= until))
+        self._drop("nodes", [name for name in between if name not in told])
+        self._put("nodes", told)
 
     def jobs_are(self, jobs: Iterable[JobReport]) -> None:
         """Replace all jobs."""
-        self._now["jobs"] = {job.id: _job(job) for job in jobs}
+        self._replace("jobs", {job.id: _job(job) for job in jobs})
 
     def merge(self, changes: ChangesReport) -> None:
         """Apply changes."""
-        nodes, jobs = self._now["nodes"], self._now["jobs"]
-        nodes.update((node.name, _node(node)) for node in changes.nodes)
-        jobs.update((job.id, _job(job)) for job in changes.jobs)
-        for name in changes.gone_nodes:
-            nodes.pop(name, None)
-        for name in changes.gone_jobs:
-            jobs.pop(name, None)
+        self._put("nodes", {node.name: _node(node) for node in changes.nodes})
+        self._put("jobs", {job.id: _job(job) for job in changes.jobs})
+        self._drop("nodes", changes.gone_nodes)
+        self._drop("jobs", changes.gone_jobs)
+        jobs = self._now["jobs"]
         if (extra := len(jobs) - MAX_JOBS) > 0:
             ended = sorted((job for job in jobs.values() if job.ended), key=lambda job: job.ended)
-            for job in ended[:extra]:
-                del jobs[job.id]
+            self._drop("jobs", [job.id for job in ended[:extra]])
 
     def overview_is(self, told: Overview, wall: float) -> None:
         """Replace the overview by that of `wall`, in seconds since 1970."""
@@ -149,7 +151,7 @@ class Picture:
             more_running=told.more_running,
         )
         waited, ran = self._now["waiting"], self._now["running"]
-        self._now["waiting"] = {
+        waits = {
             unit.unit: WaitLine(
                 unit=unit.unit,
                 user=unit.user,
@@ -160,7 +162,7 @@ class Picture:
             )
             for place, unit in enumerate(told.waiting, start=1)
         }
-        self._now["running"] = {
+        runs = {
             task.task: RunLine(
                 task=task.task,
                 user=task.user,
@@ -176,11 +178,30 @@ class Picture:
             for task in told.running
         }
 
+        self._replace("waiting", waits)
+        self._replace("running", runs)
+
     def delta(self) -> Delta:
         """Return the changes since the last call; the first call returns everything."""
-        found = {part: _changed(self._told[part], now) for part, now in self._now.items()}
-        self._told = {part: dict(now) for part, now in self._now.items()}
-        return {part: changed for part, changed in found.items() if changed}
+        found = {part: changed for part, changed in self._news.items() if changed}
+        self._news = {part: {} for part in self._now}
+        return found
+
+    def _put(self, part: str, records: Mapping[str, Any]) -> None:
+        now, news = self._now[part], self._news[part]
+        for key, record in records.items():
+            if key not in now or now[key] != record:
+                now[key] = news[key] = record
+
+    def _drop(self, part: str, keys: Iterable[str]) -> None:
+        now, news = self._now[part], self._news[part]
+        for key in keys:
+            if now.pop(key, None) is not None:
+                news[key] = None
+
+    def _replace(self, part: str, records: Mapping[str, Any]) -> None:
+        self._drop(part, [key for key in self._now[part] if key not in records])
+        self._put(part, records)
 
 
 def apply(state: dict[str, dict[str, Any]], delta: Delta) -> None:
@@ -192,11 +213,6 @@ def apply(state: dict[str, dict[str, Any]], delta: Delta) -> None:
                 records.pop(key, None)
             else:
                 records[key] = record
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    gone = dict.fromkeys(key for key in before if key not in now)
-    return gone | {key: record for key, record in now.items() if key not in before or before[key] != record}
 
 
 def _since(before: WaitLine | RunLine | None, instant: float) -> float:

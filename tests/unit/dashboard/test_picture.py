@@ -96,13 +96,27 @@ def test_deltas_add_up_to_the_picture() -> None:
     assert {part: records for part, records in state.items() if records} == anew
 
 
+def test_a_page_of_nodes_replaces_those_between_its_names_only() -> None:
+    nodes = nodes_of(World().nodes(6, cpu=1))
+    picture = Picture()
+    picture.nodes_are(nodes)
+    picture.delta()
+    busy = msgspec.structs.replace(nodes[2], running=1)
+    picture.nodes_are([busy], "n2", "n4")  # n4 has gone
+    assert {name: cell and cell.running for name, cell in picture.delta()["nodes"].items()} == {"n3": 1, "n4": None}
+    picture.nodes_are([], "n5")
+    assert picture.delta() == {"nodes": {"n6": None}}
+
+
 def test_jobs_are_bounded_and_the_oldest_ended_ones_leave() -> None:
     done = jobs_of(two_jobs().finish("first"))[0]
     picture = Picture()
     for number in range(MAX_JOBS + 10):
         job = msgspec.structs.replace(done, id=f"j{number}", ended=NOW + number)
         picture.merge(ChangesReport(revision=number, jobs=(job,)))
-    kept = picture.delta()["jobs"]
+    state: dict[str, dict[str, object]] = {}
+    apply(state, picture.delta())
+    kept = state["jobs"]
     assert len(kept) == MAX_JOBS
     assert "j9" not in kept
     assert "j10" in kept
