@@ -38,6 +38,7 @@ from poise.model.captures import Capture, CaptureEnded, CaptureKind, CaptureLine
 from poise.model.chances import DeadlineForecast
 from poise.model.incidents import IncidentReport
 from poise.model.reports import (
+    Backlog,
     Changed,
     ChangesReport,
     DemandReport,
@@ -668,6 +669,23 @@ class Client:
         time until the first of its work ends.
         """
         return self._call("GET", "/v1/demand", DemandReport)
+
+    def backlog(
+        self,
+        *,
+        of: str = "tasks",
+        state: str = "unfinished",
+        tenant: str = "",
+        project: str = "",
+        class_: str = "",
+        service: str = "",
+    ) -> int:
+        """Return how many tasks are unfinished and match every filter; with `state="waiting"` how many wait. `of` may
+        also be `cpu` (milli-CPU), `memory` (bytes) or `gpus`: what they request together.
+        """
+        filters = {"tenant": tenant, "project": project, "class": class_, "service": service}
+        asked = [f"of={of}", f"state={state}", *(f"{name}={_quoted(text)}" for name, text in filters.items() if text)]
+        return self._call("GET", f"/v1/backlog?{'&'.join(asked)}", Backlog).value
 
     def changes(self, after: int, *, wait: float = 0.0) -> ChangesReport:
         """Return the nodes and jobs that have changed after the revision `after`. With `wait`, return at the first

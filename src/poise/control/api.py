@@ -61,7 +61,7 @@ from poise.errors import Conflict, Denied, Forbidden, NotFound, NotLeading, Spec
 from poise.kernel import messages, whatif
 from poise.kernel.audit import audit_report
 from poise.kernel.changing import to_remove
-from poise.kernel.demand import demand
+from poise.kernel.demand import Amount, Extent, backlog, demand
 from poise.kernel.explain import (
     Question,
     job_report,
@@ -102,6 +102,7 @@ from poise.model.job_fields import terminal
 from poise.model.messages import Attempt, Piece
 from poise.model.reports import (
     AuditReport,
+    Backlog,
     Changed,
     ChangesReport,
     DemandReport,
@@ -460,6 +461,27 @@ def make_app(
     @routes.get("/v1/demand", summary="The work that waits for room, by what it asks for", role=OPERATOR)
     async def what_waits() -> DemandReport:
         return demand(await plane.settled(), plane.clock.now())
+
+    @routes.get(
+        "/v1/backlog",
+        summary="The number of tasks that are unfinished, or wait, as one number for an autoscaler; or their `cpu`, "
+        "`memory` or `gpus`",
+        role=VIEWER,
+    )
+    async def how_much_waits(
+        bearer: Bearer,
+        of: Amount = "tasks",
+        state: Extent = "unfinished",
+        tenant: str = "",
+        project: str = "",
+        class_: str = "",
+        service: str = "",
+    ) -> Backlog:
+        ledger = await plane.settled()
+        found = backlog(
+            ledger, bearer, of=of, state=state, tenant=tenant, project=project, class_=class_, service=service
+        )
+        return Backlog(value=found)
 
     @routes.get(
         "/v1/changes",

@@ -3,7 +3,8 @@
 Pure and bounded: with very many kinds of work, the report has the first ones in the order in which they are served.
 """
 
-from itertools import islice
+from itertools import chain, islice
+from typing import Literal
 
 from poise.kernel.explain import known_run
 from poise.kernel.lasting import must_last
@@ -11,6 +12,10 @@ from poise.kernel.ledger import Ledger, UnitState
 from poise.model.profiles import estimate_run, remaining
 from poise.model.reports import Demand, DemandReport
 from poise.model.resources import ANYWHERE
+from poise.model.tenants import Bearer
+
+Amount = Literal["tasks", "cpu", "memory", "gpus"]
+Extent = Literal["waiting", "unfinished"]
 
 KINDS = 64
 """Maximum number of kinds of work in a report."""
@@ -24,6 +29,38 @@ same limit applies to running units.
 def demand(ledger: Ledger, now: int, counted: int = COUNTED) -> DemandReport:
     """Report the waiting work, and for how long the nodes are busy."""
     return DemandReport(waits=tuple(_waits(ledger, now, counted)), busy=_busy(ledger, now, counted))
+
+
+def backlog(
+    ledger: Ledger,
+    bearer: Bearer,
+    *,
+    of: Amount = "tasks",
+    state: Extent = "unfinished",
+    tenant: str = "",
+    project: str = "",
+    class_: str = "",
+    service: str = "",
+) -> int:
+    """Return how many tasks wait, or are unfinished, that the bearer may see and that match every filter; or what they
+    request together: milli-CPU, bytes of memory, or devices. A `service` has the tasks of its replicas.
+    """
+    waiting = (unit for queue in ledger.queues.values() for unit in queue.values())
+    units = chain(waiting, ledger.active.recovering.values() if state == "waiting" else ledger.active.values())
+    total = 0
+    for unit in units:
+        job = ledger.jobs[unit.job]
+        if (
+            bearer.sees(job.tenant)
+            and tenant in ("", job.tenant)
+            and project in ("", job.project)
+            and class_ in ("", unit.spec.kind)
+            and (not service or service in unit.spec.serves.partition(":")[0].split(" "))
+        ):
+            shape = unit.shape
+            each = {"tasks": 1, "cpu": shape.cpu, "memory": shape.memory, "gpus": shape.gpus}[of]
+            total += each * len(unit.tasks)
+    return total
 
 
 def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:

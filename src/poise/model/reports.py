@@ -783,6 +783,12 @@ class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
     busy: dict[str, int]
 
 
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """The amount of work that waits or is unfinished, as one number for an autoscaler."""
+
+    value: int
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request for machines that a substrate has made of its system, or cannot make: its text and state. It is
     expected to be met at `starts` (seconds since 1970; 0: unknown). If it is `refused`, it will not be met unless

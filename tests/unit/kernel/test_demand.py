@@ -2,7 +2,7 @@
 
 import msgspec
 
-from poise.kernel.demand import demand
+from poise.kernel.demand import backlog, demand
 from poise.kernel.messages import Drain, GiveUp
 from poise.model.resources import ALLOCATED
 from poise.model.tenants import HOME
@@ -70,3 +70,18 @@ def test_work_that_is_larger_than_an_allocated_node_is_taken_since_a_larger_one_
     [entry] = demand(world.ledger, world.now).waits
     assert entry.cpu == 2000
     assert not any(reason.fixable == "never" and reason.code == "NOWHERE" for reason in world.reasons("a"))
+
+
+def test_the_backlog_is_one_number_for_what_waits_and_for_what_is_unfinished() -> None:
+    world = World().job("b", cpu=1, **{"class": "long"}).job("gang", cpu=2, workers=3).job("a", cpu=2, priority="high")
+    world.nodes(1, cpu=2).round().start("a")
+    assert backlog(world.ledger, HOME) == 5
+    assert backlog(world.ledger, HOME, state="waiting") == 4
+    assert backlog(world.ledger, HOME, of="cpu", state="waiting") == 7000
+    assert backlog(world.ledger, HOME, class_="long") == 1
+    assert backlog(world.ledger, HOME, tenant="nobody") == 0
+
+
+def test_the_backlog_of_a_service_has_its_replicas_alone() -> None:
+    world = World().job("a", cpu=1).job("r", cpu=1, serves="gateway serves digits: more requests")
+    assert backlog(world.ledger, HOME, service="digits") == 1
