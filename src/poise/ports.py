@@ -6,6 +6,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from poise.config import Home
 from poise.kernel import node
 from poise.model.decisions import Plan
 from poise.model.events import Event
@@ -270,6 +271,17 @@ class GrowingSubstrate(Substrate, Protocol):
         ...
 
 
+@runtime_checkable
+class PlacingSubstrate(Protocol):
+    """A substrate whose own machines are nodes of the control plane, without agents: it runs there what the control
+    plane places, such as the Pods of others.
+    """
+
+    def work(self, home: Home, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
+        """Speak for all nodes until `over` returns true. `tell` takes what waits outside of the control plane."""
+        ...
+
+
 class Handed(NamedTuple):
     """A job accepted by another scheduler: its id there, its expected start in that scheduler's format, its nodes and
     its partition (each empty if unknown), and the command that shows its status.
@@ -295,7 +307,7 @@ class SubstrateDriver(Protocol):
         """Return whether all its machines are this one; the control plane then listens on loopback only."""
         ...
 
-    def connect(self, argument: str, home: str, folder: str) -> Substrate:
+    def connect(self, argument: str, home: str, folder: str) -> Substrate | PlacingSubstrate:
         """Connect to a substrate. `home` tells the pilots of this home from those of others; `folder` is a path for
         files of the driver. Raises `PoiseError` with a hint if it cannot: `poise up` and `poise doctor` show that.
 

@@ -1,9 +1,11 @@
-"""`--on kubernetes[:CONTEXT][,NAME=VALUE,…]`: agents in Pods on the nodes of a Kubernetes cluster."""
+"""`--on kubernetes[:CONTEXT][,NAME=VALUE,…]`: agents in Pods on the nodes of a Kubernetes cluster; or, with
+`scheduler=NAME`, the scheduler of the Pods that name it.
+"""
 
 from collections.abc import Iterator
 
 from poise.model.reports import Check
-from poise.ports import Substrate
+from poise.ports import PlacingSubstrate, Substrate
 from poise_kubernetes.settings import parse_settings
 
 
@@ -15,8 +17,8 @@ def check(argument: str) -> None:
 
 
 def is_local(argument: str) -> bool:
-    """Whether all machines are this one: never."""
-    return False
+    """Whether only this machine connects to the control plane: a scheduler has no agents."""
+    return bool(parse_settings(argument).scheduler)
 
 
 def examine(argument: str, folder: str) -> Iterator[Check]:
@@ -26,10 +28,15 @@ def examine(argument: str, folder: str) -> Iterator[Check]:
     return checks(parse_settings(argument))
 
 
-def connect(argument: str, home: str, folder: str) -> Substrate:
+def connect(argument: str, home: str, folder: str) -> Substrate | PlacingSubstrate:
     """Connect to a Kubernetes cluster with the local credentials. Raises `Fault` if its API server does not answer, or
     does not grant the required rights.
     """
-    from poise_kubernetes.cluster import open_cluster  # slow to import
+    settings = parse_settings(argument)
+    if settings.scheduler:
+        from poise_kubernetes.scheduling import PodScheduler  # slow to import, as below
 
-    return open_cluster(parse_settings(argument), home)
+        return PodScheduler(settings, home)
+    from poise_kubernetes.cluster import open_cluster
+
+    return open_cluster(settings, home)

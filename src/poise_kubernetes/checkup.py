@@ -24,6 +24,15 @@ RIGHTS = (
 )
 """Group, resource and verbs, and whether they are needed only in our namespace."""
 
+TO_PLACE = (
+    ("", "nodes", ("list", "watch"), False),
+    ("", "pods", ("list", "watch", "get", "delete"), False),
+    ("", "pods/binding", ("create",), False),
+    ("", "events", ("create", "patch"), False),
+    ("batch", "jobs", ("get",), False),
+)
+"""Those of a scheduler."""
+
 
 def checks(settings: Settings) -> Iterator[Check]:
     """Check the API server and its version, each right, the nodes, the quotas, and the classes that the
@@ -41,15 +50,16 @@ def checks(settings: Settings) -> Iterator[Check]:
     space = settings.namespace or access.namespace
     yield _version(version, f"{access.host}:{access.port}")
     missing = False
-    for check in _rights(api, space):
+    for check in _rights(api, space, settings):
         missing = missing or check.status == "fail"
         yield check
     if missing:
         return
     try:
         yield from _nodes(api, settings)
-        yield from _quotas(api, space)
-        yield from _named(api, settings, space)
+        if not settings.scheduler:
+            yield from _quotas(api, space)
+            yield from _named(api, settings, space)
     except (Away, Refused) as error:
         yield Check("cluster", "fail", str(error), "try again")
 
@@ -63,12 +73,14 @@ def _version(version: dict[str, Any], server: str) -> Check:
     return Check("API server", "ok", f"{server} is {text}")
 
 
-def _rights(api: Api, space: str) -> Iterator[Check]:
-    for group, resource, verbs, in_space in RIGHTS:
+def _rights(api: Api, space: str, settings: Settings) -> Iterator[Check]:
+    for group, resource, verbs, in_space in TO_PLACE if settings.scheduler else RIGHTS:
         where = f"in {space}" if in_space else "in all namespaces" if resource != "nodes" else "of the cluster"
         denied = []
         for verb in verbs:
-            of = {"group": group, "resource": resource, "verb": verb} | ({"namespace": space} if in_space else {})
+            name, _, part = resource.partition("/")
+            of = {"group": group, "resource": name, "subresource": part, "verb": verb}
+            of |= {"namespace": space} if in_space else {}
             review = {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
@@ -81,7 +93,8 @@ def _rights(api: Api, space: str) -> Iterator[Check]:
                 return
             if not answer.get("status", {}).get("allowed"):
                 denied.append(verb)
-        hint = "an administrator applies `deploy/kubernetes/base`, or gives these rights"
+        base = "scheduler" if settings.scheduler else "base"
+        hint = f"an administrator applies `deploy/kubernetes/{base}`, or gives these rights"
         if denied:
             yield Check(f"rights to {resource}", "fail", f"no {', '.join(denied)} {where}", hint)
         else:

@@ -1,7 +1,6 @@
 """Resources of a Pod on a Kubernetes node, and the Poise node that it offers."""
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from poise.model.catalogue import device_found
@@ -51,10 +50,12 @@ def labels_of(node: NodeObject) -> dict[str, str]:
 def offered(node: NodeObject) -> Node:
     """Return the node that a Pod there would be, as far as it is known: name, labels, and one of its devices."""
     name, labels = node.metadata.name, labels_of(node)
-    devices = (_device(node.metadata.labels or {}),) if device_of(amounts(node.status.allocatable)) else ()
+    devices = (device_at(node, 0),) if device_of(amounts(node.status.allocatable)) else ()
     return Node(name=name, incarnation="", cpu=0, memory=0, labels=labels, devices=devices)
 
 
-def _device(labels: Mapping[str, str]) -> Device:
+def device_at(node: NodeObject, index: int) -> Device:
+    """Return an accelerator of a node, as far as its labels describe it."""
+    labels = node.metadata.labels or {}
     memory = quantity(labels.get(PRODUCT_MEMORY, "0")) * MIB
-    return device_found(labels.get(PRODUCT, ""), 0, **({"memory": memory} if memory else {}))
+    return device_found(labels.get(PRODUCT, ""), index, **({"memory": memory} if memory else {}))

@@ -4,10 +4,13 @@ Amounts are whole numbers: milli-CPU under `cpu`, bytes under `memory`, and a co
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from math import ceil
 
 import msgspec
+
+from poise.units import SECOND
 
 HOST = "kubernetes.io/hostname"
 ZONE = "topology.kubernetes.io/zone"
@@ -43,6 +46,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A part of an object; unknown fields are ignored."""
 
 
+class Owner(Record, frozen=True):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
 class Meta(Record, frozen=True):
     name: str = ""
     namespace: str = ""
@@ -53,6 +64,7 @@ class Meta(Record, frozen=True):
     creation_timestamp: str = ""
     deletion_timestamp: str | None = None
     deletion_grace_period_seconds: int | None = None
+    owner_references: tuple[Owner, ...] | None = None
 
 
 class Condition(Record, frozen=True):
@@ -103,9 +115,15 @@ class Resources(Record, frozen=True):
     limits: dict[str, str | int] | None = None
 
 
+class Port(Record, frozen=True):
+    host_port: int = 0
+    protocol: str = "TCP"
+
+
 class Container(Record, frozen=True):
     resources: Resources = Resources()
     restart_policy: str = ""
+    ports: tuple[Port, ...] | None = None
 
 
 class Toleration(Record, frozen=True):
@@ -185,6 +203,9 @@ class PodSpec(Record, frozen=True):
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
     topology_spread_constraints: tuple[Present, ...] | None = None
+    scheduler_name: str = ""
+    scheduling_gates: tuple[Present, ...] | None = None
+    active_deadline_seconds: int | None = None
 
 
 class Waiting(Record, frozen=True):
@@ -192,8 +213,16 @@ class Waiting(Record, frozen=True):
     message: str = ""
 
 
+class Terminated(Record, frozen=True):
+    exit_code: int = 0
+    reason: str = ""
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
 class ContainerState(Record, frozen=True):
     waiting: Waiting | None = None
+    terminated: Terminated | None = None
 
 
 class ContainerStatus(Record, frozen=True):
@@ -240,6 +269,41 @@ class PodObject(Known, frozen=True):
     @property
     def priority(self) -> int:
         return self.spec.priority or 0
+
+    @property
+    def key(self) -> str:
+        """Its namespace and its name."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def controller(self) -> Owner | None:
+        """The object that creates another Pod in its place."""
+        return next((one for one in self.metadata.owner_references or () if one.controller), None)
+
+    @property
+    def exit_code(self) -> int:
+        """The first exit code of its containers that is not 0; 0 if there is none."""
+        states = (one.state.terminated for one in self.status.container_statuses or ())
+        return next((one.exit_code for one in states if one is not None and one.exit_code), 0)
+
+    @property
+    def ran(self) -> int:
+        """How long its container ran, in nanoseconds; 0 if that is unknown."""
+        for one in self.status.container_statuses or ():
+            over = one.state.terminated
+            if over is not None and over.started_at and over.finished_at:
+                return max(0, round((over.finished_at - over.started_at).total_seconds() * SECOND))
+        return 0
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def ports(self) -> frozenset[str]:
+        """The ports of its node that it needs, each with its protocol."""
+        found = (port for container in self.spec.containers for port in container.ports or ())
+        return frozenset(f"{port.protocol}:{port.host_port}" for port in found if port.host_port)
 
     @property
     def needs_others(self) -> bool:

@@ -11,7 +11,7 @@ from poise.units import SECOND, parse_duration
 IMAGE = f"poise:{poise.__version__.replace('+', '-')}"
 """The default image of pilots: as `deploy/kubernetes/README.md` builds it."""
 
-NAMES = ("namespace", "priority", "runtime", "pull", "claim")
+NAMES = ("namespace", "priority", "runtime", "pull", "claim", "scheduler")
 """Settings whose values are object names."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -27,6 +27,8 @@ class Settings(NamedTuple):
 
     Pods run `image` in `namespace` (empty: that of the context), with the priority class `priority`, the runtime class
     `runtime`, and the Secret `pull` for the registry. Checkpoints are stored in the volume of `claim`.
+
+    With a `scheduler`, Poise creates no Pods: it places those that name this scheduler.
     """
 
     context: str = ""
@@ -41,6 +43,7 @@ class Settings(NamedTuple):
     runtime: str = ""
     pull: str = ""
     claim: str = ""
+    scheduler: str = ""
 
 
 def parse_settings(argument: str) -> Settings:

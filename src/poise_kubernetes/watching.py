@@ -84,6 +84,7 @@ class Watched(Generic[T]):
         self._list: msgspec.json.Decoder[Listed[T]] = json_decoder(Listed[kind])  # type: ignore[valid-type]
         self._lock = threading.Lock()
         self._items: dict[tuple[str, str], T] = {}
+        self.changes = 0  # how often the copy has changed
         self._version = ""
         self._listed_at = -ANEW_SECONDS
         self._heard_at: float | None = None
@@ -148,6 +149,7 @@ class Watched(Generic[T]):
                 break
         with self._lock:
             self._items = found
+            self.changes += 1
         self._version = _text(page.metadata, "resourceVersion")
         self._listed_at = self._heard_at = self._ticks()
 
@@ -183,6 +185,7 @@ class Watched(Generic[T]):
             one = self._object.decode(change.object)
             key = one.metadata.namespace, one.metadata.name
             with self._lock:
+                self.changes += 1
                 if change.type == "DELETED":
                     self._items.pop(key, None)
                 else:

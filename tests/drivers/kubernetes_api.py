@@ -24,9 +24,11 @@ import yaml
 
 from poise_kubernetes.records import NodeObject, PodObject, left_of, requested
 
-COLLECTIONS = ("nodes", "pods", "secrets", "resourcequotas", "priorityclasses", "namespaces", "configmaps")
+COLLECTIONS = ("nodes", "pods", "secrets", "resourcequotas", "priorityclasses", "namespaces", "configmaps", "events")
 NO_NAMESPACE = ("nodes", "priorityclasses", "namespaces")
 KINDS = {"nodes": "Node", "pods": "Pod", "secrets": "Secret", "resourcequotas": "ResourceQuota"}
+
+DEFAULT = "default-scheduler"
 
 Object = dict[str, Any]
 
@@ -140,7 +142,8 @@ class KubernetesApi:
         if collection == "selfsubjectaccessreviews":
             assert body is not None
             of = body["spec"]["resourceAttributes"]
-            return {"status": {"allowed": (of["verb"], of["resource"]) not in self.denied}}
+            resource = "/".join(filter(None, (of["resource"], of.get("subresource"))))
+            return {"status": {"allowed": (of["verb"], resource) not in self.denied}}
         if collection not in self.objects:
             raise Refusal(404, "NotFound", f"no {collection}")
         verb = {"GET": "get" if name else "list", "POST": "create", "DELETE": "delete", "PATCH": "patch"}[method]
@@ -154,7 +157,7 @@ class KubernetesApi:
                     return self._listed(collection, namespace, query)
                 case "create" if below == "binding":
                     assert body is not None
-                    return self._bound(namespace, name, body["target"]["name"])
+                    return self._bound(namespace, name, body)
                 case "create":
                     assert body is not None
                     return self._created(collection, namespace, body)
@@ -279,11 +282,16 @@ class KubernetesApi:
 
     # --- in place of a scheduler --------------------------------------------------------------------------------------
 
-    def _bound(self, namespace: str, name: str, node: str) -> Object:
-        one = self._found("pods", namespace, name)
+    def _bound(self, namespace: str, name: str, binding: Object) -> Object:
+        one, of = self._found("pods", namespace, name), binding.get("metadata", {})
+        if of.get("uid") and of["uid"] != one["metadata"]["uid"]:
+            raise Refusal(409, "Conflict", "another uid")
         if one["spec"].get("nodeName"):
             raise Refusal(409, "Conflict", f"pod {name} is already assigned to node")
-        self._replaced("pods", _merged(one, {"spec": {"nodeName": node}}))
+        if one["metadata"].get("deletionTimestamp"):
+            raise Refusal(409, "Conflict", f"pod {name} is being deleted")
+        notes = {"metadata": {"annotations": of.get("annotations", {})}}
+        self._replaced("pods", _merged(one, {"spec": {"nodeName": binding["target"]["name"]}} | notes))
         return {"kind": "Status", "status": "Success"}
 
     def _bind_all(self) -> None:
@@ -293,10 +301,12 @@ class KubernetesApi:
             one = self.objects["pods"].get((namespace, name))  # what is bound before it changes it
             if one is None or one["spec"].get("nodeName") or one["metadata"].get("deletionTimestamp"):
                 continue
+            if one["spec"].get("schedulerName", DEFAULT) != DEFAULT:
+                continue
             pod = msgspec.convert(one, PodObject)
             for node in [msgspec.convert(of, NodeObject) for of in self.objects["nodes"].values()]:
                 if self._has_room(node, pod):
-                    self._bound(namespace, name, node.metadata.name)
+                    self._bound(namespace, name, {"target": {"name": node.metadata.name}})
                     break
             else:
                 why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
@@ -389,6 +399,7 @@ def _selected(one: Object, namespace: str, query: dict[str, str]) -> bool:
     fields = {
         "metadata.name": metadata["name"],
         "spec.nodeName": one.get("spec", {}).get("nodeName", ""),
+        "spec.schedulerName": one.get("spec", {}).get("schedulerName", DEFAULT),
         "status.phase": one.get("status", {}).get("phase", ""),
     }
     for part in query.get("fieldSelector", "").split(","):

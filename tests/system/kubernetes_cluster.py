@@ -26,6 +26,7 @@ from system.living import free_port, until
 PARTS = Path(__file__).resolve().parents[2] / ".peers" / "kubernetes" / "bin"
 ETCD = Path(sys.prefix) / "debian" / "usr" / "bin" / "etcd"
 BASE = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes" / "base"
+SCHEDULER = BASE.parent / "scheduler"
 SPACE = "poise"
 """The namespace of the base."""
 
@@ -43,7 +44,10 @@ PATHS = {
 
 
 class KubernetesCluster:
-    def __init__(self) -> None:
+    """`schedules`: the user of the tests has the rights of a scheduler too."""
+
+    def __init__(self, schedules: bool = False) -> None:
+        self._schedules = schedules
         self.run = Path(tempfile.mkdtemp(prefix="poise-kubernetes-"))
         self.port = free_port()
         self.tokens = {"admin": secrets.token_hex(16), "user": secrets.token_hex(16)}
@@ -83,12 +87,13 @@ class KubernetesCluster:
     def _apply_base(self) -> None:
         """The base, of which the user of the tests has the rights. Its control plane is looked at, and not run."""
         api = Api(self.access("admin"))
-        for file in yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]:
-            for one in yaml.safe_load_all((BASE / file).read_text()):
+        files = [BASE / file for file in yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]]
+        for file in [*files, *([SCHEDULER / "rights.yaml"] if self._schedules else [])]:
+            for one in yaml.safe_load_all(file.read_text()):
                 if "subjects" in one:
                     one["subjects"].append({"kind": "User", "name": "user", "apiGroup": "rbac.authorization.k8s.io"})
                 path = PATHS[one["kind"]].format(one["metadata"].get("namespace"))
-                api.create(path, one, **({"dryRun": "All"} if file == "control.yaml" else {}))
+                api.create(path, one, **({"dryRun": "All"} if file.name == "control.yaml" else {}))
 
     def start_server(self) -> None:
         self._start(
@@ -171,14 +176,14 @@ class KubernetesCluster:
 
 
 @contextlib.contextmanager
-def kubernetes(*more: str) -> Iterator[KubernetesCluster]:
+def kubernetes(*more: str, schedules: bool = False) -> Iterator[KubernetesCluster]:
     """A control plane; all of it ends with the block. Skips where its parts, or these others, were not built."""
     needed = [PARTS / name for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", *more)]
     if missing := [path.name for path in needed if not path.exists()]:
         pytest.skip(f"needs {', '.join(missing)}: `make kubernetes-parts` builds them from Debian's source")
     if not ETCD.exists():
         pytest.skip("needs etcd: `make servers` unpacks Debian's etcd-server")
-    cluster = KubernetesCluster()
+    cluster = KubernetesCluster(schedules)
     try:
         cluster.start()
         yield cluster

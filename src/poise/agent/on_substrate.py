@@ -29,7 +29,7 @@ from poise.drivers.reach import home_at
 from poise.drivers.substrates import driver_of
 from poise.errors import Fault, NotFound, PoiseError
 from poise.model.reports import Request
-from poise.ports import Contact, Substrate
+from poise.ports import Contact, PlacingSubstrate, Substrate
 
 LOOK_SECONDS = 1.0
 START_SECONDS = 60.0
@@ -62,9 +62,12 @@ def main() -> int:
 
 def _keep(home: Home, cluster: Cluster) -> None:
     folder = home.substrate(cluster.name)
-    token = _node_token(home, cluster)
     address = _listening(home, cluster)
     substrate = _connect(home, cluster, address.authority[:12])
+    if isinstance(substrate, PlacingSubstrate):
+        _place(home, cluster, substrate)
+        return
+    token = _node_token(home, cluster)
     contact = Contact(_addresses(home, address, substrate.address()), token)
     _log.info("on %s", cluster.on)
     nodes, leads = Nodes(Client(home, patience=0), folder / "emptied.json"), not home.store.exists()
@@ -84,7 +87,26 @@ def _keep(home: Home, cluster: Cluster) -> None:
         substrate.stop()
 
 
-def _connect(home: Home, cluster: Cluster, own: str) -> Substrate:
+def _place(home: Home, cluster: Cluster, substrate: PlacingSubstrate) -> None:
+    """Let a substrate place work on its own machines while this home's control plane leads."""
+    stopping = _stopping()
+    looked = time.monotonic()
+
+    def over() -> bool:
+        nonlocal looked
+        if not stopping.is_set() and home.store.exists() and time.monotonic() - looked > LOOK_SECONDS:
+            looked = time.monotonic()
+            return _leads(home) is False
+        return stopping.is_set()
+
+    _log.info("on %s", cluster.on)
+    while not stopping.is_set():
+        if _leads(home):
+            substrate.work(home, over, lambda requests: write_requests(home, cluster, requests))
+        stopping.wait(LOOK_SECONDS)
+
+
+def _connect(home: Home, cluster: Cluster, own: str) -> Substrate | PlacingSubstrate:
     """Connect to the substrate of this home, and record the outcome for commands that wait for it."""
     try:
         substrate = driver_of(cluster.name).connect(cluster.address, own, str(home.substrate(cluster.name)))

@@ -1,0 +1,213 @@
+"""Pods that Poise places as the scheduler of a cluster: which of them start together, and what each needs of its node.
+
+Pure: no input or output, no clock. A group is a gang: Pods with the label of a pod group, a JobSet, a group of a
+LeaderWorkerSet, or an Indexed Job that runs all its Pods at once. Every other Pod is a group of its own. The size of a
+gang is the number of Pods that must start together; further Pods of it are placed one by one.
+
+A gang has one shape in Poise. If its Pods differ, a place for one of them is large enough for any of them.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from poise_kubernetes.records import NodeObject, Owner, PodObject, admits, device_of, is_device, requested
+
+NAME = "pod-group.scheduling.sigs.k8s.io/name"
+"""Label of the first gang plug-in: the name of the group; the next label has the number that starts together."""
+
+LABELS = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", NAME)
+LEAST = ("pod-group.scheduling.sigs.k8s.io/min-available", "scheduling.x-k8s.io/min-available")
+"""Label or annotation with the number of Pods that start together."""
+
+JOB_SET = "jobset.sigs.k8s.io/jobset-name"
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+LEADER_SET, LEADER_GROUP = "leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"
+LEADER_SIZE = "leaderworkerset.sigs.k8s.io/size"
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+BOOKED = ("cpu", "memory")
+"""Amounts that the ledger of Poise counts itself, beside those of accelerators."""
+
+ADMITS = "admits"
+
+_PLAIN = re.compile(r"[^A-Za-z0-9]+")
+
+
+class Group(NamedTuple):
+    """A gang, or a Pod on its own. `key` is unique, `name` the name of its job. `least` Pods start together; 0: the
+    cluster must be asked at the path `asks`, and until then nobody knows.
+    """
+
+    key: str
+    name: str
+    members: tuple[PodObject, ...]
+    least: int
+    asks: str = ""
+
+
+class Needs(NamedTuple):
+    """What a place must have for each of these Pods: milli-CPU, bytes, accelerators named `device`, the other `amounts`
+    of its node, ports of its node, and the Pods whose selectors and tolerations must admit the node.
+    """
+
+    cpu: int
+    memory: int
+    device: str
+    number: int
+    amounts: tuple[tuple[str, int], ...]
+    ports: frozenset[str]
+    pods: tuple[PodObject, ...]
+
+    @property
+    def label(self) -> str:
+        """The label of the Poise nodes that may hold such Pods now."""
+        words = [*self._words()]
+        text = "-".join(filter(None, (_PLAIN.sub("-", word).strip("-") for word in words)))[:36].strip("-")
+        return f"{ADMITS}.{text or 'any'}-{_digest(repr(words))[:8]}"
+
+    def _words(self) -> Iterable[str]:
+        for pod in self.pods:
+            spec = pod.spec
+            yield from (f"{key}={value}" for key, value in sorted((spec.node_selector or {}).items()))
+            affinity = spec.affinity.node_affinity if spec.affinity else None
+            for term in affinity.required.node_selector_terms if affinity and affinity.required else ():
+                for one in (*(term.match_expressions or ()), *(term.match_fields or ())):
+                    yield f"{one.key} {one.operator} {','.join(one.values or ())}"
+                yield "or"
+            for of in spec.tolerations or ():
+                if not of.key.startswith("node.kubernetes.io/"):  # every Pod tolerates these for a while
+                    yield f"tolerates {of.key}={of.value} {of.effect} {of.operator}"
+        yield self.device
+        yield from (f"{name}:{amount}" for name, amount in self.amounts)
+        yield from sorted(self.ports)
+
+    def refuses(self, node: NodeObject, size: Mapping[str, int], free: Mapping[str, int], ports: Iterable[str]) -> str:
+        """Return why one such Pod cannot be on the node now, as far as the ledger does not see it; empty if it can."""
+        if any(not pod.may_run_on(node) for pod in self.pods):
+            taken = admits(node, self.pods[0].spec.tolerations or ())
+            return "its selectors and affinity exclude the node" if taken else "it does not tolerate the node's taints"
+        if self.device and device_of(size) != self.device:
+            return f"the node has no {self.device}"
+        for name, amount in (("pods", 1), *self.amounts):
+            if amount > free.get(name, 0):
+                return f"{name}: {amount} requested, {max(0, free.get(name, 0))} free"
+        if used := sorted(self.ports.intersection(ports)):
+            return f"port {used[0]} of the node is in use"
+        return ""
+
+    def resources(self, pods: int) -> dict[str, Any]:
+        """Return the `resources` of a job file for so many of these Pods."""
+        found: dict[str, Any] = {"cpu": f"{self.cpu}m", "memory": self.memory, "label": {self.label: "yes"}}
+        found |= {"gpu": self.number} if self.number else {}
+        return found | ({"spread": "node"} if self.ports and pods > 1 else {})
+
+
+def groups(pods: Iterable[PodObject], least_of: Mapping[str, int]) -> list[Group]:
+    """Return the groups of these Pods, in the order in which their first Pod was created. `least_of` has the answers to
+    what the cluster was asked.
+    """
+    found: dict[str, list[PodObject]] = {}
+    for pod in sorted(pods, key=lambda of: (of.metadata.creation_timestamp, of.key)):
+        found.setdefault(_key(pod), []).append(pod)
+    return [_group(key, members, least_of) for key, members in found.items()]
+
+
+def needs_of(pods: Sequence[PodObject]) -> Needs:
+    """Return what a place for any of these Pods must have."""
+    most: dict[str, int] = {}
+    distinct: dict[str, PodObject] = {}
+    for pod in pods:
+        for name, amount in requested(pod).items():
+            most[name] = max(most.get(name, 0), amount)
+        spec = pod.spec
+        distinct.setdefault(repr((spec.node_selector, spec.affinity, spec.tolerations)), pod)
+    devices = sorted(name for name, amount in most.items() if is_device(name) and amount)
+    others = {name: amount for name, amount in most.items() if amount and name not in (*BOOKED, "pods", *devices[:1])}
+    return Needs(
+        cpu=max(1, most.get("cpu", 0)),
+        memory=most.get("memory", 0),
+        device=devices[0] if devices else "",
+        number=most[devices[0]] if devices else 0,
+        amounts=tuple(sorted(others.items())),
+        ports=frozenset().union(*(pod.ports for pod in pods)),
+        pods=tuple(distinct.values()),
+    )
+
+
+def is_held(pod: PodObject) -> bool:
+    """Whether its gates keep it from being scheduled."""
+    return bool(pod.spec.scheduling_gates)
+
+
+def priority_of(pod: PodObject) -> str:
+    """Return the class of a priority: that of the Pods of a cluster itself is `urgent`."""
+    value = pod.priority
+    return "urgent" if value >= 10**9 else "high" if value > 0 else "low" if value < 0 else "medium"
+
+
+def name_of(text: str) -> str:
+    """Return the name of a job for `NAMESPACE/NAME`: `NAMESPACE.NAME`, shortened if it is too long."""
+    plain = text.replace("/", ".")
+    return plain if len(plain) <= 63 else f"{plain[:54]}-{_digest(text)[:8]}"
+
+
+def _key(pod: PodObject) -> str:
+    labels, space = pod.metadata.labels or {}, pod.metadata.namespace
+    for label in LABELS:
+        if name := labels.get(label):
+            return f"{space}/{name}"
+    if name := labels.get(JOB_SET):
+        return f"{space}/{name}"
+    if name := labels.get(LEADER_SET):
+        return f"{space}/{name}-{labels.get(LEADER_GROUP, '0')}"
+    owner = pod.controller
+    if owner is not None and owner.kind == "Job" and _said(pod, INDEX):
+        return f"{space}/{owner.name}"
+    return f"{pod.key} {pod.metadata.uid}"
+
+
+def _group(key: str, members: list[PodObject], least_of: Mapping[str, int]) -> Group:
+    first = members[0]
+    name = name_of(key.partition(" ")[0])
+    if " " in key:
+        return Group(key, name, (first,), 1)
+    told = next((int(text) for of in LEAST if (text := _said(first, of)).isdecimal()), 0)
+    told = told or int(_said(first, LEADER_SIZE) or 0)
+    asks = "" if told else _asks(first)
+    return Group(key, name, tuple(members), told or least_of.get(asks, 0), asks)
+
+
+def _asks(pod: PodObject) -> str:
+    """Return the path of the object that tells the size of the gang."""
+    labels, space = pod.metadata.labels or {}, pod.metadata.namespace
+    for label in LABELS:
+        if name := labels.get(label):
+            return f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{space}/podgroups/{name}"
+    if name := labels.get(JOB_SET):
+        return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{space}/jobsets/{name}"
+    owner: Owner | None = pod.controller
+    return f"/apis/batch/v1/namespaces/{space}/jobs/{owner.name if owner else ''}"
+
+
+def least_in(answer: Mapping[str, Any]) -> int:
+    """Return the size of a gang from its PodGroup, JobSet or Job; 1 for a Job whose Pods need not run at once."""
+    spec = answer.get("spec") or {}
+    if "minMember" in spec:
+        return int(spec["minMember"])
+    if "replicatedJobs" in spec:
+        return sum(
+            int(one.get("replicas", 1)) * int(one.get("template", {}).get("spec", {}).get("parallelism", 1))
+            for one in spec["replicatedJobs"]
+        )
+    parallelism = int(spec.get("parallelism") or 1)
+    return parallelism if parallelism == spec.get("completions") else 1
+
+
+def _said(pod: PodObject, name: str) -> str:
+    return (pod.metadata.labels or {}).get(name) or (pod.metadata.annotations or {}).get(name, "")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,793 @@
+"""Place Pods of others on the nodes of a cluster, as its scheduler: each node is a node of Poise, each Pod a task.
+
+The control plane decides; this carries out. A Pod that waits becomes a job, a gang one job for all its Pods. What the
+control plane places is bound by one write for each Pod, and that write also keeps the attempt in an annotation, so that
+another process finds it. Nothing else is stored. A gang is bound once all its places are there. If a member cannot be
+bound any more, the Pods of the gang that were bound are deleted, and their controllers create others.
+
+Once a gang has begun, its Pods belong to their controllers: a Pod that fails is not an end of the others, and the one
+created in its stead gets its place. Poise deletes a Pod that runs only if its job is cancelled, or if its gang has had
+too few Pods for `PATIENCE` while others of it wait.
+
+A node offers what the Pods of others leave. What the ledger does not count (other amounts, ports, selectors, taints) is
+one label of the node for each kind of waiting Pod. No input or output, and no clock: `Doors` are the ways out.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from poise.decoding import json_decoder
+from poise.kernel.node import (
+    Changed,
+    Connected,
+    Disconnected,
+    Effect,
+    Fitness,
+    Hang,
+    Message,
+    NodeMachine,
+    Say,
+    Start,
+    Stop,
+)
+from poise.model.jobs import Ending
+from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
+from poise.model.resources import ALLOCATED, Device, Node
+from poise.units import SECOND
+from poise_kubernetes.grouping import Group, Needs, groups, is_held, name_of, needs_of, priority_of
+from poise_kubernetes.offers import device_at, labels_of
+from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of, requested
+
+HOME = "poise-scheduler/home"
+ATTEMPT = "poise-scheduler/attempt"
+"""Annotations that a binding writes: the home that placed the Pod, and the launch of its attempt."""
+
+RUN = "poise-pods"
+"""First word of the command of a job for Pods; then come the key of its group and that of the job."""
+
+SETTLED = 2 * SECOND
+"""A gang of unknown size is complete if no Pod of it was created for this long."""
+
+PATIENCE = 300 * SECOND
+UNKNOWN = 30 * SECOND
+"""An attempt for no Pods that are known here is handed back after this long."""
+
+AVOIDED = 30 * SECOND
+PAUSES = (SECOND // 5, 30 * SECOND)
+"""Time between two tries of a write: the first and the longest."""
+
+Outcome = Literal["bound", "again", "gone"]
+"""Of a write: done, to be repeated, or impossible because the Pod is gone or placed elsewhere."""
+
+_to_launch = json_decoder(Launch)
+
+
+class Asked(NamedTuple):
+    """A job to submit: an idempotency key, and the job file. An earlier process may have submitted an `old` one."""
+
+    key: str
+    spec: dict[str, Any]
+    old: bool
+
+
+class Doors(Protocol):
+    """The ways out. All return at once; the outcomes come through the functions of `Placer` named in each."""
+
+    def dial(self, node: str) -> None:
+        """Connect a node to the control plane, and keep it connected: `connected`, `disconnected`, `hear`."""
+        ...
+
+    def say(self, node: str, message: FromAgent) -> None: ...
+    def hang(self, node: str) -> None: ...
+    def leave(self, node: str) -> None:
+        """The node has left the cluster, with all that ran there."""
+        ...
+
+    def submit(self, asked: Sequence[Asked]) -> None:
+        """Submit jobs: `submitted` for each."""
+        ...
+
+    def cancel(self, job: str) -> None: ...
+    def bind(self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str]) -> None:
+        """Bind a Pod with these annotations: `bound`."""
+        ...
+
+    def delete(self, pod: PodObject) -> None: ...
+    def ask(self, path: str) -> None:
+        """Read how many Pods of a gang start together: `answered`."""
+        ...
+
+
+class _Placed(msgspec.Struct, eq=False):
+    """An attempt and its Pod. A `vacant` place has lost its Pod, and waits for another of the gang; `ending` is then
+    how the attempt ends if none comes. It `began` once its whole gang was bound. A `partial` one was found by this
+    process without all of its gang, so nobody knows whether that has begun.
+    """
+
+    launch: Launch
+    node: str
+    since: int
+    state: Literal["waits", "binds", "bound", "vacant"] = "waits"
+    pod: PodObject | None = None
+    stopping: bool = False
+    deleted: bool = False
+    began: bool = False
+    partial: bool = False
+    ending: Ending | None = None
+    tries: int = 0
+    again_at: int = 0
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.launch.attempt
+
+    @property
+    def gang(self) -> tuple[str, int]:
+        return self.launch.gang or self.attempt.task, self.attempt.epoch
+
+    def ran(self, now: int) -> int:
+        """How long its Pod ran, in nanoseconds: as its node says, or else since it was bound."""
+        return (self.pod.ran if self.pod is not None else 0) or max(1, now - self.since)
+
+    @property
+    def job(self) -> str:
+        """The key of its job."""
+        return self.launch.argv[-1]
+
+
+class _Job(msgspec.Struct, eq=False):
+    """A submitted job for these Pods, by uid. `id` is empty until it is known."""
+
+    key: str
+    group: str
+    name: str
+    uids: tuple[str, ...]
+    needs: Needs
+    since: int
+    id: str = ""
+    failed: bool = False
+
+
+class _Machine(msgspec.Struct, eq=False):
+    machine: NodeMachine
+    object: NodeObject | None
+    dialled: bool = False
+    connected: bool = False
+    why: str = ""
+
+
+class Waiting(NamedTuple):
+    """Pods that wait, the job that they wait as (empty: none yet), and why there is none."""
+
+    pods: tuple[PodObject, ...]
+    job: str
+    why: str
+    since: int
+
+
+class Placer:
+    """The state of one scheduler; `home` tells its bindings from those of others."""
+
+    def __init__(self, home: str, doors: Doors) -> None:
+        self._home, self._doors = home, doors
+        self._machines: dict[str, _Machine] = {}
+        self._placed: dict[Attempt, _Placed] = {}
+        self._by_pod: dict[str, _Placed] = {}
+        self._gangs: dict[tuple[str, int], list[_Placed]] = {}
+        self._jobs: dict[str, _Job] = {}
+        self._covered: dict[str, str] = {}  # the job of each Pod, by uid
+        self._pods: dict[str, PodObject] = {}  # those that chose this scheduler
+        self._needs: dict[str, tuple[PodObject, dict[str, int]]] = {}
+        self._used: dict[str, dict[str, int]] = {}  # by node, what the Pods of others hold
+        self._ports: dict[str, set[str]] = {}
+        self._least: dict[str, int] = {}
+        self._asked: set[str] = set()
+        self._settling: dict[str, tuple[int, int]] = {}  # the size of a gang, and since when
+        self._short: dict[str, int] = {}  # since when a gang has had too few Pods
+        self._again: dict[str, int] = {}  # Pods whose job was refused
+        self._avoided: dict[tuple[str, str], int] = {}
+        self._rounds: dict[str, int] = {}
+        self._waiting: list[Waiting] = []
+        self._explicit: frozenset[Attempt] = frozenset()
+        self._begun = False
+        self._old: frozenset[str] = frozenset()  # Pods that this process has found
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    def look(
+        self, nodes: Iterable[NodeObject], everything: Iterable[PodObject], own: Iterable[PodObject], now: int
+    ) -> None:
+        """Take in the objects of the cluster: all nodes, all Pods that have not ended, and those that chose this
+        scheduler, also ended ones.
+        """
+        there = {node.metadata.name: node for node in nodes}
+        self._pods = {pod.metadata.uid: pod for pod in own}
+        if not self._begun:
+            self._old = frozenset(self._pods)
+            self._adopt(there, now)
+        self._count(everything)
+        for placed in list(self._placed.values()):
+            self._check(placed, now)
+        self._regroup(now)
+        self._offer_all(there, now)
+        for gang in list(self._gangs.values()):
+            self._begin(gang, now)
+        self._fill_vacant(now)
+        self.tick(now)
+        self._begun = True
+
+    def waiting(self) -> list[Waiting]:
+        """Return the Pods that wait, as of the last look."""
+        return self._waiting
+
+    def _count(self, everything: Iterable[PodObject]) -> None:
+        """Sum what Pods that this scheduler has not placed hold of each node."""
+        before, self._needs, self._used, self._ports = self._needs, {}, {}, {}
+        for pod in everything:
+            node = pod.spec.node_name
+            if not node or pod.ended or pod.metadata.uid in self._by_pod:
+                continue
+            known = self._amounts(pod, before)
+            _add(self._used.setdefault(node, {}), known)
+            self._ports.setdefault(node, set()).update(pod.ports)
+        for placed in self._placed.values():
+            if placed.pod is not None:
+                self._amounts(placed.pod, before)
+
+    def _amounts(self, pod: PodObject, before: Mapping[str, tuple[PodObject, dict[str, int]]]) -> dict[str, int]:
+        known = before.get(pod.metadata.uid)
+        if known is None or known[0].spec is not pod.spec:
+            known = pod, requested(pod)
+        self._needs[pod.metadata.uid] = known
+        return known[1]
+
+    def _adopt(self, nodes: Mapping[str, NodeObject], now: int) -> None:
+        """Take over the Pods that an earlier process of this home has placed."""
+        held: dict[str, list[tuple[int, Launch, tuple[int, ...], Running]]] = {}
+        for pod in sorted(self._pods.values(), key=lambda of: of.key):
+            notes = pod.metadata.annotations or {}
+            if notes.get(HOME) != self._home or not pod.spec.node_name or pod.spec.node_name not in nodes:
+                continue
+            try:
+                launch = _to_launch.decode(notes.get(ATTEMPT, ""))
+            except msgspec.MsgspecError:
+                continue
+            if launch.attempt in self._placed:
+                continue
+            placed = _Placed(launch, pod.spec.node_name, now, state="bound", pod=pod)
+            self._add(placed)
+            held.setdefault(placed.node, []).append(
+                (len(held.get(placed.node, ())), launch, (), Running(attempt=launch.attempt, pid=0))
+            )
+        for name, node in nodes.items():
+            machine = NodeMachine(Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0), ())
+            machine.adopt(held.get(name, ()), ())
+            self._machines[name] = _Machine(machine, node)
+        for gang in self._gangs.values():
+            self._recover(gang, now)
+
+    def _recover(self, gang: list[_Placed], now: int) -> None:
+        """Find the other Pods of a gang that an earlier process has bound in part."""
+        first = gang[0]
+        bound = [placed.pod for placed in gang if placed.pod is not None]
+        left = first.launch.world - len(gang)
+        key = first.launch.argv[1]
+        pending = [
+            pod
+            for group in groups(self._pods.values(), self._least)
+            if group.key == key
+            for pod in group.members
+            if self._is_pending(pod)
+        ]
+        others = sorted(pending, key=lambda of: of.key)[:left]
+        pods = [*bound, *others]
+        job = _Job(first.job, key, "", tuple(pod.metadata.uid for pod in pods), needs_of(pods), now)
+        job.id = first.attempt.task.partition(".")[0]
+        self._jobs[job.key] = job
+        self._covered.update(dict.fromkeys(job.uids, job.key))
+        for placed in gang:
+            placed.began, placed.partial = not left, bool(left)
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def _offer_all(self, nodes: Mapping[str, NodeObject], now: int) -> None:
+        needs = {job.needs.label: job.needs for job in self._jobs.values()}
+        self._avoided = {key: until for key, until in self._avoided.items() if until > now}
+        here: dict[str, list[_Placed]] = {}
+        for placed in self._placed.values():
+            here.setdefault(placed.node, []).append(placed)
+        for name in sorted({*nodes, *self._machines}):
+            node, held = nodes.get(name), here.get(name, [])
+            known = self._machines.get(name)
+            if known is None:
+                if node is None:
+                    continue
+                machine = NodeMachine(Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0), ())
+                known = self._machines[name] = _Machine(machine, node)
+            elif node is None or (known.object is not None and node.metadata.uid != known.object.metadata.uid and held):
+                if not held:
+                    del self._machines[name]
+                    self._doors.leave(name)
+                    continue
+                node = None
+            known.object = node
+            self._fit(name, known, now)
+            if node is not None:
+                offer = self._offer(node, held, needs)
+                if offer != known.machine.node:
+                    known.machine.node = offer
+                    if known.connected:
+                        self._feed(name, Connected(), now)
+            if not known.dialled:
+                known.dialled = True
+                self._doors.dial(name)
+
+    def _fit(self, name: str, known: _Machine, now: int) -> None:
+        why = _unfit(known.object)
+        if why != known.why:
+            known.why = why
+            self._feed(name, Fitness(why), now)
+
+    def _offer(self, node: NodeObject, held: Sequence[_Placed], needs: Mapping[str, Needs]) -> Node:
+        """Return what a node offers beside the Pods of others, and which kinds of waiting Pods it may hold."""
+        name, size = node.metadata.name, amounts(node.status.allocatable)
+        others = self._used.get(name, {})
+        free = {of: amount - others.get(of, 0) for of, amount in size.items()}
+        device, ports = device_of(size), set(self._ports.get(name, ()))
+        offer = {of: max(0, free.get(of, 0)) for of in ("cpu", "memory", device)}
+        taken: set[int] = set()
+        for placed in held:
+            taken.update(placed.launch.devices)
+            if placed.pod is not None and placed.state != "vacant":
+                ports |= placed.pod.ports
+                for of, amount in self._needs.get(placed.pod.metadata.uid, (None, requested(placed.pod)))[1].items():
+                    free[of] = free.get(of, 0) - amount
+        admitted = {
+            label: "yes"
+            for label, one in sorted(needs.items())
+            if (name, label) not in self._avoided and not one.refuses(node, size, free, ports)
+        }
+        return Node(
+            name=name,
+            incarnation=node.metadata.uid,
+            cpu=offer["cpu"],
+            memory=offer["memory"],
+            devices=_devices(node, size.get(device, 0), offer[device] if device else 0, taken),
+            labels={**labels_of(node), ALLOCATED: "kubernetes", **admitted},  # others may come
+        )
+
+    # --- the control plane --------------------------------------------------------------------------------------------
+
+    def connected(self, node: str, now: int) -> None:
+        if (known := self._machines.get(node)) is not None:
+            known.connected = True
+            self._feed(node, Connected(), now)
+
+    def disconnected(self, node: str, now: int) -> None:
+        if (known := self._machines.get(node)) is not None:
+            known.connected = False
+            self._feed(node, Disconnected(), now)
+
+    def hear(self, node: str, message: ToAgent, now: int) -> None:
+        if node in self._machines:
+            self._explicit = frozenset(message.stops) if isinstance(message, Desired) else frozenset()
+            self._feed(node, message, now)
+
+    def submitted(self, key: str, job: str, now: int, over: str = "") -> None:
+        """A job has this id; empty: it was refused, and is submitted again later. `over` is the status of one that is
+        not unfinished: a cancelled one is not submitted again.
+        """
+        known = self._jobs.get(key)
+        if known is None:
+            if job:
+                self._doors.cancel(job)
+        elif over and over != "cancelled":
+            self._drop(known)
+        elif job:
+            known.id = job
+        else:
+            self._again.update(dict.fromkeys(known.uids, now + PAUSES[1]))
+            self._drop(known)
+
+    def answered(self, path: str, least: int) -> None:
+        """So many Pods of a gang start together; 0: the cluster does not know."""
+        self._least[path] = least
+
+    def tick(self, now: int) -> None:
+        """Handle the passing of time: heartbeats, and writes that are repeated."""
+        for name, known in list(self._machines.items()):
+            due = known.machine.wakeup()
+            if due is not None and due <= now:
+                self._perform(name, known.machine.tick(now), now)
+        for placed in list(self._placed.values()):
+            if placed.state == "binds" and 0 < placed.again_at <= now:
+                placed.again_at = 0
+                self._bind(placed)
+
+    def wakeup(self) -> int | None:
+        """Return when to tick next if nothing happens before."""
+        due = [of.machine.wakeup() for of in self._machines.values()]
+        due += [placed.again_at for placed in self._placed.values() if placed.again_at]
+        return min((one for one in due if one is not None), default=None)
+
+    def _feed(self, name: str, message: Message, now: int) -> None:
+        self._perform(name, self._machines[name].machine.handle(message, now), now)
+
+    def _perform(self, name: str, effects: Sequence[Effect], now: int) -> None:
+        for effect in effects:
+            match effect:
+                case Say():
+                    self._doors.say(name, effect.message)
+                case Hang():
+                    self._doors.hang(name)
+                case Start():
+                    placed = _Placed(effect.launch, name, now)
+                    self._add(placed)
+                    self._begin(self._gangs[placed.gang], now)
+                case Stop():
+                    self._stop(effect.attempt, now)
+                case _:  # nothing here has a lease, orders or a time limit
+                    pass
+
+    # --- attempts -----------------------------------------------------------------------------------------------------
+
+    def _add(self, placed: _Placed) -> None:
+        self._placed[placed.attempt] = placed
+        if placed.pod is not None:
+            self._by_pod[placed.pod.metadata.uid] = placed
+        self._gangs.setdefault(placed.gang, []).append(placed)
+
+    def _begin(self, gang: list[_Placed], now: int) -> None:
+        """Bind a gang once all its places are there."""
+        waits = [placed for placed in gang if placed.state == "waits"]
+        if not waits or len(gang) < gang[0].launch.world:
+            return
+        job = self._jobs.get(waits[0].job)
+        if job is None:
+            if now - waits[0].since > UNKNOWN:
+                self._doors.cancel(waits[0].attempt.task.partition(".")[0])
+                self._end_all(waits, Ending(outcome="returned", note="its Pods are not there"), now)
+            return
+        taken = {placed.pod.metadata.uid for placed in gang if placed.pod is not None}
+        pods = [pod for uid in job.uids if uid not in taken and (pod := self._pods.get(uid)) and self._is_pending(pod)]
+        why = "" if len(pods) >= len(waits) else "its Pods are not there"
+        pairs = list(zip(sorted(waits, key=lambda of: of.launch.rank), pods, strict=False))
+        for placed, pod in pairs:
+            why = why or self._refusal(placed, pod, now)
+            placed.pod = pod
+        if why:
+            for placed in waits:
+                placed.pod = None
+            self._end_all(waits, Ending(outcome="returned", note=why), now)
+            return
+        for placed, pod in pairs:
+            placed.state = "binds"
+            self._by_pod[pod.metadata.uid] = placed
+        for placed in waits:
+            self._bind(placed)
+
+    def _refusal(self, placed: _Placed, pod: PodObject, now: int) -> str:
+        """Why a Pod cannot be bound there, as of the latest copy; empty if it can."""
+        known = self._machines[placed.node]
+        if known.object is None or _unfit(known.object):
+            return _unfit(known.object)
+        size, others = amounts(known.object.status.allocatable), self._used.get(placed.node, {})
+        free = {of: amount - others.get(of, 0) for of, amount in size.items()}
+        ports = set(self._ports.get(placed.node, ()))
+        for one in self._placed.values():
+            if one.node == placed.node and one is not placed and one.pod is not None and one.state != "vacant":
+                _add(free, {of: -amount for of, amount in requested(one.pod).items()})
+                ports |= one.pod.ports
+        needs = needs_of([pod])
+        why = needs.refuses(known.object, size, free, ports)
+        short = next((of for of, amount in requested(pod).items() if amount > max(0, free.get(of, 0))), "")
+        if why or short:
+            label = self._jobs[placed.job].needs.label
+            self._avoided[placed.node, label] = now + AVOIDED
+        return why or (f"{short} of the node is in use" if short else "")
+
+    def _bind(self, placed: _Placed) -> None:
+        if placed.pod is None:
+            return
+        launch = msgspec.structs.replace(placed.launch, env={}, secrets={}, folder="")
+        notes = {HOME: self._home, ATTEMPT: msgspec.json.encode(launch).decode()}
+        self._doors.bind(placed.attempt, placed.pod, placed.node, notes)
+
+    def bound(self, attempt: Attempt, outcome: Outcome, now: int, why: str = "", after: int = 0) -> None:
+        """The outcome of a binding. A write to be repeated is repeated `after` so many nanoseconds, or a pause."""
+        placed = self._placed.get(attempt)
+        if placed is None or placed.state != "binds":
+            return
+        if outcome == "again":
+            pause = min(PAUSES[1], PAUSES[0] << min(placed.tries, 10))
+            placed.tries, placed.again_at = placed.tries + 1, now + max(after, pause)
+        elif outcome == "bound":
+            placed.state, placed.tries, placed.since = "bound", 0, now
+            if placed.stopping:
+                self._delete(placed)
+                return
+            gang = self._gangs[placed.gang]
+            if len(gang) == placed.launch.world and all(one.state == "bound" for one in gang):
+                for one in gang:
+                    one.began, one.partial = True, False
+            self._feed(placed.node, Changed(running=(Running(attempt=attempt, pid=0),)), now)
+        else:
+            self._missed(placed, why, now)
+
+    def _missed(self, placed: _Placed, why: str, now: int) -> None:
+        """A Pod can never be bound: its gang does not begin, and what was bound of it is given back."""
+        if placed.pod is not None:
+            self._by_pod.pop(placed.pod.metadata.uid, None)
+        if placed.began:
+            placed.state, placed.pod = "vacant", None
+            return
+        gang = list(self._gangs[placed.gang])
+        if (job := self._jobs.get(placed.job)) is not None:
+            job.failed = True
+        self._end(placed, Ending(outcome="unstartable" if not placed.stopping else "stopped", note=why), now)
+        for one in gang:
+            if one is not placed and not one.stopping:
+                self._give_back(one, now)
+
+    def _give_back(self, placed: _Placed, now: int) -> None:
+        """Undo a place, whatever has happened there."""
+        placed.stopping = True
+        match placed.state:
+            case "waits":
+                self._end(placed, Ending(outcome="returned"), now)
+            case "vacant":
+                self._end(placed, placed.ending or Ending(outcome="stopped"), now)
+            case "bound":
+                self._delete(placed)
+            case "binds":
+                pass  # its answer decides
+
+    def _stop(self, attempt: Attempt, now: int) -> None:
+        """The control plane gives an attempt up. One that it does not know any more, as after a long silence, goes on
+        as the Pod of somebody else.
+        """
+        placed = self._placed.get(attempt)
+        if placed is None:
+            return
+        whole = placed.began or placed.launch.world == 1
+        if placed.state == "bound" and (placed.partial or (whole and attempt not in self._explicit)):
+            self._end(placed, Ending(outcome="stopped"), now)
+        else:
+            self._give_back(placed, now)
+
+    def _delete(self, placed: _Placed) -> None:
+        if placed.pod is not None and not placed.deleted:
+            placed.deleted = True
+            self._doors.delete(placed.pod)
+
+    def _check(self, placed: _Placed, now: int) -> None:
+        """Compare an attempt with its Pod."""
+        if placed.pod is None or self._placed.get(placed.attempt) is not placed:
+            return
+        uid = placed.pod.metadata.uid
+        pod = self._pods.get(uid)
+        if pod is not None:
+            placed.pod = pod
+        if placed.state == "binds" and pod is None:
+            self.bound(placed.attempt, "gone", now, "its Pod was deleted")
+        if placed.state != "bound":
+            return
+        if pod is None:
+            self._over(placed, Ending(outcome="killed", run=placed.ran(now), note="its Pod was deleted"), now)
+        elif pod.status.phase == "Succeeded":
+            self._end(placed, Ending(outcome="done", run=placed.ran(now)), now)
+        elif pod.ended:
+            note = ": ".join(filter(None, (pod.status.reason, pod.status.message)))
+            self._over(placed, Ending(outcome="failed", code=pod.exit_code or 1, run=placed.ran(now), note=note), now)
+        elif placed.stopping and placed.deleted and not pod.is_deleted:
+            self._doors.delete(pod)  # the request was lost
+
+    def _over(self, placed: _Placed, ending: Ending, now: int) -> None:
+        """A Pod has failed or was deleted. In a gang that has begun, its place waits for the one that is created in
+        its stead, as long as others of the gang run.
+        """
+        if placed.stopping:
+            self._end(placed, Ending(outcome="stopped"), now)
+            return
+        others = [one for one in self._gangs[placed.gang] if one is not placed and one.state != "vacant"]
+        if placed.began and others:
+            if placed.pod is not None:
+                self._by_pod.pop(placed.pod.metadata.uid, None)
+            placed.state, placed.pod, placed.ending = "vacant", None, ending
+            return
+        gang = list(self._gangs[placed.gang])
+        self._end(placed, ending, now)
+        for one in gang:
+            if one.state == "vacant":
+                self._end(one, one.ending or ending, now)
+            elif one is not placed and not placed.began:
+                self._give_back(one, now)
+
+    def _end_all(self, every: Iterable[_Placed], ending: Ending, now: int) -> None:
+        for placed in list(every):
+            self._end(placed, ending, now)
+
+    def _end(self, placed: _Placed, ending: Ending, now: int) -> None:
+        del self._placed[placed.attempt]
+        if placed.pod is not None:
+            self._by_pod.pop(placed.pod.metadata.uid, None)
+        gang = self._gangs[placed.gang]
+        gang.remove(placed)
+        if not gang:
+            del self._gangs[placed.gang]
+        job = self._jobs.get(placed.job)
+        if job is not None:
+            if ending.outcome != "returned" and placed.pod is not None:
+                self._covered.pop(placed.pod.metadata.uid, None)
+            left = any(one.job == job.key for one in gang)
+            if not left and (job.failed or ending.outcome != "returned"):
+                self._drop(job, cancels=job.failed)
+        self._feed(placed.node, Changed(ended=(Ended(attempt=placed.attempt, ending=ending),)), now)
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def _regroup(self, now: int) -> None:
+        """Submit a job for Pods that have none, and cancel those whose Pods have gone."""
+        for job in list(self._jobs.values()):
+            if any(job.key == placed.job for uid in job.uids if (placed := self._by_pod.get(uid))):
+                continue
+            if any(one.job == job.key for gang in self._gangs.values() for one in gang):
+                continue
+            if not all((pod := self._pods.get(uid)) is not None and self._is_pending(pod) for uid in job.uids):
+                self._drop(job, cancels=True)
+        self._waiting = []
+        asked: list[Asked] = []
+        found = groups(self._pods.values(), self._least)
+        for group in found:
+            self._look_at(group, asked, now)
+        keys = {group.key for group in found}
+        for known in (self._settling, self._short):
+            for key in known.keys() - keys:
+                del known[key]
+        if asked:
+            self._doors.submit(asked)
+
+    def _look_at(self, group: Group, asked: list[Asked], now: int) -> None:
+        pending = [pod for pod in group.members if self._is_pending(pod)]
+        free = [pod for pod in pending if pod.metadata.uid not in self._covered]
+        self._note_waiting(pending)
+        there = len([pod for pod in group.members if self._is_there(pod)])
+        least = group.least or self._size_of(group, now)
+        missing = least - there
+        if not free or not least:
+            self._give_up_if_short(group, missing, pending, now)
+            if free:
+                self._waiting.append(Waiting(tuple(free), "", "the size of its group is not known yet", now))
+            return
+        free = [pod for pod in free if self._again.get(pod.metadata.uid, 0) <= now]
+        if missing > len(free):
+            why = f"its group waits for {missing - len(free)} more of {least} Pods"
+            self._waiting.append(Waiting(tuple(free), "", why, now))
+        elif missing > 0:
+            first = sorted(free, key=lambda of: of.key)[:missing]
+            asked.append(self._asked_for(group, group.name, first, now))
+        else:
+            asked.extend(self._asked_for(group, name_of(pod.key), [pod], now) for pod in free)
+        self._give_up_if_short(group, missing, pending, now)
+
+    def _note_waiting(self, pending: Sequence[PodObject]) -> None:
+        jobs: dict[str, list[PodObject]] = {}
+        for pod in pending:
+            if (key := self._covered.get(pod.metadata.uid)) and pod.metadata.uid not in self._by_pod:
+                jobs.setdefault(key, []).append(pod)
+        for key, pods in jobs.items():
+            self._waiting.append(Waiting(tuple(pods), self._jobs[key].id, "", self._jobs[key].since))
+
+    def _give_up_if_short(self, group: Group, missing: int, pending: Sequence[PodObject], now: int) -> None:
+        """Delete the Pods of a gang that has had too few for long while others of it find no room."""
+        bound = [pod for pod in group.members if pod.spec.node_name and not pod.ended and not pod.is_deleted]
+        uncovered = [pod for pod in pending if pod.metadata.uid not in self._by_pod]
+        short = len(bound) + sum(pod.status.phase == "Succeeded" for pod in group.members) < group.least
+        if not (bound and short and uncovered):
+            self._short.pop(group.key, None)
+        elif now - self._short.setdefault(group.key, now) > PATIENCE:
+            del self._short[group.key]
+            for pod in bound:
+                self._doors.delete(pod)
+
+    def _size_of(self, group: Group, now: int) -> int:
+        """Return the size of a gang that does not name it: what the cluster says, or all that were created."""
+        if group.asks not in self._asked:
+            self._asked.add(group.asks)
+            self._doors.ask(group.asks)
+        if group.asks not in self._least:
+            return 0
+        count, since = self._settling.get(group.key, (0, now))
+        if count != len(group.members):
+            count, since = len(group.members), now
+        self._settling[group.key] = count, since
+        return count if now - since >= SETTLED else 0
+
+    def _asked_for(self, group: Group, name: str, pods: Sequence[PodObject], now: int) -> Asked:
+        needs = needs_of(pods)
+        uids = tuple(pod.metadata.uid for pod in pods)
+        times = self._rounds[group.key] = self._rounds.get(group.key, 0) + 1
+        key = hashlib.sha256(f"{self._home} {uids} {times}".encode()).hexdigest()[:32]
+        self._jobs[key] = _Job(key, group.key, name, uids, needs, now)
+        self._covered.update(dict.fromkeys(uids, key))
+        first = pods[0]
+        spec: dict[str, Any] = {
+            "name": name,
+            "run": [RUN, group.key, key],
+            "sync": False,
+            "resources": needs.resources(len(pods)),
+            "priority": priority_of(first),
+            "class": name_of(f"{first.metadata.namespace}/{owner.name if (owner := first.controller) else 'pods'}"),
+            "preemptible": False,
+            "retry": {"limit": 0},
+        }
+        if len(pods) > 1:
+            spec["workers"] = len(pods)
+        if first.spec.active_deadline_seconds:
+            spec["expect"] = f"{first.spec.active_deadline_seconds}s"
+        return Asked(key, spec, not self._old.isdisjoint(uids))
+
+    def _drop(self, job: _Job, cancels: bool = False) -> None:
+        self._jobs.pop(job.key, None)
+        for uid in job.uids:
+            if self._covered.get(uid) == job.key:
+                del self._covered[uid]
+        if cancels and job.id:
+            self._doors.cancel(job.id)
+
+    def _is_pending(self, pod: PodObject) -> bool:
+        return not (pod.spec.node_name or pod.ended or pod.is_deleted or is_held(pod))
+
+    def _is_there(self, pod: PodObject) -> bool:
+        """Whether a Pod counts for its gang: it runs, it has done its work, or it will be placed."""
+        runs = bool(pod.spec.node_name) and not pod.ended and not pod.is_deleted
+        return runs or pod.status.phase == "Succeeded" or pod.metadata.uid in self._covered
+
+    def _fill_vacant(self, now: int) -> None:
+        """Give the places of Pods that have failed to those that were created in their stead."""
+        for placed in list(self._placed.values()):
+            if placed.state != "vacant" or placed.stopping:
+                continue
+            for pod in self._pods.values():
+                if not self._is_pending(pod) or pod.metadata.uid in self._by_pod:
+                    continue
+                key = self._covered.get(pod.metadata.uid)
+                if self._group_of(pod) != placed.launch.argv[1] or (
+                    key and self._jobs[key].uids != (pod.metadata.uid,)
+                ):
+                    continue
+                if placed.job in self._jobs and not self._refusal(placed, pod, now):
+                    if key:
+                        self._drop(self._jobs[key], cancels=True)
+                    self._covered[pod.metadata.uid] = placed.job
+                    placed.state, placed.pod = "binds", pod
+                    self._by_pod[pod.metadata.uid] = placed
+                    self._bind(placed)
+                    break
+
+    def _group_of(self, pod: PodObject) -> str:
+        [group] = groups([pod], self._least)
+        return group.key
+
+
+def _unfit(node: NodeObject | None) -> str:
+    if node is None or node.out_of_service:
+        return "the node has left the cluster"
+    if not node.ready:
+        return "Kubernetes says that the node is not ready"
+    return "Kubernetes has cordoned the node" if node.spec.unschedulable else ""
+
+
+def _devices(node: NodeObject, total: int, offered: int, taken: set[int]) -> tuple[Device, ...]:
+    """Return the devices of a node: those that are held here, and so many of the others that all are `offered`."""
+    free = [index for index in range(total) if index not in taken]
+    indices = sorted([*taken, *free[: max(0, offered - len(taken))]])
+    return tuple(device_at(node, index) for index in indices)
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, 0) + amount

@@ -1,0 +1,462 @@
+"""The scheduler of a cluster, as a process: `--on kubernetes:scheduler=NAME`.
+
+It places the Pods whose `schedulerName` is NAME. `placing.py` says how; here are the ways out: a channel for each node
+to the control plane of this machine, jobs through its API, and writes to the API server by a few threads. Reasons
+become Events: one for each Pod and reason, at most `EVENTS_A_SECOND`, and a repeated one is counted in place.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import uvloop
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from poise.client import Client
+from poise.config import Home
+from poise.decoding import json_decoder, msgpack_decoder
+from poise.drivers.security import read_token
+from poise.drivers.sockets import connect as reach_socket
+from poise.drivers.system import SystemClock
+from poise.errors import Conflict, NotFound, PoiseError
+from poise.kernel.frames import Broken, Frames
+from poise.model.messages import Attempt, FromAgent, ToAgent, ToNode
+from poise.model.reports import Explanation, Request
+from poise.units import SECOND, format_duration
+from poise_kubernetes.api import Api, Away, Refused
+from poise_kubernetes.cluster import ALL_ENDED, no_cluster
+from poise_kubernetes.credentials import Access, find_access
+from poise_kubernetes.grouping import least_in
+from poise_kubernetes.placing import ATTEMPT, Asked, Outcome, Placer, Waiting
+from poise_kubernetes.records import NodeObject, PodObject
+from poise_kubernetes.settings import Settings
+from poise_kubernetes.watching import Watched
+
+LOOK_SECONDS = 0.02
+"""Interval of checks whether a copy of the cluster has changed."""
+
+ANEW_SECONDS = 1.0
+"""Longest time between two looks at the cluster, for what only time changes."""
+
+WRITERS = 8
+"""Threads that write to the API server."""
+
+SUBMITTERS = 2
+RECONNECT_SECONDS = 0.1, 1.0
+OPEN_SECONDS = 10.0
+
+TELL_SECONDS = 2.0
+"""Interval of Events, and how long a Pod has waited before it gets the first one."""
+
+EVENTS_A_SECOND = 5
+REPEAT_SECONDS = 300.0
+"""The same reason is counted again after this long."""
+
+_log = logging.getLogger("poise.kubernetes")
+_encode = msgspec.msgpack.Encoder().encode
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToNode]] = msgpack_decoder(tuple[int, ToNode])
+_pod = json_decoder(PodObject)
+
+
+def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Outcome:
+    """Return what has become of a binding whose answer was lost, or refused."""
+    if pod.is_deleted or pod.ended:
+        return "gone"
+    if not pod.spec.node_name:
+        return "again"
+    same = f'"{attempt.task}",{attempt.epoch}]' in (pod.metadata.annotations or {}).get(ATTEMPT, "").replace(", ", ",")
+    return "bound" if pod.spec.node_name == node and same else "gone"
+
+
+class _Line:
+    """The channel of one node."""
+
+    def __init__(self, owner: "Scheduler", node: str) -> None:
+        self._owner, self._node = owner, node
+        self._frames = Frames()
+        self._unsent: asyncio.Queue[FromAgent] = asyncio.Queue()
+        self._channel: ClientConnection | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def say(self, message: FromAgent) -> None:
+        self._unsent.put_nowait(message)
+
+    def hang(self) -> None:
+        if self._channel is not None:
+            self._channel.transport.abort()
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        pause = RECONNECT_SECONDS[0]
+        while True:
+            try:
+                async with self._opened() as channel:
+                    await self._serve(channel)
+                pause = RECONNECT_SECONDS[0]
+            except (OSError, WebSocketException, PoiseError, EOFError, Broken, msgspec.DecodeError) as error:
+                _log.debug("node %s has no channel: %s", self._node, error)
+            finally:
+                self._channel = None
+                self._owner.disconnected(self._node)
+            await asyncio.sleep(pause)
+            pause = min(RECONNECT_SECONDS[1], 2 * pause)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self) -> Any:
+        sock = reach_socket(self._owner.home.socket, None)
+        with contextlib.closing(sock):
+            sock.setblocking(False)
+            async with connect(
+                "ws://poise/v1/channel",
+                sock=sock,
+                additional_headers={"Authorization": f"Bearer {read_token(self._owner.home)}"},
+                open_timeout=OPEN_SECONDS,
+                compression=None,
+                max_size=None,
+                ping_interval=None,
+            ) as channel:
+                yield channel
+
+    async def _serve(self, channel: ClientConnection) -> None:
+        self._channel, self._frames, heard = channel, Frames(), Frames()
+        self._unsent = asyncio.Queue()
+        sender = asyncio.create_task(self._send(channel))
+        self._owner.connected(self._node)
+        try:
+            async for frame in channel:
+                serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
+                if heard.hears(serial) and isinstance(message, ToAgent):
+                    self._owner.hear(self._node, message)
+        finally:
+            sender.cancel()
+
+    async def _send(self, channel: ClientConnection) -> None:
+        with contextlib.suppress(WebSocketException):
+            while True:
+                message = await self._unsent.get()
+                await channel.send(_encode((self._frames.number(), message)))
+
+
+class Scheduler:
+    """The `Doors` of a placer. All of it runs on one loop; threads wait for the API server and the control plane."""
+
+    def __init__(
+        self, access: Access, own: str, settings: Settings, home: Home, tell: Callable[[Sequence[Request]], None]
+    ) -> None:
+        self.home = home
+        self._access, self._settings, self._tell = access, settings, tell
+        self._clock = SystemClock.of_the_boot()
+        self._loop = asyncio.get_running_loop()
+        self.placer = Placer(own, self)
+        self._lines: dict[str, _Line] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._writers = ThreadPoolExecutor(WRITERS, "poise-write", self._open_api)
+        self._submitters = ThreadPoolExecutor(SUBMITTERS, "poise-submit", self._open_client)
+        self._telling = ThreadPoolExecutor(1, "poise-tell", self._open_both)
+        self._own = threading.local()
+        self._events = Events()
+        query = {"fieldSelector": f"spec.schedulerName={settings.scheduler}"}
+        self._nodes = Watched(Api(access), "/api/v1/nodes", NodeObject)
+        self._pods = Watched(Api(access), "/api/v1/pods", PodObject, {"fieldSelector": ALL_ENDED})
+        self._mine = Watched(Api(access), "/api/v1/pods", PodObject, query)
+
+    def list(self) -> None:
+        """Read the cluster for the first time. Raises `Fault` if it does not answer, or refuses."""
+        for one, what in ((self._nodes, "nodes"), (self._pods, "pods of all namespaces"), (self._mine, "pods")):
+            try:
+                one.list()
+            except (Away, Refused) as error:
+                raise no_cluster(self._access, what, error) from None
+
+    async def run(self, until: Callable[[], bool]) -> None:
+        """Work until this function returns true."""
+        nodes, pods, mine = watched = self._nodes, self._pods, self._mine
+        for one in watched:
+            one.start()
+        telling = asyncio.create_task(self._tell_reasons())
+        seen, looked = -1, 0.0
+        try:
+            while not until():
+                changes = sum(one.changes for one in watched)
+                if changes != seen or self._loop.time() - looked > ANEW_SECONDS:
+                    seen, looked = changes, self._loop.time()
+                    self._took(lambda: self.placer.look(nodes.items(), pods.items(), mine.items(), self._now()))
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            telling.cancel()
+            for line in self._lines.values():
+                line.close()
+            for one in watched:
+                one.stop()
+            for pool in (self._writers, self._submitters, self._telling):
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return self._clock.now()
+
+    def _took(self, act: Callable[[], None]) -> None:
+        """Let the placer do something, and set the timer for its next one."""
+        act()
+        due = self.placer.wakeup()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if due is not None:
+            self._timer = self._loop.call_later(max(0.0, (due - self._now()) / SECOND), self._tick)
+
+    def _tick(self) -> None:
+        self._took(lambda: self.placer.tick(self._now()))
+
+    def connected(self, node: str) -> None:
+        self._took(lambda: self.placer.connected(node, self._now()))
+
+    def disconnected(self, node: str) -> None:
+        self._took(lambda: self.placer.disconnected(node, self._now()))
+
+    def hear(self, node: str, message: ToAgent) -> None:
+        self._took(lambda: self.placer.hear(node, message, self._now()))
+
+    def _answer(self, act: Callable[[], None]) -> None:
+        """Let the placer do something, from a thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._took, act)
+
+    # --- threads ------------------------------------------------------------------------------------------------------
+
+    def _open_api(self) -> None:
+        self._own.api = Api(self._access)
+
+    def _open_client(self) -> None:
+        self._own.client = Client(self.home)
+
+    def _open_both(self) -> None:
+        self._open_api()
+        self._open_client()
+
+    # --- ways out -----------------------------------------------------------------------------------------------------
+
+    def dial(self, node: str) -> None:
+        self._lines[node] = _Line(self, node)
+
+    def say(self, node: str, message: FromAgent) -> None:
+        self._lines[node].say(message)
+
+    def hang(self, node: str) -> None:
+        self._lines[node].hang()
+
+    def leave(self, node: str) -> None:
+        self._lines.pop(node).close()
+
+    def submit(self, asked: Sequence[Asked]) -> None:
+        for one in asked:
+            self._submitters.submit(self._submit, one)
+
+    def _submit(self, asked: Asked) -> None:
+        client: Client = self._own.client
+        over = ""
+        try:
+            try:
+                job = client.submit(asked.spec, key=asked.key)
+            except Conflict:  # another job has the name
+                job = client.submit({of: value for of, value in asked.spec.items() if of != "name"}, key=asked.key)
+            if asked.old and (known := client.job(job)).ended:
+                over = known.status
+        except PoiseError as error:
+            _log.warning("%s: %s %s", asked.spec["name"], error, error.record.have)
+            job = ""
+        self._answer(lambda: self.placer.submitted(asked.key, job, self._now(), over))
+
+    def cancel(self, job: str) -> None:
+        self._submitters.submit(self._cancel, job)
+
+    def _cancel(self, job: str) -> None:
+        with contextlib.suppress(Conflict, NotFound):  # it is over
+            self._own.client.cancel(job)
+
+    def bind(self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str]) -> None:
+        self._writers.submit(self._bind, attempt, pod, node, dict(notes))
+
+    def _bind(self, attempt: Attempt, pod: PodObject, node: str, notes: dict[str, str]) -> None:
+        api: Api = self._own.api
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod.metadata.name, "uid": pod.metadata.uid, "annotations": notes},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        why, outcome, after = "", "bound", 0
+        try:
+            api.create(f"{_path(pod)}/binding", body)
+        except Away as error:
+            why, outcome = str(error), "again"
+        except Refused as refused:
+            why, after = str(refused), round(refused.after * SECOND)
+            outcome = "again" if refused.status in (429, 500, 503, 504) else self._settled(api, pod, attempt, node)
+        self._answer(lambda: self.placer.bound(attempt, outcome, self._now(), why, after))  # type: ignore[arg-type]
+
+    def _settled(self, api: Api, pod: PodObject, attempt: Attempt, node: str) -> Outcome:
+        """Return what a refused binding means: the Pod is bound already, gone, or free."""
+        try:
+            found = _pod.decode(api.raw(_path(pod), {}))
+        except Away:
+            return "again"
+        except Refused as refused:
+            return "gone" if refused.status == 404 else "again"
+        return outcome_of(found, attempt, node) if found.metadata.uid == pod.metadata.uid else "gone"
+
+    def delete(self, pod: PodObject) -> None:
+        self._writers.submit(self._delete, pod)
+
+    def _delete(self, pod: PodObject) -> None:
+        with contextlib.suppress(Away, Refused):  # it is deleted again while it is there
+            self._own.api.delete(_path(pod), {"preconditions": {"uid": pod.metadata.uid}})
+
+    def ask(self, path: str) -> None:
+        self._writers.submit(self._ask, path)
+
+    def _ask(self, path: str) -> None:
+        least = 0
+        try:
+            least = least_in(self._own.api.get(path))
+        except Refused as refused:
+            if refused.status != 404:
+                _log.warning("the size of a group is not known: %s", refused)
+        except Away:
+            threading.Timer(1.0, self.ask, (path,)).start()
+            return
+        self._answer(lambda: self.placer.answered(path, least))
+
+    # --- reasons ------------------------------------------------------------------------------------------------------
+
+    async def _tell_reasons(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            waiting, now = self.placer.waiting(), self._now()
+            old = [one for one in waiting if now - one.since >= TELL_SECONDS * SECOND or not one.job]
+            requests = [Request(text=f"{one.pods[0].key} waits: {one.why}") for one in waiting if one.why]
+            self._tell(requests[:20])
+            await asyncio.wrap_future(self._telling.submit(self._tell_all, old))
+
+    def _tell_all(self, waiting: Sequence[Waiting]) -> None:
+        budget = round(EVENTS_A_SECOND * TELL_SECONDS)
+        for one in self._events.in_turn(waiting):
+            if budget <= 0:
+                return
+            text = one.why
+            if not text:
+                with contextlib.suppress(PoiseError):
+                    text = reason_of(self._own.client.explain(one.job))
+            for pod in one.pods if text else ():
+                if budget > 0 and self._events.write(self._own.api, pod, text):
+                    budget -= 1
+
+
+class Events:
+    """What Pods were told. An Event is created once for each reason, and counted then."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+        self._last = ""
+
+    def in_turn(self, waiting: Sequence[Waiting]) -> list[Waiting]:
+        """Return them in an order in which each comes first at some time."""
+        ordered = sorted(waiting, key=lambda of: of.pods[0].key)
+        place = next((number for number, one in enumerate(ordered) if one.pods[0].key > self._last), 0)
+        found = ordered[place:] + ordered[:place]
+        self._last = found[0].pods[0].key if found else ""
+        return found
+
+    def write(self, api: Api, pod: PodObject, text: str) -> bool:
+        """Tell a Pod why it waits; return whether that needed a write."""
+        now = datetime.now(UTC)
+        stamp, moment = now.timestamp(), now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        text = text[:1000]
+        mark = hashlib.sha256(text.encode()).hexdigest()[:16]
+        key = pod.metadata.uid, mark
+        at, count = self._told.get(key, (0.0, 0))
+        if stamp - at < REPEAT_SECONDS:
+            return False
+        if len(self._told) > 10_000:
+            self._told.clear()
+        self._told[key] = stamp, count + 1
+        space = pod.metadata.namespace
+        path, name = f"/api/v1/namespaces/{quote(space)}/events", f"{pod.metadata.name[:200]}.{mark}"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": space},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": pod.metadata.name,
+                "namespace": space,
+                "uid": pod.metadata.uid,
+            },
+            "reason": "FailedScheduling",
+            "message": text,
+            "type": "Warning",
+            "source": {"component": "poise"},
+            "reportingComponent": "poise",
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "count": 1,
+        }
+        try:
+            if count:
+                api.patch(f"{path}/{quote(name)}", {"count": count + 1, "lastTimestamp": moment})
+            else:
+                api.create(path, body)
+        except (Away, Refused) as error:
+            _log.debug("an event was not written: %s", error)
+        return True
+
+
+def reason_of(told: Explanation) -> str:
+    """Return one sentence that says why a job waits; empty if it does not."""
+    for waiting in told.waiting:
+        reasons = [reason.sentence() for reason in waiting.reasons]
+        reasons += [refusal.reasons[0].sentence() for refusal in waiting.refusing[:3] if refusal.reasons]
+        if waiting.start is not None and waiting.start.likely:
+            reasons.append(f"expected to start in {format_duration(waiting.start.likely)}")
+        return f"{'; '.join(reasons) or 'it waits for its turn'} (`poise explain {told.name or told.job}`)"
+    return ""
+
+
+def _path(pod: PodObject) -> str:
+    return f"/api/v1/namespaces/{quote(pod.metadata.namespace)}/pods/{quote(pod.metadata.name)}"
+
+
+class PodScheduler:
+    """What `--on kubernetes:scheduler=NAME` runs: it has no pilots."""
+
+    def __init__(self, settings: Settings, own: str) -> None:
+        self._settings, self._own = settings, own
+        self._access = find_access(settings.context)
+        api = Api(self._access)
+        try:
+            api.get("/api/v1/nodes", limit="1")
+        except (Away, Refused) as error:
+            raise no_cluster(self._access, "nodes", error) from None
+        finally:
+            api.close()
+
+    def work(self, home: Home, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
+        uvloop.run(self._work(home, over, tell))
+
+    async def _work(self, home: Home, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
+        scheduler = Scheduler(self._access, self._own, self._settings, home, tell)
+        await asyncio.to_thread(scheduler.list)
+        await scheduler.run(over)

@@ -1,0 +1,326 @@
+"""A cluster whose Pods Poise places, in virtual time: the real control plane, the real placer, a small API server in
+memory, kubelets, controllers that replace Pods, and another scheduler. A seed decides what breaks.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+
+from drivers.kubernetes_api import DEFAULT, KubernetesApi, Object, Refusal, node
+from poise.engine.control import SimulatedHome
+from poise.engine.disk import SimulatedDisk
+from poise.engine.network import End, Network
+from poise.engine.timeline import WALL, Process, Timeline
+from poise.errors import PoiseError
+from poise.kernel.controller import Settings
+from poise.kernel.messages import Cancel, Message, Reply, Submit
+from poise.model.messages import Attempt, FromAgent
+from poise.units import MILLISECOND, SECOND
+from poise_kubernetes.grouping import least_in
+from poise_kubernetes.placing import Asked, Placer
+from poise_kubernetes.records import NodeObject, PodObject
+
+OURS = "poise"
+LOOK = 200 * MILLISECOND
+
+
+class Wire:
+    """One node of the placer and its connection to the control plane."""
+
+    def __init__(self, world: "Scheduled", name: str) -> None:
+        self._world, self._name = world, name
+        self._channel: End | None = None
+        self._process, self._placer = world.process, world.placer
+        self.over = False
+        self.dial()
+
+    def dial(self) -> None:
+        world = self._world
+        control = world.home.control
+        world.network.dial(self._name, self._process, control.process, partial(self._opened, control), self._later)
+
+    def say(self, message: FromAgent) -> None:
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def hang(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._closed()
+
+    def _later(self) -> None:
+        if not self.over:
+            self._process.call_later(0.2, self.dial)
+
+    def _opened(self, control: Any, near: End, far: End) -> None:
+        if self.over or far.is_gone() or not control.accept(far):
+            self._later()
+            return
+        self._channel = near
+        near.on_message = lambda message: self._placer.hear(self._name, message, self._world.now)
+        near.on_close = self._closed
+        self._placer.connected(self._name, self._world.now)
+        self._world.tick_soon()
+
+    def _closed(self) -> None:
+        self._channel = None
+        self._placer.disconnected(self._name, self._world.now)
+        self._later()
+
+
+class Scheduled:
+    """`fault` is asked before each write to the API server: it returns `refused`, `lost` (done, without an answer),
+    `away` (not done), or nothing.
+    """
+
+    def __init__(self, seed: int = 0, nodes: Mapping[str, Object] | None = None) -> None:
+        self.random = Random(f"scheduled {seed}")  # noqa: S311
+        self.timeline = Timeline()
+        self.network = Network(self.timeline, self.random)
+        self.disk = SimulatedDisk()
+        self.home = SimulatedHome(
+            self.timeline, self.disk, Settings(seed=seed), self.random, told=self.tell, took=lambda _: None
+        )
+        self.api = KubernetesApi()
+        self.api.binds = False
+        self.fault: Callable[[str], str] = lambda what: ""
+        self.stale = 0.0  # how often a look sees an older copy
+        self.told: list[str] = []
+        self.groups: dict[str, Object] = {}  # what tells the size of a gang, by its path
+        self.bindings: dict[str, int] = {}  # successful ones, by uid of the Pod
+        self.writes = 0
+        self._records: dict[tuple[str, str], Any] = {}
+        self._copy: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        self._ticking = False
+        self._timer: Any = None
+        for name, fields in (nodes or {"a": node(), "b": node()}).items():
+            self.api.put("nodes", name, **fields)
+        self.timeline.call_at(0, self.home.start)
+        self.start_placer()
+
+    def close(self) -> None:
+        self.api._server.server_close()
+
+    def tell(self, what: str) -> None:
+        self.told.append(f"{self.timeline.now / SECOND:.2f} {what}")
+
+    @property
+    def now(self) -> int:
+        return self.timeline.now
+
+    # --- the placer ---------------------------------------------------------------------------------------------------
+
+    def start_placer(self) -> None:
+        """A new process of the scheduler; one before it was killed."""
+        self.process = Process(self.timeline, "placer")
+        self.process.start()
+        self.wires: dict[str, Wire] = {}
+        self.placer = Placer("home", self)
+        self._fresh = True
+        self.process.call_later(0.01, self._look)
+
+    def kill_placer(self) -> None:
+        self.process.kill()
+        for wire in self.wires.values():
+            wire.over = True
+            if wire._channel is not None:
+                wire._channel.close()
+        self.start_placer()
+
+    def _look(self) -> None:
+        if self._fresh or self.random.random() >= self.stale:
+            self._copy, self._fresh = self._copied(), False
+        self.placer.look(*self._copy, self.now)
+        self.tick_soon()
+        self.process.call_later(LOOK / SECOND, self._look)
+
+    def _copied(self) -> tuple[list[Any], list[Any], list[Any]]:
+        pods = [self._record(of, PodObject) for of in self.api.all("pods")]
+        alive = [pod for pod in pods if not pod.ended]
+        own = [pod for pod in pods if pod.spec.scheduler_name == OURS]
+        return [self._record(of, NodeObject) for of in self.api.all("nodes")], alive, own
+
+    def _record(self, one: Object, kind: Any) -> Any:
+        key = one["metadata"]["uid"], one["metadata"]["resourceVersion"]
+        if key not in self._records:
+            self._records[key] = msgspec.convert(one, kind)
+        return self._records[key]
+
+    def tick_soon(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            self.timeline.call_at(self.now, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        if not self.process.alive:
+            return
+        self.placer.tick(self.now)
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self.placer.wakeup()
+        if due is not None:
+            self._timer = self.timeline.call_at(max(due, self.now + MILLISECOND), self._tick)
+
+    # --- its ways out -------------------------------------------------------------------------------------------------
+
+    def dial(self, node: str) -> None:
+        self.wires[node] = Wire(self, node)
+
+    def say(self, node: str, message: FromAgent) -> None:
+        self.wires[node].say(message)
+        self.tick_soon()
+
+    def hang(self, node: str) -> None:
+        self.wires[node].hang()
+
+    def leave(self, node: str) -> None:
+        wire = self.wires.pop(node)
+        wire.over = True
+        wire.hang()
+
+    def submit(self, asked: Sequence[Asked]) -> None:
+        for one in asked:
+            self._ask_control(one)
+
+    def _ask_control(self, asked: Asked) -> None:
+        placer, process = self.placer, self.process
+        host = self.home.host
+        again = partial(process.call_later, 1.0, self._ask_control, asked)
+        if host is None:
+            again()
+            return
+        try:
+            compiled = host.controller.prepare(asked.spec, WALL, host.clock.now())
+        except PoiseError as error:
+            self.tell(f"{asked.spec['name']} is refused: {error}")
+            placer.submitted(asked.key, "", self.now)
+            return
+        make: Callable[[int], Message] = lambda request: Submit(request, compiled, asked.key)  # noqa: E731
+        done = False
+
+        def answer(reply: Reply) -> None:
+            nonlocal done
+            if done or not process.alive or placer is not self.placer:
+                return
+            done = True
+            if reply.error is not None:
+                self.tell(f"{asked.spec['name']} is refused: {reply.error}")
+                placer.submitted(asked.key, "", self.now)
+                return
+            known = self.home.host.ledger.jobs.get(reply.value) if self.home.host else None
+            over = "" if known is None or not known.ended or not asked.old else "failed"
+            placer.submitted(asked.key, reply.value, self.now, over)
+
+        def give_up() -> None:
+            nonlocal done
+            if not done:
+                done = True
+                self._ask_control(asked)
+
+        if self.home.control.ask(make, answer):
+            process.call_later(5.0, give_up)
+        else:
+            again()
+
+    def cancel(self, job: str) -> None:
+        make: Callable[[int], Message] = lambda request: Cancel(request, job)  # noqa: E731
+        if not self.home.control.ask(make, lambda reply: None):
+            self.process.call_later(1.0, self.cancel, job)
+
+    def bind(self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str]) -> None:
+        self.process.call_later(self.random.uniform(0.001, 0.05), self._bind, attempt, pod, node, dict(notes))
+
+    def _bind(self, attempt: Attempt, pod: PodObject, node: str, notes: dict[str, str]) -> None:
+        self.writes += 1
+        answer = partial(self.placer.bound, attempt)
+        fault = self.fault("bind")
+        if fault in ("refused", "away"):
+            answer("again", self.now)
+            return
+        parts = ["api", "v1", "namespaces", pod.metadata.namespace, "pods", pod.metadata.name, "binding"]
+        body = {
+            "metadata": {"name": pod.metadata.name, "uid": pod.metadata.uid, "annotations": notes},
+            "target": {"kind": "Node", "name": node},
+        }
+        try:
+            self.api.call("POST", parts, {}, body)
+        except Refusal as refused:
+            answer(*self.settled(pod, attempt, node, refused.status, str(refused)))
+            return
+        self.bindings[pod.metadata.uid] = self.bindings.get(pod.metadata.uid, 0) + 1
+        if fault == "lost":
+            answer("again", self.now)
+        else:
+            answer("bound", self.now)
+
+    def settled(self, pod: PodObject, attempt: Attempt, node: str, status: int, why: str) -> tuple[Any, ...]:
+        found = self.api.objects["pods"].get((pod.metadata.namespace, pod.metadata.name))
+        if found is not None and found["metadata"]["uid"] == pod.metadata.uid:
+            from poise_kubernetes.scheduling import outcome_of
+
+            return outcome_of(msgspec.convert(found, PodObject), attempt, node), self.now, why
+        return "gone", self.now, why
+
+    def delete(self, pod: PodObject) -> None:
+        self.process.call_later(0.01, self._delete, pod)
+
+    def _delete(self, pod: PodObject) -> None:
+        if self.fault("delete") in ("refused", "away"):
+            return  # the placer asks again
+        parts = ["api", "v1", "namespaces", pod.metadata.namespace, "pods", pod.metadata.name]
+        with contextlib.suppress(Refusal):
+            self.api.call("DELETE", parts, {}, {"preconditions": {"uid": pod.metadata.uid}})
+
+    def ask(self, path: str) -> None:
+        placer = self.placer
+        found = self.groups.get(path)
+        self.process.call_later(0.01, placer.answered, path, least_in(found) if found is not None else 0)
+
+    # --- what a test does ---------------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        until = self.now + round(seconds * SECOND)
+        while self.timeline.step(until):
+            pass
+
+    def pod(self, name: str, cpu: str = "1", space: str = "ml", **fields: Any) -> Object:
+        """Create a Pod that Poise places."""
+        metadata: Object = {"labels": fields.pop("labels", {}), "annotations": fields.pop("annotations", {})}
+        metadata["ownerReferences"] = fields.pop("owners", [])
+        held = {"cpu": cpu, "memory": "1Gi", **fields.pop("devices", {})}
+        ports = [{"hostPort": port} for port in fields.pop("ports", ())]
+        container = {"name": "main", "resources": {"requests": held}, "ports": ports}
+        spec = {"schedulerName": OURS, "containers": [container], **fields}
+        parts = ["api", "v1", "namespaces", space, "pods"]
+        return self.api.call("POST", parts, {}, {"metadata": {"name": name, **metadata}, "spec": spec})
+
+    def gang(self, name: str, pods: int, cpu: str = "1", **fields: Any) -> None:
+        labels = {"pod-group.scheduling.sigs.k8s.io/name": name}
+        labels["pod-group.scheduling.sigs.k8s.io/min-available"] = str(fields.pop("least", pods))
+        for number in range(pods):
+            self.pod(f"{name}-{number}", cpu, labels=labels, **dict(fields))
+
+    def on(self) -> dict[str, str]:
+        """The node of each Pod that is bound."""
+        bound = (of for of in self.api.all("pods") if of["spec"].get("nodeName"))
+        return {of["metadata"]["name"]: of["spec"]["nodeName"] for of in bound}
+
+    def end(self, name: str, phase: str = "Succeeded", space: str = "ml") -> None:
+        self.api.patch("pods", name, {"status": {"phase": phase}}, space)
+
+    def theirs(self, name: str, where: str, cpu: str = "1") -> None:
+        """Another scheduler has placed a Pod."""
+        held = {"name": "main", "resources": {"requests": {"cpu": cpu}}}
+        self.api.put("pods", name, "team", spec={"schedulerName": DEFAULT, "nodeName": where, "containers": [held]})
+
+    def jobs(self) -> dict[str, str]:
+        """The status of each job, by its name."""
+        from poise.kernel.ledger import job_status
+
+        assert self.home.host is not None
+        return {job.name: job_status(job) for job in self.home.host.ledger.jobs.values()}

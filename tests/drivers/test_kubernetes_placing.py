@@ -1,0 +1,177 @@
+"""Pods of others that Poise places, in virtual time: the real control plane and placer, and a small API server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from drivers.kubernetes_api import node
+from drivers.kubernetes_scheduled import Scheduled
+
+
+@pytest.fixture
+def world() -> Iterator[Scheduled]:
+    made = Scheduled()
+    yield made
+    made.close()
+
+
+def test_a_pod_gets_a_node_by_one_write_and_its_job_ends_with_it(world: Scheduled) -> None:
+    world.pod("one")
+    world.run(5)
+    assert set(world.on()) == {"one"}
+    assert world.writes == 1
+    assert world.jobs() == {"ml.one": "running"}
+    world.end("one")
+    world.run(5)
+    assert world.jobs() == {"ml.one": "done"}
+
+
+def test_a_pod_of_another_scheduler_is_left_alone_and_its_room_respected(world: Scheduled) -> None:
+    world.theirs("theirs", "a", "3")
+    world.api.put("pods", "waits", "team", spec={"schedulerName": "another", "containers": []})
+    world.run(2)
+    world.pod("large", "3")
+    world.run(5)
+    assert world.on() == {"theirs": "a", "large": "b"}
+    world.pod("next", "2")
+    world.run(5)
+    assert "next" not in world.on()
+    world.api.remove("pods", "theirs", "team")
+    world.run(5)
+    assert world.on()["next"] == "a"
+
+
+def test_a_gang_is_bound_whole_or_not_at_all(world: Scheduled) -> None:
+    world.theirs("theirs", "a", "3")
+    world.gang("train", 3, "2")
+    world.run(20)
+    assert set(world.on()) == {"theirs"}, "two of three would fit"
+    world.api.remove("pods", "theirs", "team")
+    world.run(5)
+    assert len([name for name in world.on() if name.startswith("train")]) == 3
+
+
+def test_a_gang_waits_for_all_its_pods(world: Scheduled) -> None:
+    labels = {"scheduling.x-k8s.io/pod-group": "g"}
+    world.groups = {"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/ml/podgroups/g": {"spec": {"minMember": 2}}}
+    world.pod("g-0", labels=labels)
+    world.run(10)
+    assert world.on() == {}
+    assert [of.why for of in world.placer.waiting()] == ["its group waits for 1 more of 2 Pods"]
+    world.pod("g-1", labels=labels)
+    world.run(5)
+    assert set(world.on()) == {"g-0", "g-1"}
+    world.pod("g-2", labels=labels)
+    world.run(5)
+    assert set(world.on()) == {"g-0", "g-1", "g-2"}, "one beyond its least is placed as it comes"
+
+
+def _term(key: str, operator: str, *values: str) -> dict[str, Any]:
+    terms = [{"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+TAINT = {"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}
+
+FILTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a selector": ({"nodeSelector": {"disk": "ssd"}}, {"metadata": {"labels": {"disk": "ssd"}}}),
+    "an affinity": (_term("cores", "Gt", "8"), {"metadata": {"labels": {"cores": "16"}}}),
+    "a device": ({"devices": {"amd.com/gpu": "1"}}, node(devices={"amd.com/gpu": "2"})),
+    "another amount": ({"devices": {"example.com/foo": "1"}}, node(devices={"example.com/foo": "1"})),
+}
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+def test_a_pod_goes_only_where_the_node_is_what_it_asks_for(filter: str, world: Scheduled) -> None:
+    asks, has = FILTERS[filter]
+    world.pod("one", **asks)
+    world.run(5)
+    assert world.on() == {}
+    world.api.patch("nodes", "b", has)
+    world.run(5)
+    assert world.on() == {"one": "b"}
+
+
+def test_a_taint_keeps_pods_off_unless_they_tolerate_it(world: Scheduled) -> None:
+    for name in "ab":
+        world.api.patch("nodes", name, {"spec": TAINT})
+    world.pod("plain")
+    world.pod("tolerant", tolerations=[{"key": "gpu", "operator": "Exists"}])
+    world.run(5)
+    assert set(world.on()) == {"tolerant"}
+
+
+def test_a_cordoned_node_gets_nothing(world: Scheduled) -> None:
+    world.api.patch("nodes", "a", {"spec": {"unschedulable": True}})
+    for number in range(6):
+        world.pod(f"p{number}")
+    world.run(5)
+    assert set(world.on().values()) == {"b"}
+
+
+def test_a_port_and_an_amount_of_a_node_are_given_once(world: Scheduled) -> None:
+    for number in range(3):
+        world.pod(f"port-{number}", "100m", ports=[8080])
+    world.run(10)
+    assert sorted(world.on().values()) == ["a", "b"]
+    world.api.patch("nodes", "a", {"status": {"allocatable": {"example.com/foo": "2"}}})
+    for number in range(3):
+        world.pod(f"foo-{number}", "100m", devices={"example.com/foo": "1"})
+    world.run(10)
+    assert sum(name.startswith("foo") for name in world.on()) == 2
+
+
+def test_a_gated_pod_waits_for_its_gate(world: Scheduled) -> None:
+    world.pod("held", schedulingGates=[{"name": "quota"}])
+    world.run(5)
+    assert world.on() == {}
+    world.api.patch("pods", "held", {"spec": {"schedulingGates": None}}, "ml")
+    world.run(5)
+    assert set(world.on()) == {"held"}
+
+
+def test_a_place_of_a_gang_goes_to_the_pod_that_replaces_one_that_failed(world: Scheduled) -> None:
+    world.gang("train", 4, "2")
+    world.run(5)
+    where = world.on()["train-2"]
+    world.end("train-2", "Failed")
+    world.pod("other", "2")
+    world.run(5)
+    assert "other" not in world.on(), "the place is kept"
+    labels = world.api.get("pods", "train-0", "ml")["metadata"]["labels"]
+    world.pod("train-2b", "2", labels=labels)
+    world.run(5)
+    assert world.on()["train-2b"] == where
+    assert set(world.on()) >= {"train-0", "train-1", "train-3"}, "the others have run on"
+
+
+def test_a_scheduler_that_is_killed_finds_what_it_has_placed(world: Scheduled) -> None:
+    world.gang("train", 4, "1")
+    world.pod("one")
+    world.run(5)
+    before = world.on()
+    world.kill_placer()
+    world.run(10)
+    assert world.on() == before
+    assert world.jobs() == {"ml.train": "running", "ml.one": "running"}
+    assert set(world.bindings.values()) == {1}
+
+
+def test_a_job_that_is_cancelled_deletes_its_pods(world: Scheduled) -> None:
+    world.pod("one")
+    world.run(5)
+    world.cancel("j1")
+    world.run(2)
+    assert world.api.get("pods", "one", "ml")["metadata"]["deletionTimestamp"]
+
+
+def test_pods_that_run_outlive_a_scheduler_that_was_away_for_long(world: Scheduled) -> None:
+    world.gang("train", 2)
+    world.pod("one")
+    world.run(5)
+    world.process.pause(300 * 10**9)
+    world.run(320)
+    assert len(world.on()) == 3
+    assert not [of for of in world.api.all("pods") if "deletionTimestamp" in of["metadata"]]

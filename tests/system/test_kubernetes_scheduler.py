@@ -1,0 +1,156 @@
+"""Poise as a scheduler of Kubernetes: Pods of others are bound by a real control plane.
+
+Each test runs with a small API server that behaves on the wire as the real one, and with the real one of 1.20 where it
+was built. Pods are processes here in both cases: this machine runs no containers.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from drivers.kubernetes_api import KubernetesApi, kubernetes_api
+
+from poise.drivers.lock import holder
+from poise_kubernetes.api import Api
+from poise_kubernetes.credentials import find_access
+from system.kubelet import Kubelet
+from system.kubernetes_cluster import SPACE, KubernetesCluster, kubernetes
+from system.living import Living, kill, until
+from system.substrate import OnSubstrate
+
+NODES = ("n1", "n2", "n3")
+"""Each has 2 CPUs."""
+
+GROUP = "scheduling.x-k8s.io/pod-group"
+LEAST = "pod-group.scheduling.sigs.k8s.io/min-available"
+
+
+class AsScheduler(OnSubstrate):
+    """A cluster, and a home that schedules Pods there with the rights of `deploy/kubernetes/scheduler` alone."""
+
+    def __init__(self, living: Living, real: KubernetesCluster | None, small: KubernetesApi | None) -> None:
+        self.living, self.real, self.small = living, real, small
+        if real is not None:
+            own, access = real.kubeconfig("config", "user"), real.access("admin")
+        else:
+            assert small is not None
+            own = small.kubeconfig(living.root / "config", SPACE)
+            access = find_access("", {"KUBECONFIG": str(own)})
+        self.api = Api(access)
+        living.variables["KUBECONFIG"] = str(own)
+        self.kubelets = [Kubelet(access, name, living.root / "m", {}) for name in NODES]
+        for kubelet in self.kubelets:
+            kubelet.start()
+
+    def create(self, name: str, run: str = "true", cpu: str = "1", scheduler: str = "poise", **metadata: Any) -> None:
+        held = {"requests": {"cpu": cpu}}
+        container = {"name": "main", "image": "x", "command": ["sh", "-c", run], "resources": held}
+        spec: dict[str, Any] = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+        if scheduler:
+            spec["schedulerName"] = scheduler
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
+        self.api.create(f"/api/v1/namespaces/{SPACE}/pods", body)
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        found = self.api.get(f"/api/v1/namespaces/{SPACE}/pods")["items"]
+        return {one["metadata"]["name"]: one for one in found}
+
+    def until_ended(self, *names: str) -> None:
+        def over() -> bool:
+            return all(self.pods()[name]["status"].get("phase") == "Succeeded" for name in names)
+
+        until(over, f"{names} have run", self.messages)
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            self.api.delete(f"/api/v1/namespaces/{SPACE}/pods/{name}", {"gracePeriodSeconds": 0})
+
+    def events(self, pod: str) -> list[dict[str, Any]]:
+        found = self.api.get(f"/api/v1/namespaces/{SPACE}/events")["items"]
+        return [one for one in found if one["involvedObject"]["name"] == pod and one["source"]["component"] == "poise"]
+
+    def messages(self) -> str:
+        waits = self.living.poise("ls", "--all").text
+        return f"{self.living.messages()[-4000:]}\n{waits}\n{self.pods()}"
+
+
+@pytest.fixture(scope="module", params=["small", "real"])
+def on(request: pytest.FixtureRequest) -> Iterator[AsScheduler]:
+    if request.param == "real":
+        with kubernetes(schedules=True) as cluster:
+            yield from _living(cluster, None)
+    else:
+        with kubernetes_api() as api:
+            yield from _living(None, api)
+
+
+def _living(real: KubernetesCluster | None, small: KubernetesApi | None) -> Iterator[AsScheduler]:
+    living = Living()
+    try:
+        on = AsScheduler(living, real, small)
+        try:
+            on.up("kubernetes:scheduler=poise")
+            yield on
+            assert living.poise("down", "--cancel").code == 0
+            until(lambda: not living.processes(), "nothing is left", living.processes)
+        finally:
+            for kubelet in on.kubelets:
+                kubelet.stop()
+    finally:
+        living.destroy()
+
+
+def test_pods_that_name_poise_run_and_are_jobs(on: AsScheduler) -> None:
+    names = [f"one-{number}" for number in range(8)]
+    for name in names:
+        on.create(name)
+    on.until_ended(*names)
+    jobs = {job.name: job.status for job in on.living.client().jobs(statuses=("done", "running", "pending"))}
+    until(lambda: on.living.client().job(f"{SPACE}.one-0").status == "done", "its job has ended", on.messages)
+    assert {f"{SPACE}.{name}" for name in names} <= jobs.keys()
+
+
+def test_a_pod_that_fits_nowhere_is_told_why_by_an_event_and_by_poise(on: AsScheduler) -> None:
+    on.create("large", cpu="64")
+    until(lambda: on.events("large"), "it was told", on.messages)
+    [event] = on.events("large")
+    assert event["reason"] == "FailedScheduling"
+    assert "64" in event["message"]
+    assert f"`poise explain {SPACE}.large`" in event["message"]
+    assert "64" in on.living.poise("explain", f"{SPACE}.large").text
+    assert "64" in on.living.poise("why-not", f"{SPACE}.large", "n1").text
+    on.delete("large")
+    until(lambda: on.living.client().job(f"{SPACE}.large").status == "cancelled", "its job has gone", on.messages)
+
+
+def test_a_gang_is_bound_once_all_of_it_has_room(on: AsScheduler) -> None:
+    on.create("theirs", "sleep 1000", "2", scheduler="")
+    until(lambda: on.pods()["theirs"]["spec"].get("nodeName"), "another scheduler has placed it", on.messages)
+    names = [f"gang-{number}" for number in range(3)]
+    for name in names:
+        on.create(name, cpu="2", labels={GROUP: "gang", LEAST: "3"})
+    until(lambda: on.events("gang-0"), "it was told", on.messages)
+    assert not any(on.pods()[name]["spec"].get("nodeName") for name in names)
+    on.delete("theirs")
+    on.until_ended(*names)
+
+
+def test_a_scheduler_that_is_killed_places_nothing_twice_and_knows_what_runs(on: AsScheduler) -> None:
+    on.create("before", "sleep 1000")
+    until(lambda: on.pods()["before"]["status"].get("phase") == "Running", "it runs", on.messages)
+    lock = on.living.home.root / "kubernetes" / "lock"
+    first = holder(lock)
+    kill(first)
+    on.create("after")
+    until(lambda: holder(lock) not in (0, first), "there is another one", on.messages)
+    on.until_ended("after")
+    assert on.living.client().job(f"{SPACE}.before").status == "running"
+    on.delete("before")
+    until(lambda: on.living.client().job(f"{SPACE}.before").status == "failed", "its end is known", on.messages)
+
+
+def test_doctor_checks_the_rights_of_a_scheduler(on: AsScheduler) -> None:
+    done = on.living.poise("doctor", "--on", "kubernetes:scheduler=poise", "--json")
+    assert done.code == 0, done.err
+    found = {check["name"]: check["text"] for check in done.value["checks"]}
+    assert found["rights to pods/binding"] == "create in all namespaces"
