@@ -6,7 +6,6 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from poise.config import Home
 from poise.kernel import node
 from poise.model.decisions import Plan
 from poise.model.events import Event
@@ -277,8 +276,10 @@ class PlacingSubstrate(Protocol):
     plane places, such as the Pods of others.
     """
 
-    def work(self, home: Home, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
-        """Speak for all nodes until `over` returns true. `tell` takes what waits outside of the control plane."""
+    def work(self, home: str, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
+        """Speak for all nodes to the control plane of a home, by its folder, until `over` returns true. `tell` takes
+        what waits outside of the control plane.
+        """
         ...
 
 

@@ -30,6 +30,9 @@ TO_PLACE = (
     ("", "pods/binding", ("create",), False),
     ("", "events", ("create", "patch"), False),
     ("batch", "jobs", ("get",), False),
+    ("", "pods", ("create",), True),
+    ("", "pods/log", ("get",), True),
+    ("", "secrets", ("create", "get"), True),
 )
 """Those of a scheduler."""
 

@@ -6,13 +6,16 @@ creation finds that it already exists.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from poise.drivers.devices import Part
+from poise.model.messages import Launch
 from poise.ports import Contact
+from poise.units import SECOND
 from poise_kubernetes.offers import PILOT_MEMORY, Grant
 from poise_kubernetes.settings import Settings
 
@@ -162,3 +165,71 @@ def _only(node: str) -> dict[str, Any]:
     """Return the affinity to one node, by name as in a DaemonSet; the cluster's scheduler checks the rest."""
     by_name = {"key": "metadata.name", "operator": "In", "values": [node]}
     return {"nodeSelectorTerms": [{"matchFields": [by_name]}]}
+
+
+def task_name(home: str, launch: Launch) -> str:
+    """The name of the Pod of an attempt: a repeated creation finds that it exists."""
+    task = re.sub("[^a-z0-9]+", "-", launch.attempt.task.lower()).strip("-")
+    name = f"poise-{home[:6]}-{task}"
+    short = name if len(name) < 50 else f"{name[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{short}-{launch.attempt.epoch}"
+
+
+def task_pod(
+    home: str,
+    owner: Mapping[str, str],
+    launch: Launch,
+    node: str,
+    device: str,
+    notes: Mapping[str, str],
+    settings: Settings,
+) -> dict[str, Any]:
+    """Return the manifest of the Pod of an attempt, already placed on its node."""
+    shape, attempt = launch.shape, launch.attempt
+    held = {"cpu": f"{shape.cpu}m"} | ({"memory": str(shape.memory)} if shape.memory else {})
+    held |= {device: str(len(launch.devices))} if launch.devices else {}
+    variables = {
+        **launch.env,
+        "POISE_JOB": attempt.task.partition(".")[0],
+        "POISE_TASK": attempt.task,
+        "POISE_EPOCH": str(attempt.epoch),
+    }
+    if launch.gang:
+        variables |= {"POISE_RANK": str(launch.rank), "POISE_WORLD_SIZE": str(launch.world)}
+    if launch.parts:
+        variables |= {"POISE_PART": str(launch.part), "POISE_PARTS": str(launch.parts)}
+    limits = {name: amount for name, amount in held.items() if name != "cpu"}
+    spec: dict[str, Any] = {
+        "nodeName": node,
+        "schedulerName": settings.scheduler,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": max(1, launch.grace // SECOND),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [
+            {
+                "name": "task",
+                "image": launch.image,
+                "command": list(launch.argv),
+                "resources": {"requests": held, "limits": limits},
+                "env": [{"name": name, "value": value} for name, value in variables.items()],
+            }
+        ],
+    }
+    if device:
+        spec["tolerations"] = [{"key": device, "operator": "Exists"}]
+    if launch.time_limit:
+        spec["activeDeadlineSeconds"] = max(1, launch.time_limit // SECOND)
+    if settings.priority:
+        spec["priorityClassName"] = settings.priority
+    if settings.runtime:
+        spec["runtimeClassName"] = settings.runtime
+    if settings.pull:
+        spec["imagePullSecrets"] = [{"name": settings.pull}]
+    metadata = {
+        "name": task_name(home, launch),
+        "labels": labels(home),
+        "annotations": dict(notes),
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Secret", **owner}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -26,6 +26,7 @@ from poise.kernel.node import (
     Disconnected,
     Effect,
     Fitness,
+    Forget,
     Hang,
     Message,
     NodeMachine,
@@ -33,13 +34,21 @@ from poise.kernel.node import (
     Start,
     Stop,
 )
-from poise.model.jobs import Ending
+from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
-from poise.model.resources import ALLOCATED, Device, Node
+from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node
 from poise.units import SECOND
 from poise_kubernetes.grouping import Group, Needs, groups, is_held, name_of, needs_of, priority_of
 from poise_kubernetes.offers import device_at, labels_of
-from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of, requested
+from poise_kubernetes.records import (
+    NodeObject,
+    PodObject,
+    Toleration,
+    admits,
+    amounts,
+    device_of,
+    requested,
+)
 
 HOME = "poise-scheduler/home"
 ATTEMPT = "poise-scheduler/attempt"
@@ -47,6 +56,8 @@ ATTEMPT = "poise-scheduler/attempt"
 
 RUN = "poise-pods"
 """First word of the command of a job for Pods; then come the key of its group and that of the job."""
+
+NO_IMAGE = "nodes of this cluster run containers: name an image, `--image python:3.12`"
 
 SETTLED = 2 * SECOND
 """A gang of unknown size is complete if no Pod of it was created for this long."""
@@ -59,7 +70,7 @@ AVOIDED = 30 * SECOND
 PAUSES = (SECOND // 5, 30 * SECOND)
 """Time between two tries of a write: the first and the longest."""
 
-Outcome = Literal["bound", "again", "gone"]
+Written = Literal["bound", "again", "gone"]
 """Of a write: done, to be repeated, or impossible because the Pod is gone or placed elsewhere."""
 
 _to_launch = json_decoder(Launch)
@@ -95,6 +106,14 @@ class Doors(Protocol):
         """Bind a Pod with these annotations: `bound`."""
         ...
 
+    def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
+        """Create a Pod for a task on a node, with these annotations: `bound`, with the Pod."""
+        ...
+
+    def fetch(self, attempt: Attempt, pod: PodObject) -> None:
+        """Keep the output of a Pod that has ended: `fetched`."""
+        ...
+
     def delete(self, pod: PodObject) -> None: ...
     def ask(self, path: str) -> None:
         """Read how many Pods of a gang start together: `answered`."""
@@ -110,7 +129,7 @@ class _Placed(msgspec.Struct, eq=False):
     launch: Launch
     node: str
     since: int
-    state: Literal["waits", "binds", "bound", "vacant"] = "waits"
+    state: Literal["waits", "binds", "bound", "vacant", "ends"] = "waits"
     pod: PodObject | None = None
     stopping: bool = False
     deleted: bool = False
@@ -119,6 +138,13 @@ class _Placed(msgspec.Struct, eq=False):
     ending: Ending | None = None
     tries: int = 0
     again_at: int = 0
+    seen: int = 0
+    runs: bool = False
+
+    @property
+    def is_task(self) -> bool:
+        """Whether its Pod is created for it, and not somebody else's."""
+        return self.launch.argv[0] != RUN
 
     @property
     def attempt(self) -> Attempt:
@@ -189,6 +215,8 @@ class Placer:
         self._short: dict[str, int] = {}  # since when a gang has had too few Pods
         self._again: dict[str, int] = {}  # Pods whose job was refused
         self._avoided: dict[tuple[str, str], int] = {}
+        self._refused: dict[str, tuple[int, str]] = {}  # nodes that refused a Pod, until when, and why
+        self._kept: dict[Attempt, PodObject] = {}  # Pods of ended tasks, until their ends are durable
         self._rounds: dict[str, int] = {}
         self._waiting: list[Waiting] = []
         self._explicit: frozenset[Attempt] = frozenset()
@@ -246,7 +274,7 @@ class Placer:
 
     def _adopt(self, nodes: Mapping[str, NodeObject], now: int) -> None:
         """Take over the Pods that an earlier process of this home has placed."""
-        held: dict[str, list[tuple[int, Launch, tuple[int, ...], Running]]] = {}
+        held: dict[str, list[tuple[int, Launch, tuple[int, ...], Running | None]]] = {}
         for pod in sorted(self._pods.values(), key=lambda of: of.key):
             notes = pod.metadata.annotations or {}
             if notes.get(HOME) != self._home or not pod.spec.node_name or pod.spec.node_name not in nodes:
@@ -258,16 +286,17 @@ class Placer:
             if launch.attempt in self._placed:
                 continue
             placed = _Placed(launch, pod.spec.node_name, now, state="bound", pod=pod)
+            placed.runs = not placed.is_task or pod.status.phase == "Running"
             self._add(placed)
-            held.setdefault(placed.node, []).append(
-                (len(held.get(placed.node, ())), launch, (), Running(attempt=launch.attempt, pid=0))
-            )
+            running = Running(attempt=launch.attempt, pid=0) if placed.runs else None
+            held.setdefault(placed.node, []).append((len(held.get(placed.node, ())), launch, (), running))
         for name, node in nodes.items():
             machine = NodeMachine(Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0), ())
             machine.adopt(held.get(name, ()), ())
             self._machines[name] = _Machine(machine, node)
         for gang in self._gangs.values():
-            self._recover(gang, now)
+            if not gang[0].is_task:
+                self._recover(gang, now)
 
     def _recover(self, gang: list[_Placed], now: int) -> None:
         """Find the other Pods of a gang that an earlier process has bound in part."""
@@ -327,6 +356,9 @@ class Placer:
 
     def _fit(self, name: str, known: _Machine, now: int) -> None:
         why = _unfit(known.object)
+        until, refused = self._refused.get(name, (0, ""))
+        if until > now:
+            why = why or refused
         if why != known.why:
             known.why = why
             self._feed(name, Fitness(why), now)
@@ -350,13 +382,15 @@ class Placer:
             for label, one in sorted(needs.items())
             if (name, label) not in self._avoided and not one.refuses(node, size, free, ports)
         }
+        tolerated = (Toleration(key=device, operator="Exists"),) if device else ()
+        containers = CONTAINERS if admits(node, tolerated) and free.get("pods", 1) > 0 else {}
         return Node(
             name=name,
             incarnation=node.metadata.uid,
             cpu=offer["cpu"],
             memory=offer["memory"],
             devices=_devices(node, size.get(device, 0), offer[device] if device else 0, taken),
-            labels={**labels_of(node), ALLOCATED: "kubernetes", **admitted},  # others may come
+            labels={**labels_of(node), ALLOCATED: "kubernetes", **containers, **admitted},  # others may come
         )
 
     # --- the control plane --------------------------------------------------------------------------------------------
@@ -429,7 +463,11 @@ class Placer:
                     self._begin(self._gangs[placed.gang], now)
                 case Stop():
                     self._stop(effect.attempt, now)
-                case _:  # nothing here has a lease, orders or a time limit
+                case Forget():
+                    for attempt in effect.attempts:
+                        if (pod := self._kept.pop(attempt, None)) is not None:
+                            self._doors.delete(pod)
+                case _:  # nothing here has a lease, orders or another time limit
                     pass
 
     # --- attempts -----------------------------------------------------------------------------------------------------
@@ -446,6 +484,9 @@ class Placer:
         if not waits or len(gang) < gang[0].launch.world:
             return
         job = self._jobs.get(waits[0].job)
+        if waits[0].is_task:
+            self._create(waits, now)
+            return
         if job is None:
             if now - waits[0].since > UNKNOWN:
                 self._doors.cancel(waits[0].attempt.task.partition(".")[0])
@@ -469,6 +510,15 @@ class Placer:
         for placed in waits:
             self._bind(placed)
 
+    def _create(self, waits: Sequence[_Placed], now: int) -> None:
+        """Create the Pods of a task, or of all tasks of a gang."""
+        if not waits[0].launch.image:
+            self._end_all(waits, Ending(outcome="unstartable", note=NO_IMAGE), now)
+            return
+        for placed in waits:
+            placed.state, placed.seen = "binds", now
+            self._bind(placed)
+
     def _refusal(self, placed: _Placed, pod: PodObject, now: int) -> str:
         """Why a Pod cannot be bound there, as of the latest copy; empty if it can."""
         known = self._machines[placed.node]
@@ -490,17 +540,33 @@ class Placer:
         return why or (f"{short} of the node is in use" if short else "")
 
     def _bind(self, placed: _Placed) -> None:
-        if placed.pod is None:
-            return
         launch = msgspec.structs.replace(placed.launch, env={}, secrets={}, folder="")
         notes = {HOME: self._home, ATTEMPT: msgspec.json.encode(launch).decode()}
-        self._doors.bind(placed.attempt, placed.pod, placed.node, notes)
+        if placed.is_task:
+            self._doors.create(placed.attempt, placed.launch, placed.node, notes)
+        elif placed.pod is not None:
+            self._doors.bind(placed.attempt, placed.pod, placed.node, notes)
 
-    def bound(self, attempt: Attempt, outcome: Outcome, now: int, why: str = "", after: int = 0) -> None:
-        """The outcome of a binding. A write to be repeated is repeated `after` so many nanoseconds, or a pause."""
+    def bound(
+        self,
+        attempt: Attempt,
+        outcome: Written,
+        now: int,
+        why: str = "",
+        after: int = 0,
+        pod: PodObject | None = None,
+    ) -> None:
+        """The outcome of a binding, or of a creation and its Pod. A write to be repeated is repeated `after` so many
+        nanoseconds, or a pause.
+        """
         placed = self._placed.get(attempt)
         if placed is None or placed.state != "binds":
+            if pod is not None:
+                self._doors.delete(pod)
             return
+        if pod is not None:
+            placed.pod = pod
+            self._by_pod[pod.metadata.uid] = placed
         if outcome == "again":
             pause = min(PAUSES[1], PAUSES[0] << min(placed.tries, 10))
             placed.tries, placed.again_at = placed.tries + 1, now + max(after, pause)
@@ -513,7 +579,8 @@ class Placer:
             if len(gang) == placed.launch.world and all(one.state == "bound" for one in gang):
                 for one in gang:
                     one.began, one.partial = True, False
-            self._feed(placed.node, Changed(running=(Running(attempt=attempt, pid=0),)), now)
+            if not placed.is_task:
+                self._feed(placed.node, Changed(running=(Running(attempt=attempt, pid=0),)), now)
         else:
             self._missed(placed, why, now)
 
@@ -542,7 +609,7 @@ class Placer:
                 self._end(placed, placed.ending or Ending(outcome="stopped"), now)
             case "bound":
                 self._delete(placed)
-            case "binds":
+            case "binds" | "ends":
                 pass  # its answer decides
 
     def _stop(self, attempt: Attempt, now: int) -> None:
@@ -551,6 +618,9 @@ class Placer:
         """
         placed = self._placed.get(attempt)
         if placed is None:
+            return
+        if placed.is_task:
+            self._give_back(placed, now)
             return
         whole = placed.began or placed.launch.world == 1
         if placed.state == "bound" and (placed.partial or (whole and attempt not in self._explicit)):
@@ -570,12 +640,16 @@ class Placer:
         uid = placed.pod.metadata.uid
         pod = self._pods.get(uid)
         if pod is not None:
-            placed.pod = pod
+            placed.pod, placed.seen = pod, 0
+        elif placed.seen and now - placed.seen < UNKNOWN:  # it was created just now
+            return
         if placed.state == "binds" and pod is None:
             self.bound(placed.attempt, "gone", now, "its Pod was deleted")
         if placed.state != "bound":
             return
-        if pod is None:
+        if placed.is_task:
+            self._check_task(placed, pod, now)
+        elif pod is None:
             self._over(placed, Ending(outcome="killed", run=placed.ran(now), note="its Pod was deleted"), now)
         elif pod.status.phase == "Succeeded":
             self._end(placed, Ending(outcome="done", run=placed.ran(now)), now)
@@ -584,6 +658,33 @@ class Placer:
             self._over(placed, Ending(outcome="failed", code=pod.exit_code or 1, run=placed.ran(now), note=note), now)
         elif placed.stopping and placed.deleted and not pod.is_deleted:
             self._doors.delete(pod)  # the request was lost
+
+    def _check_task(self, placed: _Placed, pod: PodObject | None, now: int) -> None:
+        """Compare a task with its Pod. What a kubelet refuses has not begun."""
+        if pod is None:
+            outcome: Outcome = "stopped" if placed.stopping else "killed"
+            self._end(placed, Ending(outcome=outcome, run=placed.ran(now), note="its Pod was deleted"), now)
+        elif pod.refused:
+            self._refused[placed.node] = now + AVOIDED, f"the kubelet refused a Pod: {pod.status.reason}"
+            self._kept[placed.attempt] = pod
+            self._fit(placed.node, self._machines[placed.node], now)  # before the attempt is placed again
+            self._end(placed, Ending(outcome="returned", note=f"{pod.status.reason}: {pod.status.message}"), now)
+        elif pod.ended:
+            placed.state, placed.ending = "ends", _ending_of(pod, placed.stopping, placed.ran(now))
+            self._kept[placed.attempt] = pod
+            self._doors.fetch(placed.attempt, pod)
+        elif placed.stopping:
+            if placed.deleted and not pod.is_deleted:
+                self._doors.delete(pod)  # the request was lost
+        elif pod.status.phase == "Running" and not placed.runs:
+            placed.runs = True
+            self._feed(placed.node, Changed(running=(Running(attempt=placed.attempt, pid=0),)), now)
+
+    def fetched(self, attempt: Attempt, now: int) -> None:
+        """The output of a Pod is kept, as far as there is any."""
+        placed = self._placed.get(attempt)
+        if placed is not None and placed.ending is not None:
+            self._end(placed, placed.ending, now)
 
     def _over(self, placed: _Placed, ending: Ending, now: int) -> None:
         """A Pod has failed or was deleted. In a gang that has begun, its place waits for the one that is created in
@@ -771,6 +872,23 @@ class Placer:
     def _group_of(self, pod: PodObject) -> str:
         [group] = groups([pod], self._least)
         return group.key
+
+
+def _ending_of(pod: PodObject, stopped: bool, ran: int) -> Ending:
+    """Return how a task ended, by the state of its container."""
+    if pod.status.phase == "Succeeded":
+        return Ending(outcome="done", run=ran)
+    if stopped:
+        return Ending(outcome="stopped", run=ran)
+    note = ": ".join(filter(None, (pod.status.reason, pod.status.message)))
+    code = pod.exit_code
+    if pod.killed_by == "OOMKilled":
+        return Ending(outcome="oom", code=code, run=ran, note=note)
+    if pod.status.reason == "DeadlineExceeded":
+        return Ending(outcome="timeout", code=code, run=ran, note=note)
+    if not code or pod.status.reason:  # evicted, or its node went
+        return Ending(outcome="killed", code=code, run=ran, note=note)
+    return Ending(outcome="failed", code=code, run=ran, note=note)
 
 
 def _unfit(node: NodeObject | None) -> str:

@@ -3,6 +3,7 @@
 Amounts are whole numbers: milli-CPU under `cpu`, bytes under `memory`, and a count under every other name.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
@@ -21,6 +22,17 @@ DEVICE_GROUPS = ("nvidia.com/mig-", "huawei.com/Ascend")
 """Names of extended resources that are accelerators, and prefixes of such names."""
 
 ENDED = ("Succeeded", "Failed")
+
+REFUSALS = (
+    "OutOf",
+    "NodeAffinity",
+    "NodePorts",
+    "UnexpectedAdmission",
+    "Taint",
+    "NodeShutdown",
+    "InsufficientNode",
+)
+"""How the reasons begin with which a kubelet refuses a Pod that was placed on it."""
 
 _SUFFIXES: dict[str, int | Decimal] = {
     "": 1,
@@ -216,8 +228,8 @@ class Waiting(Record, frozen=True):
 class Terminated(Record, frozen=True):
     exit_code: int = 0
     reason: str = ""
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
 
 
 class ContainerState(Record, frozen=True):
@@ -292,8 +304,23 @@ class PodObject(Known, frozen=True):
         for one in self.status.container_statuses or ():
             over = one.state.terminated
             if over is not None and over.started_at and over.finished_at:
-                return max(0, round((over.finished_at - over.started_at).total_seconds() * SECOND))
+                with contextlib.suppress(ValueError):
+                    took = datetime.fromisoformat(over.finished_at) - datetime.fromisoformat(over.started_at)
+                    return max(0, round(took.total_seconds() * SECOND))
         return 0
+
+    @property
+    def killed_by(self) -> str:
+        """The reason in one word why its container ended, if its node names one."""
+        states = (one.state.terminated for one in self.status.container_statuses or ())
+        return next((one.reason for one in states if one is not None), "")
+
+    @property
+    def refused(self) -> bool:
+        """Whether its node refused it before any container began."""
+        reason = self.status.reason
+        began = any(one.state.terminated for one in self.status.container_statuses or ())
+        return self.status.phase == "Failed" and not began and reason.startswith(REFUSALS)
 
     @property
     def is_deleted(self) -> bool:

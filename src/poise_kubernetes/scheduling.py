@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -24,20 +25,23 @@ from websockets.exceptions import WebSocketException
 from poise.client import Client
 from poise.config import Home
 from poise.decoding import json_decoder, msgpack_decoder
+from poise.drivers.places import log_paths
 from poise.drivers.security import read_token
 from poise.drivers.sockets import connect as reach_socket
 from poise.drivers.system import SystemClock
+from poise.drivers.whole import write_whole
 from poise.errors import Conflict, NotFound, PoiseError
 from poise.kernel.frames import Broken, Frames
-from poise.model.messages import Attempt, FromAgent, ToAgent, ToNode
+from poise.model.messages import Attempt, FromAgent, Launch, ToAgent, ToNode
 from poise.model.reports import Explanation, Request
 from poise.units import SECOND, format_duration
+from poise_kubernetes import manifests
 from poise_kubernetes.api import Api, Away, Refused
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.credentials import Access, find_access
 from poise_kubernetes.grouping import least_in
-from poise_kubernetes.placing import ATTEMPT, Asked, Outcome, Placer, Waiting
-from poise_kubernetes.records import NodeObject, PodObject
+from poise_kubernetes.placing import ATTEMPT, Asked, Placer, Waiting, Written
+from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
 from poise_kubernetes.watching import Watched
 
@@ -54,6 +58,12 @@ SUBMITTERS = 2
 RECONNECT_SECONDS = 0.1, 1.0
 OPEN_SECONDS = 10.0
 
+REFUSED_SECONDS = 5.0
+"""Time until a Pod that the API server refuses, as beyond a quota, is created again."""
+
+MAX_LOG = 256 * 2**20
+"""Most bytes of the output of a task that are kept."""
+
 TELL_SECONDS = 2.0
 """Interval of Events, and how long a Pod has waited before it gets the first one."""
 
@@ -67,7 +77,7 @@ _to_agent: msgspec.msgpack.Decoder[tuple[int, ToNode]] = msgpack_decoder(tuple[i
 _pod = json_decoder(PodObject)
 
 
-def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Outcome:
+def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Written:
     """Return what has become of a binding whose answer was lost, or refused."""
     if pod.is_deleted or pod.ended:
         return "gone"
@@ -166,6 +176,9 @@ class Scheduler:
         self._telling = ThreadPoolExecutor(1, "poise-tell", self._open_both)
         self._own = threading.local()
         self._events = Events()
+        self._home_id, self._space = own, settings.namespace or access.namespace
+        self._owned: dict[str, str] = {}
+        self._owning = threading.Lock()
         query = {"fieldSelector": f"spec.schedulerName={settings.scheduler}"}
         self._nodes = Watched(Api(access), "/api/v1/nodes", NodeObject)
         self._pods = Watched(Api(access), "/api/v1/pods", PodObject, {"fieldSelector": ALL_ENDED})
@@ -307,7 +320,7 @@ class Scheduler:
             outcome = "again" if refused.status in (429, 500, 503, 504) else self._settled(api, pod, attempt, node)
         self._answer(lambda: self.placer.bound(attempt, outcome, self._now(), why, after))  # type: ignore[arg-type]
 
-    def _settled(self, api: Api, pod: PodObject, attempt: Attempt, node: str) -> Outcome:
+    def _settled(self, api: Api, pod: PodObject, attempt: Attempt, node: str) -> Written:
         """Return what a refused binding means: the Pod is bound already, gone, or free."""
         try:
             found = _pod.decode(api.raw(_path(pod), {}))
@@ -316,6 +329,62 @@ class Scheduler:
         except Refused as refused:
             return "gone" if refused.status == 404 else "again"
         return outcome_of(found, attempt, node) if found.metadata.uid == pod.metadata.uid else "gone"
+
+    def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
+        device = device_of(
+            amounts(next(of for of in self._nodes.items() if of.metadata.name == node).status.allocatable)
+        )
+        self._writers.submit(self._create, attempt, launch, node, device if launch.devices else "", dict(notes))
+
+    def _create(self, attempt: Attempt, launch: Launch, node: str, device: str, notes: dict[str, str]) -> None:
+        api: Api = self._own.api
+        space = f"/api/v1/namespaces/{quote(self._space)}"
+        why, after, made = "", 0, None
+        outcome: Written = "bound"
+        try:
+            body = manifests.task_pod(self._home_id, self._owner(api), launch, node, device, notes, self._settings)
+            try:
+                made = api.create(f"{space}/pods", body)
+            except Refused as refused:
+                if refused.reason != "AlreadyExists":
+                    raise
+                made = api.get(f"{space}/pods/{quote(body['metadata']['name'])}")
+        except Away as error:
+            why, outcome = str(error), "again"
+        except Refused as refused:
+            why, after = str(refused), round(max(refused.after, REFUSED_SECONDS) * SECOND)
+            outcome = "gone" if refused.status in (400, 413, 422) else "again"
+            _log.warning("the pod of %s is refused: %s", attempt, refused)
+        pod = msgspec.convert(made, PodObject) if made is not None else None
+        self._answer(lambda: self.placer.bound(attempt, outcome, self._now(), why, after, pod))
+
+    def _owner(self, api: Api) -> dict[str, str]:
+        """Return the reference to the object that owns the Pods of tasks: deleting it deletes them."""
+        path, name = f"/api/v1/namespaces/{quote(self._space)}/secrets", manifests.home_name(self._home_id)
+        with self._owning:
+            if not self._owned:
+                try:
+                    made = api.create(path, manifests.secret(self._home_id))
+                except Refused as refused:
+                    if refused.status != 409:
+                        raise
+                    made = api.get(f"{path}/{name}")
+                self._owned = {"name": name, "uid": str(made["metadata"]["uid"])}
+        return self._owned
+
+    def fetch(self, attempt: Attempt, pod: PodObject) -> None:
+        self._writers.submit(self._fetch, attempt, pod)
+
+    def _fetch(self, attempt: Attempt, pod: PodObject) -> None:
+        """Keep the output of a Pod where `poise logs` finds that of any task."""
+        out, _ = log_paths(self.home.logs, attempt)
+        try:
+            text = self._own.api.raw(f"{_path(pod)}/log", {"container": "task", "limitBytes": str(MAX_LOG)})
+            out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(out, text)
+        except (Away, Refused, OSError) as error:
+            _log.warning("the output of %s is lost: %s", attempt, error)
+        self._answer(lambda: self.placer.fetched(attempt, self._now()))
 
     def delete(self, pod: PodObject) -> None:
         self._writers.submit(self._delete, pod)
@@ -453,8 +522,8 @@ class PodScheduler:
         finally:
             api.close()
 
-    def work(self, home: Home, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
-        uvloop.run(self._work(home, over, tell))
+    def work(self, home: str, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
+        uvloop.run(self._work(Home(Path(home)), over, tell))
 
     async def _work(self, home: Home, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
         scheduler = Scheduler(self._access, self._own, self._settings, home, tell)

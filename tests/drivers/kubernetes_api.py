@@ -53,6 +53,7 @@ class KubernetesApi:
         self.calls: list[tuple[str, str]] = []
         self.fault: Callable[[str, str], None] = lambda method, path: None
         self.after: Callable[[str, str], None] = lambda method, path: None
+        self.output: Callable[[str], bytes] = lambda uid: b""  # of a Pod, as its node knows it
         self.denied: set[tuple[str, str]] = set()  # verb and resource
         self.empties = 0
         self.page = 500
@@ -151,6 +152,8 @@ class KubernetesApi:
             raise Refusal(403, "Forbidden", f"{collection} is forbidden: cannot {verb}")
         with self._changed:
             match verb:
+                case "get" if below == "log":
+                    return {"raw": self.output(self._found(collection, namespace, name)["metadata"]["uid"]).decode()}
                 case "get":
                     return self._found(collection, namespace, name)
                 case "list":
@@ -350,7 +353,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = {"kind": "Status", "code": status, "reason": refusal.reason, "message": refusal.message}
             self._say(status, json.dumps(answer).encode(), refusal.after)
             return
-        self._say(status, json.dumps(answer).encode())
+        self._say(status, answer["raw"].encode() if parts[-1] == "log" else json.dumps(answer).encode())
 
     do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 — as the base class calls them
 

@@ -16,15 +16,18 @@ from poise.engine.disk import SimulatedDisk
 from poise.engine.network import End, Network
 from poise.engine.timeline import WALL, Process, Timeline
 from poise.errors import PoiseError
-from poise.kernel.controller import Settings
+from poise.kernel.controller import Settings as ControlSettings
 from poise.kernel.messages import Cancel, Message, Reply, Submit
-from poise.model.messages import Attempt, FromAgent
+from poise.model.messages import Attempt, FromAgent, Launch
 from poise.units import MILLISECOND, SECOND
+from poise_kubernetes import manifests
 from poise_kubernetes.grouping import least_in
 from poise_kubernetes.placing import Asked, Placer
 from poise_kubernetes.records import NodeObject, PodObject
+from poise_kubernetes.settings import Settings
 
 OURS = "poise"
+OWNER = {"name": "poise-home", "uid": "owner"}
 LOOK = 200 * MILLISECOND
 
 
@@ -83,7 +86,7 @@ class Scheduled:
         self.network = Network(self.timeline, self.random)
         self.disk = SimulatedDisk()
         self.home = SimulatedHome(
-            self.timeline, self.disk, Settings(seed=seed), self.random, told=self.tell, took=lambda _: None
+            self.timeline, self.disk, ControlSettings(seed=seed), self.random, told=self.tell, took=lambda _: None
         )
         self.api = KubernetesApi()
         self.api.binds = False
@@ -93,6 +96,7 @@ class Scheduled:
         self.groups: dict[str, Object] = {}  # what tells the size of a gang, by its path
         self.bindings: dict[str, int] = {}  # successful ones, by uid of the Pod
         self.writes = 0
+        self.created: list[str] = []
         self._records: dict[tuple[str, str], Any] = {}
         self._copy: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
         self._ticking = False
@@ -266,6 +270,30 @@ class Scheduled:
             return outcome_of(msgspec.convert(found, PodObject), attempt, node), self.now, why
         return "gone", self.now, why
 
+    def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
+        self.process.call_later(self.random.uniform(0.001, 0.05), self._create, attempt, launch, node, dict(notes))
+
+    def _create(self, attempt: Attempt, launch: Launch, node: str, notes: dict[str, str]) -> None:
+        answer, fault = partial(self.placer.bound, attempt), self.fault("create")
+        if fault in ("refused", "away"):
+            answer("again", self.now)
+            return
+        body = manifests.task_pod("home", OWNER, launch, node, "", notes, Settings(scheduler=OURS))
+        parts = ["api", "v1", "namespaces", "ml", "pods"]
+        self.writes += 1
+        try:
+            made = self.api.call("POST", parts, {}, body)
+            self.created.append(body["metadata"]["name"])
+        except Refusal:
+            made = self.api.get("pods", body["metadata"]["name"], "ml")
+        if fault == "lost":
+            answer("again", self.now)
+        else:
+            answer("bound", self.now, pod=msgspec.convert(made, PodObject))
+
+    def fetch(self, attempt: Attempt, pod: PodObject) -> None:
+        self.process.call_later(0.01, self.placer.fetched, attempt, self.now)
+
     def delete(self, pod: PodObject) -> None:
         self.process.call_later(0.01, self._delete, pod)
 
@@ -299,11 +327,22 @@ class Scheduled:
         parts = ["api", "v1", "namespaces", space, "pods"]
         return self.api.call("POST", parts, {}, {"metadata": {"name": name, **metadata}, "spec": spec})
 
+    def job(self, **fields: Any) -> None:
+        """Submit a job to Poise."""
+        host = self.home.host
+        assert host is not None
+        compiled = host.controller.prepare({"run": ["work"], "sync": False, **fields}, WALL, host.clock.now())
+        make: Callable[[int], Message] = lambda request: Submit(request, compiled, fields["name"])  # noqa: E731
+        self.home.control.ask(make, lambda reply: None)
+
     def gang(self, name: str, pods: int, cpu: str = "1", **fields: Any) -> None:
         labels = {"pod-group.scheduling.sigs.k8s.io/name": name}
         labels["pod-group.scheduling.sigs.k8s.io/min-available"] = str(fields.pop("least", pods))
         for number in range(pods):
             self.pod(f"{name}-{number}", cpu, labels=labels, **dict(fields))
+
+    def names(self) -> list[str]:
+        return [of["metadata"]["name"] for of in self.api.all("pods")]
 
     def on(self) -> dict[str, str]:
         """The node of each Pod that is bound."""

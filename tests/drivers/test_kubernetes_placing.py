@@ -7,6 +7,7 @@ import pytest
 
 from drivers.kubernetes_api import node
 from drivers.kubernetes_scheduled import Scheduled
+from poise.engine.network import DOWN
 
 
 @pytest.fixture
@@ -175,3 +176,118 @@ def test_pods_that_run_outlive_a_scheduler_that_was_away_for_long(world: Schedul
     world.run(320)
     assert len(world.on()) == 3
     assert not [of for of in world.api.all("pods") if "deletionTimestamp" in of["metadata"]]
+
+
+def test_a_task_with_an_image_gets_a_pod_by_one_write_that_is_removed_when_its_end_is_known(world: Scheduled) -> None:
+    world.run(2)
+    world.job(name="task", image="python:3.12")
+    world.run(5)
+    [name] = world.on()
+    assert name == "poise-home-j1-main-1", "named by task and epoch"
+    one = world.api.get("pods", name, "ml")
+    assert one["spec"]["containers"][0]["image"] == "python:3.12"
+    assert [of["name"] for of in one["metadata"]["ownerReferences"]] == ["poise-home"]
+    assert world.writes == 1
+    world.end(name, "Running")
+    world.run(2)
+    assert world.jobs() == {"task": "running"}
+    world.end(name)
+    world.run(5)
+    assert (world.jobs(), world.on()) == ({"task": "done"}, {})
+
+
+def test_a_kubelet_that_refuses_a_task_costs_no_try_and_its_node_is_avoided(world: Scheduled) -> None:
+    world.run(2)
+    world.job(name="task", image="x", retry={"limit": 0})
+    world.run(2)
+    [(name, first)] = world.on().items()
+    world.api.patch("pods", name, {"status": {"phase": "Failed", "reason": "OutOfcpu"}}, "ml")
+    world.run(5)
+    [(name, second)] = [(of, where) for of, where in world.on().items()]
+    assert name == "poise-home-j1-main-2"
+    assert second != first
+
+
+def test_the_exit_code_of_a_task_comes_back_and_a_retry_is_another_pod(world: Scheduled) -> None:
+    world.run(2)
+    world.job(name="task", image="x", retry={"limit": 1, "backoff": "1s"})
+    world.run(2)
+    for epoch in (1, 2):
+        name = f"poise-home-j1-main-{epoch}"
+        world.api.patch("pods", name, {"status": {"phase": "Running"}}, "ml")
+        world.run(1)
+        over = [{"state": {"terminated": {"exitCode": 3, "reason": "Error"}}}]
+        world.api.patch("pods", name, {"status": {"phase": "Failed", "containerStatuses": over}}, "ml")
+        world.run(4)
+    assert world.jobs() == {"task": "failed"}
+    assert world.home.host is not None
+    ending = world.home.host.ledger.jobs["j1"].units[0].tasks[0].ending
+    assert ending is not None and ending.code == 3
+
+
+def test_no_pod_of_a_task_is_created_twice_though_answers_are_lost_and_the_scheduler_is_killed(
+    world: Scheduled,
+) -> None:
+    world.run(2)
+    world.fault = lambda what: world.random.choice(["", "lost", "lost", "away"])
+    for number in range(4):
+        world.job(name=f"task-{number}", image="x")
+    world.run(1)
+    world.kill_placer()
+    world.run(10)
+    assert len(world.on()) == 4
+    assert sorted(world.created) == sorted(set(world.created))
+    assert set(world.jobs().values()) == {"placed"}, "no kubelet has started them"
+
+
+def test_a_task_without_an_image_says_what_it_needs(world: Scheduled) -> None:
+    world.run(2)
+    world.job(name="task")
+    world.run(5)
+    assert (world.jobs(), world.on()) == ({"task": "failed"}, {})
+
+
+def test_a_cancelled_task_ends_with_its_pod(world: Scheduled) -> None:
+    world.run(2)
+    world.job(name="task", image="x")
+    world.run(2)
+    [name] = world.on()
+    world.end(name, "Running")
+    world.run(1)
+    world.cancel("j1")
+    world.run(2)
+    assert world.api.get("pods", name, "ml")["metadata"]["deletionTimestamp"]
+    world.api.remove("pods", name, "ml")
+    world.run(5)
+    assert world.jobs() == {"task": "cancelled"}
+
+
+def test_no_pod_of_a_gang_is_bound_before_all_its_places_are_known(world: Scheduled) -> None:
+    world.run(2)
+    world.network.cut_off("b", DOWN, True)
+    world.gang("train", 4, "2")
+    world.run(2)
+    assert world.jobs() == {"ml.train": "placed"}
+    assert world.on() == {}
+    world.network.cut_off("b", DOWN, False)
+    world.run(20)
+    assert len(world.on()) == 4
+
+
+def test_a_gang_that_loses_a_pod_while_it_is_bound_gives_back_what_was_bound(world: Scheduled) -> None:
+    def lose(what: str) -> str:
+        if what == "bind" and len(world.on()) == 2:
+            for name in set(world.names()) - set(world.on()):
+                world.api.remove("pods", name, "ml")
+        return ""
+
+    world.run(2)
+    world.fault = lose
+    world.gang("train", 4, "2")
+    world.run(5)
+    assert len(world.names()) == 2
+    assert all("deletionTimestamp" in world.api.get("pods", name, "ml")["metadata"] for name in world.names())
+    for name in world.names():
+        world.api.remove("pods", name, "ml")
+    world.run(5)
+    assert world.jobs() == {"ml.train": "cancelled"}

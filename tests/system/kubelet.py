@@ -69,6 +69,11 @@ class Kubelet:
         """Whether it is cut off from the API server; its processes go on."""
         self._pauses = pauses
 
+    def output(self, uid: str) -> bytes | None:
+        """The output of a Pod; None if it never ran here."""
+        run = self._runs.get(uid)
+        return (run.folder / "container.log").read_bytes() if run is not None else None
+
     def processes(self) -> list[int]:
         return [pid for run in self._runs.values() for pid in _processes_of(run.folder)]
 
@@ -127,7 +132,9 @@ class Kubelet:
             self._say(run, pod, {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]})
             return
         self._kill(run)
-        self._say(run, pod, {"phase": "Failed" if code else "Succeeded", "conditions": []})
+        over = {"name": pod["spec"]["containers"][0]["name"], "state": {"terminated": {"exitCode": code or 0}}}
+        phase = "Failed" if code else "Succeeded"
+        self._say(run, pod, {"phase": phase, "conditions": [], "containerStatuses": [over]})
         if deleted:
             body = {"gracePeriodSeconds": 0, "preconditions": {"uid": run.uid}}
             with contextlib.suppress(Refused):

@@ -41,6 +41,8 @@ class AsScheduler(OnSubstrate):
         self.kubelets = [Kubelet(access, name, living.root / "m", {}) for name in NODES]
         for kubelet in self.kubelets:
             kubelet.start()
+        if small is not None:
+            small.output = lambda uid: next(filter(None, (kubelet.output(uid) for kubelet in self.kubelets)), b"")
 
     def create(self, name: str, run: str = "true", cpu: str = "1", scheduler: str = "poise", **metadata: Any) -> None:
         held = {"requests": {"cpu": cpu}}
@@ -154,3 +156,21 @@ def test_doctor_checks_the_rights_of_a_scheduler(on: AsScheduler) -> None:
     assert done.code == 0, done.err
     found = {check["name"]: check["text"] for check in done.value["checks"]}
     assert found["rights to pods/binding"] == "create in all namespaces"
+
+
+def test_a_task_with_an_image_is_a_pod_whose_exit_code_and_output_come_back(on: AsScheduler) -> None:
+    run = ["sh", "-c", "echo $POISE_TASK of $POISE_EPOCH, $COLOUR; exit 3"]
+    done = on.living.poise("submit", "--image", "python:3.12", "--cpu", "1", "--env", "COLOUR=red", "--", *run)
+    job = done.text.strip()
+    assert on.living.poise("wait", job).code == 3, on.messages()
+    assert on.living.client().job(job).tasks[0].epoch == 1, "a failure is not repeated unless that is asked for"
+    if on.small is not None:  # nodes here have no server that a real API server could ask for it
+        assert on.living.poise("logs", job).text == f"{job}.main of 1, red\n"
+    until(lambda: not [of for of in on.pods() if of.startswith("poise-")], "its pod was removed", on.messages)
+
+
+def test_a_gang_of_tasks_with_an_image_runs_on_different_pods(on: AsScheduler) -> None:
+    run = ["sh", "-c", "test $POISE_WORLD_SIZE = 3"]
+    job = on.living.client().submit({"run": run, "image": "x", "workers": 3, "resources": {"cpu": 2}, "sync": False})
+    assert on.living.poise("wait", job).code == 0, on.messages()
+    assert {of.node for of in on.living.client().job(job).tasks} == {*NODES}

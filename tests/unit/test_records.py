@@ -44,10 +44,16 @@ RECORDS = record_types(
     "poise_train.policy",
 )
 
-HELD = {"Application", "Callable", "Curve", "Ledger", "Pace", "Path", "PoiseError", "Timer", "deque"}
+HELD = {"Application", "Callable", "Curve", "Ledger", "NodeMachine", "Pace", "Path", "PoiseError", "Timer", "deque"}
 """Classes whose instances belong to one process: a record that holds one is read there and never written."""
 
-LOCAL = {"poise.config.Home", "poise.kernel.messages.Decide", "poise.kernel.messages.Decided"}
+LOCAL = {
+    "poise.config.Home",
+    "poise.kernel.messages.Decide",
+    "poise.kernel.messages.Decided",
+    "poise_kubernetes.placing._Job",
+    "poise_kubernetes.placing._Placed",
+}
 """Records that stay in one process, and hold none of those."""
 
 

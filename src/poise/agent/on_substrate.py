@@ -102,7 +102,7 @@ def _place(home: Home, cluster: Cluster, substrate: PlacingSubstrate) -> None:
     _log.info("on %s", cluster.on)
     while not stopping.is_set():
         if _leads(home):
-            substrate.work(home, over, lambda requests: write_requests(home, cluster, requests))
+            substrate.work(str(home.root), over, lambda requests: write_requests(home, cluster, requests))
         stopping.wait(LOOK_SECONDS)
 
 

@@ -67,6 +67,8 @@ ANOTHER_NAME = {
     "matrix": "sweep",
     "max_parallel": "at_most",
     "secret": "secrets",
+    "container": "image",
+    "docker_image": "image",
 }
 """Names that other schedulers use for our fields."""
 

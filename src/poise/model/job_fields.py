@@ -148,6 +148,17 @@ def terminal(value: bool | str, field: str) -> int:
     return terminal_size(int(size[1]), int(size[2]))
 
 
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
+
+
+def _image(value: str, field: str) -> str:
+    """Check the name of an image."""
+    if not _IMAGE.fullmatch(value):
+        need = "REGISTRY/NAME:TAG"
+        raise SpecError("this is not the name of an image", field=field, need=need, have=value[:80], hint="python:3.12")
+    return value
+
+
 def _whether(value: bool, field: str) -> bool:
     return value
 
@@ -753,6 +764,18 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             calls=False,
         ),
     ] = False
+    image: Annotated[
+        str,
+        Field(
+            "Run the command in a container of this image. Only nodes that run containers take it: those of "
+            "[a Kubernetes cluster](../how-to/schedule-pods.md#tasks-in-their-own-image).",
+            example="python:3.12",
+            form={"pattern": f"^(?:{_IMAGE.pattern})?$"},
+            flag=Flag("--image", "IMAGE", "Run the command in a container of this image."),
+            read=_image,
+            calls=False,
+        ),
+    ] = ""
     grace: Annotated[
         Quantity | None,
         Field(

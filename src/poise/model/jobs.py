@@ -218,7 +218,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     is the action when its deadline cannot be met. `time_limit` limits the run time of an attempt in nanoseconds (0:
     unlimited). Its first task has an open `stdin` for input, or a terminal of size `tty`, as `terminal_size` returns it
     (0: none). The output of its tasks is copied to the file `output`, with placeholders such as `%j` (empty: no copy).
-    Its `secrets` add to the job's.
+    Its `secrets` add to the job's. Its tasks run in containers of an `image`, if it names one.
     """
 
     name: str
@@ -251,6 +251,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     tty: int = 0
     output: str = ""
     secrets: dict[str, str] = {}
+    image: str = ""
 
     @property
     def declared(self) -> int:
@@ -285,7 +286,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """Limits that a node enforces on a running command; each field is also a field of `Unit`. `grace` is the time
     between SIGTERM and SIGKILL in nanoseconds. A command is hung after `hang` nanoseconds without progress (0: not
     watched). It is stopped after `time_limit` nanoseconds (0: unlimited). `stdin` and `tty` are the input of the first
-    task of a unit, `output` is the file for a copy of each task's output.
+    task of a unit, `output` is the file for a copy of each task's output. A node runs the command in a container of
+    `image`.
     """
 
     grace: int = 0
@@ -294,6 +296,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     stdin: bool = False
     tty: int = 0
     output: str = ""
+    image: str = ""
 
 
 def terminal_size(rows: int, columns: int) -> int:

@@ -36,6 +36,10 @@ DECLARED = {"declared": "true"}
 """Label of a node whose resources are declared in a file, not detected."""
 
 
+CONTAINERS = {"containers": "yes"}
+"""Label of a node that runs a task in a container of its image."""
+
+
 ALLOCATED = "allocation"
 """Label of a node that another system has allocated on request: the system may allocate larger nodes as well. The value
 is the id of the allocation in that system.

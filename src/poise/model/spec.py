@@ -72,7 +72,7 @@ from poise.model.jobs import (
 from poise.model.notices import Notify, compile_notify
 from poise.model.quotas import Quota
 from poise.model.recurring import DEFAULT_ZONE, Rule, check_cron
-from poise.model.resources import ANY_GPU, ANYWHERE, PLENTY, WHOLE, Shape, Wants, Where
+from poise.model.resources import ANY_GPU, ANYWHERE, CONTAINERS, PLENTY, WHOLE, Shape, Wants, Where
 from poise.model.secrets import compiled as compiled_secrets
 from poise.model.secrets import size_of
 from poise.model.sweep import check_placeholders, combinations, in_env, in_words, names_of
@@ -670,6 +670,15 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
     if spec.merge is not None and not parts:
         error = SpecError("`merge` needs `parts`", field=f"{field}merge", hint="parts: 4")
         found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
+    if spec.image:
+        shape, variants = (
+            _in_container(shape),
+            tuple(msgspec.structs.replace(one, shape=_in_container(one.shape)) for one in variants),
+        )
+        for of, why in _NOT_IN_CONTAINERS.items():
+            if getattr(spec, of) != getattr(_NO_FIELDS, of):
+                what = f"a task in a container has no `{of}`: {why}"
+                found.add(SpecError(what, field=f"{field}{of}", hint=f"drop `{of}`"), f"{field}image")
     own = next(iter(spec.artifacts.values())).run if spec.artifacts else spec.run
     kind = spec.class_ or (
         f"{inherited.job}/{name}" if inherited.job and name != "main" else _class_of(argv, own) if argv else ""
@@ -711,6 +720,27 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         gang = tuple(Task(name=f"{name}[{rank}]", argv=argv, env=env, rank=rank, world=most) for rank in range(most))
         return [msgspec.structs.replace(base, tasks=gang)]
     return [base]
+
+
+_NOT_IN_CONTAINERS = {
+    "lease": "only its node could end it in time",
+    "secrets": "whoever may read its Pod would see them",
+    "stdin": "it has no keeper",
+    "tty": "it has no keeper",
+    "hang": "it has no keeper",
+    "output": "it has no folder",
+}
+"""Fields of a task that a container cannot follow, and why."""
+
+_NO_FIELDS = TaskSpec()
+
+
+def _in_container(shape: Shape) -> Shape:
+    """Return the shape for nodes that run containers."""
+    labels = dict(shape.where.labels) | {name: (value,) for name, value in CONTAINERS.items()}
+    return msgspec.structs.replace(
+        shape, where=msgspec.structs.replace(shape.where, labels=tuple(sorted(labels.items())))
+    )
 
 
 _READ = [(of, of.field.read) for of in declared(TaskSpec).values() if of.field.read is not None]
