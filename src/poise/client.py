@@ -61,6 +61,8 @@ from poise.model.reports import (
     Promotion,
     QuotaReport,
     RefusalsReport,
+    ReservationReport,
+    ReservationsRequest,
     RuleAnswer,
     RuleDone,
     RulesReport,
@@ -505,9 +507,9 @@ class Client:
         """List the quotas of tenants and how much of each is in use."""
         return self._call("GET", "/v1/quotas", list[QuotaReport])
 
-    def set_quota(self, tenant: str, bounds: Mapping[str, str | float] | None) -> str:
-        """Set the quota of a tenant (`cpu`, `memory`, `gpu`), or remove it if `bounds` is None. Return a note, for
-        example that the tenant is unknown; usually empty.
+    def set_quota(self, tenant: str, bounds: Mapping[str, Any] | None) -> str:
+        """Set the quota of a tenant (`cpu`, `memory`, `gpu`; `hours` with other amounts in a `time_zone`), or remove it
+        if `bounds` is None. Return a note, for example that the tenant is unknown; usually empty.
         """
         method = "DELETE" if bounds is None else "PUT"
         return self._call(method, f"/v1/quotas/{_part(tenant)}", dict[str, str], bounds).get("note", "")
@@ -522,6 +524,33 @@ class Client:
         Raises SpecError if the content is invalid, and Forbidden if the role of the token does not allow it.
         """
         return self._call("PUT", "/v1/shares", SharesReport, SharesRequest(document=dict(document)))
+
+    def reservations(self) -> list[ReservationReport]:
+        """List the reservations. Of those of other tenants, only the times and places are visible."""
+        return self._call("GET", "/v1/reservations", list[ReservationReport])
+
+    def reservation(self, name: str) -> ReservationReport:
+        """Return a reservation, by id or name, with the chance that its places are free when it begins.
+
+        Raises NotFound if there is no such reservation.
+        """
+        return self._call("GET", f"/v1/reservations/{_part(name)}", ReservationReport, timeout=THOUGHT)
+
+    def reserve(self, document: Mapping[str, Any]) -> list[ReservationReport]:
+        """Reserve nodes or devices, given as the content of a reservations file: all or none. A reservation of the same
+        tenant and name is replaced.
+
+        Raises SpecError, Conflict if something does not fit, and Forbidden unless this token is an operator's.
+        """
+        request = ReservationsRequest(document=dict(document))
+        return self._call("POST", "/v1/reservations", list[ReservationReport], request)
+
+    def cancel_reservation(self, name: str) -> str:
+        """Cancel a reservation, by id or name. Return its id.
+
+        Raises NotFound if there is no such reservation.
+        """
+        return self._call("DELETE", f"/v1/reservations/{_part(name)}", dict[str, str])["reservation"]
 
     def foresee_shares(self, document: Mapping[str, Any]) -> SharesForeseen:
         """Forecast the waiting time of pending work under other fair shares, given as the content of a shares file.

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from poise.drivers.calendar import around
+from poise.drivers.calendar import around, shifts
 from poise.errors import PoiseError, StoreFull
 from poise.kernel.controller import Controller, Settings, with_latest_policy
 from poise.kernel.explain import reasons
@@ -23,6 +23,7 @@ from poise.kernel.messages import (
     Append,
     AppendFailed,
     Cancel,
+    CancelReservation,
     ChangeJob,
     Checkpoint,
     Decide,
@@ -45,6 +46,7 @@ from poise.kernel.messages import (
     RemoveSchedule,
     Reply,
     Request,
+    Reserve,
     RetryJob,
     SayCaller,
     SayWorker,
@@ -73,6 +75,7 @@ from poise.model.messages import (
     Running,
     Told,
 )
+from poise.model.reservations import Zones, compile_reservations
 from poise.model.resources import Device, Node
 from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, compile_quota, compile_spec
@@ -323,6 +326,17 @@ class World:
         """Set the shares of the fleet; without arguments, remove them."""
         tree = compile_shares({"kind": "shares", "shares": list(shares), **fields}) if shares else None
         return self.ask(SetShares(self.request(), tree))
+
+    def reserve(self, name: str, *, bearer: Bearer = HOME, **fields: Any) -> "World":
+        """Reserve places, with the fields of a reservations file (`begins` for `from`, `length` for `for`)."""
+        fields = {{"begins": "from", "length": "for"}.get(field, field): value for field, value in fields.items()}
+        document = {"kind": "reservations", "reservations": [{"name": name, **fields}]}
+        wanted = compile_reservations(document, Zones(self.wall, shifts))
+        return self.ask(Reserve(self.request(), wanted, bearer))
+
+    def unreserve(self, name: str, bearer: Bearer = HOME) -> "World":
+        """Cancel a reservation."""
+        return self.ask(CancelReservation(self.request(), name, bearer))
 
     def disconnect(self, name: str) -> "World":
         self.connected.discard(name)

@@ -62,6 +62,7 @@ WORKS = {
     "rules": "rules --json",
     "quota": "quota --json",
     "shares": "shares --json",
+    "reserve": "reserve --json",
     "usage": "usage --json",
     "token": "token ls --json",
     "whoami": "whoami --json",

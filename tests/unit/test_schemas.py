@@ -11,6 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 
+from poise.drivers.calendar import shifts
 from poise.drivers.schemas import FILES, schema_of
 from poise.drivers.yamlfile import load_yaml, parse_yaml
 from poise.engine.scenario import compile_nemesis
@@ -19,6 +20,7 @@ from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.keys import compile_keys
 from poise.model.notices import Notice, compile_notifications
+from poise.model.reservations import Zones, compile_reservations
 from poise.model.rules import compile_rules
 from poise.model.servicefile import compile_service
 from poise.model.serving_upstreams import compile_upstreams
@@ -54,6 +56,10 @@ def read_notice(document: Any) -> object:
         raise SpecError(str(error)) from None
 
 
+def compile_at_a_time(document: Any) -> object:
+    return compile_reservations(document, Zones(1_793_500_000.0, shifts))
+
+
 COMPILE: dict[str, Callable[[Any], object]] = {
     "job": compile_job,
     "fleet": compile_fleet,
@@ -68,6 +74,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "keys": compile_keys,
     "rules": compile_rules,
     "shares": compile_shares,
+    "reservations": compile_at_a_time,
 }
 
 
@@ -171,6 +178,28 @@ MORE: dict[str, list[Any]] = {
                 {"tenant": "a", "in": "science", "guaranteed": {"gpu": 8, "cpu": "500m"}, "lends": False},
                 {"project": "vision", "in": "a", "limit": {"H100": 2}},
                 {"user": "ann", "in": "vision", "weight": 0.5, "name": "ann-of-vision"},
+            ],
+        }
+    ],
+    "reservations": [
+        {
+            "kind": "reservations",
+            "reservations": [
+                {
+                    "name": "nightly",
+                    "tenant": "a",
+                    "nodes": 2,
+                    "model": "H100",
+                    "from": "2026-12-01T20:00",
+                    "for": "8h",
+                    "every": "FREQ=WEEKLY;BYDAY=MO;COUNT=10",
+                    "time_zone": "Europe/Zurich",
+                    "without": ["20261214T200000"],
+                    "soft": True,
+                    "release_after": "15m",
+                },
+                {"name": "up", "maintenance": True, "nodes": ["n1"], "from": "+1h"},
+                {"name": "part", "tenant": "b", "devices": 3, "from": "20:00", "for": "1h"},
             ],
         }
     ],

@@ -136,14 +136,25 @@ def _device_text(device: DeviceReport) -> str:
 @click.command()
 @click.option("--move", is_flag=True, help="Move the node's running work elsewhere as soon as there is room.")
 @click.option("--undo", is_flag=True, help="Open the node again.")
+@click.option("--at", "begins", metavar="TIME", help="Drain for maintenance then: 2026-12-01T20:00, 20:00, or +2h.")
+@click.option("--for", "length", metavar="TIME", help="With --at: open the node again after this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("node")
-def drain(node: str, move: bool, undo: bool, as_json: bool) -> int:
+def drain(node: str, move: bool, undo: bool, begins: str | None, length: str | None, as_json: bool) -> int:
     """Close NODE, or a device of it (NODE:0), to new work. Running work continues to its end there; with --move, it
-    moves elsewhere. Poise closes a failed device automatically; `--undo` opens it again.
+    moves elsewhere. Poise closes a failed device automatically; `--undo` opens it again. With --at, the node is
+    reserved for maintenance: work that may last until then is not placed on it.
     """
     if move and undo:
         raise click.UsageError("`--move` and `--undo` exclude each other")
+    if length is not None and begins is None:
+        raise click.UsageError("`--for` needs `--at`")
+    if begins is not None:
+        if move or undo:
+            raise click.UsageError("`--at` excludes `--move` and `--undo`")
+        from poise.cli.reserve import reserve_for_maintenance
+
+        return reserve_for_maintenance(node, begins, length, as_json)
     drained = connected(current_home()).drain(node, on=not undo, moves=move)
     if as_json:
         told = {"node": drained.node, "drained": not undo}

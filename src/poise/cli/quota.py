@@ -20,17 +20,31 @@ from poise.units import format_bytes, format_cpu
     metavar="N",
     help="Maximum number of devices that its work holds at once; a share counts as its share.",
 )
+@click.option(
+    "--hours", multiple=True, metavar="HOURS", help="Other amounts in these hours: '20:00-06:00 mon-fri gpu=8'."
+)
+@click.option("--time-zone", metavar="ZONE", help="Time zone of --hours; UTC by default.")
 @click.option("--none", "lifted", is_flag=True, help="Remove the quota.")
 @output.rows
 @click.argument("tenant", required=False)
 def quota(
-    cpu: str | None, memory: str | None, gpu: str | None, lifted: bool, form: str, watch: bool, tenant: str | None
+    cpu: str | None,
+    memory: str | None,
+    gpu: str | None,
+    hours: tuple[str, ...],
+    time_zone: str | None,
+    lifted: bool,
+    form: str,
+    watch: bool,
+    tenant: str | None,
 ) -> int:
     """Set the quota of TENANT, for all its work on all nodes; without TENANT, list the quotas.
 
-    Resources that you do not name have no quota. Running work continues, even beyond the quota.
+    Resources that you do not name have no quota. Running work continues, even beyond the quota. The first of several
+    --hours that contain the time applies.
     """
-    bounds = {name: text for name, text in (("cpu", cpu), ("memory", memory), ("gpu", gpu)) if text is not None}
+    given = (("cpu", cpu), ("memory", memory), ("gpu", gpu), ("hours", hours or None), ("time_zone", time_zone))
+    bounds = {name: value for name, value in given if value is not None}
     if tenant is None and (bounds or lifted):
         raise click.UsageError("whose quota? `poise quota TENANT --cpu 4`")
     if tenant is not None and bool(bounds) == lifted:
@@ -58,9 +72,15 @@ def _shown(quotas: list[QuotaReport]) -> Shown:
             Column("CPU", [_cpu(of) for of in quotas]),
             Column("MEMORY", [_memory(of) for of in quotas]),
             Column("GPU", [_gpu(of) for of in quotas]),
+            Column("HOURS", [_hours(of) for of in quotas], bare=True),
         ],
         nothing="poise: no quotas; `poise quota TENANT --cpu 4` sets one",
     )
+
+
+def _hours(of: QuotaReport) -> str:
+    told = "; ".join(f"{hours} (now)" if hours == of.now_in else hours for hours in of.hours)
+    return f"{told} ({of.time_zone})" if told else ""
 
 
 def _cpu(of: QuotaReport) -> str:

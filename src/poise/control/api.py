@@ -37,6 +37,7 @@ from poise.control.shares import Turns
 from poise.control.storehouse import Storehouse
 from poise.control.tally import Minutes
 from poise.drivers import dashboards
+from poise.drivers.calendar import shifts
 from poise.drivers.captures import captures_of, read_capture
 from poise.drivers.clusters import kept_cluster
 from poise.drivers.joblogs import Wanted, follow_job
@@ -55,11 +56,22 @@ from poise.drivers.system import Effort
 from poise.drivers.tidy import remove_folders
 from poise.drivers.vault import Vault
 from poise.drivers.worlds import Asked, read_asked, read_told, write_asked
+from poise.engine.keeping import chance_of
 from poise.engine.lookahead import LookAhead
 from poise.engine.paired import in_words, not_to_promote, world_report
-from poise.errors import Conflict, Denied, Forbidden, NotFound, NotLeading, SpecError, StoreFull
+from poise.errors import (
+    Conflict,
+    Denied,
+    Forbidden,
+    InputError,
+    NotFound,
+    NotLeading,
+    SpecError,
+    StoreFull,
+)
 from poise.kernel import messages, whatif
 from poise.kernel.audit import audit_report
+from poise.kernel.bookings import Accepted, find_reservation
 from poise.kernel.changing import to_remove
 from poise.kernel.demand import Amount, Extent, backlog, demand
 from poise.kernel.explain import (
@@ -77,6 +89,7 @@ from poise.kernel.find import names as find_names
 from poise.kernel.incidents import no_such_incident
 from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
+from poise.kernel.reserved import reservation_report
 from poise.kernel.since import touched
 from poise.kernel.visible import Sight
 from poise.model.calls import ATTEMPT
@@ -119,6 +132,8 @@ from poise.model.reports import (
     Promotion,
     QuotaReport,
     RefusalsReport,
+    ReservationReport,
+    ReservationsRequest,
     RuleAnswer,
     RuleDone,
     RulesReport,
@@ -135,6 +150,7 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
+from poise.model.reservations import Zones, compile_reservations
 from poise.model.rules import compile_rules
 from poise.model.secrets import named
 from poise.model.sharefile import compile_shares
@@ -1101,6 +1117,7 @@ def make_app(
     async def set_quota(bearer: Bearer, tenant: str, data: QuotaSpec) -> dict[str, str]:
         check_name(tenant, "tenant")
         quota = compile_quota(data)
+        shifts(data.time_zone, plane.clock.wall(), "time_zone")  # refuses an unknown time zone
         note = quota_note(await plane.settled(), tenant, lifted=False)
         await plane.request(lambda request: messages.SetQuota(request, tenant, quota, bearer))
         return {"tenant": tenant, "note": note}
@@ -1135,6 +1152,52 @@ def make_app(
             return foresee(ledger, tree if tree.named else None, plane.clock.now(), Effort())
 
         return await thought_about(bearer, ask)
+
+    @routes.get("/v1/reservations", summary="Reservations, and their current or next window", role=VIEWER)
+    async def reservations(bearer: Bearer) -> list[ReservationReport]:
+        return Sight(await plane.settled(), bearer).reservations(plane.clock.now())
+
+    @routes.post("/v1/reservations", summary="Reserve nodes or devices, all or none", status=202, role=OPERATOR)
+    async def reserve(bearer: Bearer, data: ReservationsRequest) -> list[ReservationReport]:
+        wanted = compile_reservations(data.document, Zones(plane.clock.wall(), shifts))
+        for one in wanted:
+            if not bearer.sees(one.tenant):
+                raise Forbidden("this tenant is not yours", field="tenant", need=bearer.tenant, have=one.tenant)
+        accepted: list[Accepted] = await plane.request(lambda number: messages.Reserve(number, wanted, bearer))
+        ledger, now = await plane.settled(), plane.clock.now()
+        known = {one.reservation.id: one.known for one in accepted}
+        found = (reservation_report(ledger, ledger.reservations[name], now, bearer) for name in known)
+        return [msgspec.structs.replace(one, known=known[one.id]) for one in found if one is not None]
+
+    @routes.get(
+        "/v1/reservations/{name}",
+        summary="A reservation, and the chance that its places are free in time; takes some seconds",
+        role=VIEWER,
+    )
+    async def reservation(bearer: Bearer, name: str) -> ReservationReport:
+        async def ask() -> Callable[[ClusterPolicy], ReservationReport]:
+            ledger, now = await plane.settled(), plane.clock.now()
+            of = find_reservation(ledger, name, bearer)
+            report, fork = reservation_report(ledger, of, now, bearer), ledger.fork()
+            if report is None:
+                raise Conflict("the reservation is over", field="reservation", have=name, hint="`poise reserve`")
+            window = next(fork.reservations.windows(report.id, now))
+
+            def answer(policy: ClusterPolicy) -> ReservationReport:
+                try:
+                    chance = chance_of(fork, policy, window, now, Effort())
+                except InputError:  # a fleet that is too large to simulate in time
+                    return report
+                return msgspec.structs.replace(report, chance=chance.thousandths, futures=chance.futures)
+
+            return answer
+
+        return await thought_about(bearer, ask)
+
+    @routes.delete("/v1/reservations/{name}", summary="Cancel a reservation", status=202, role=OPERATOR)
+    async def cancel_reservation(bearer: Bearer, name: str) -> dict[str, str]:
+        cancelled = await plane.request(lambda number: messages.CancelReservation(number, name, bearer))
+        return {"reservation": cancelled}
 
     @routes.get("/v1/policy", summary="The policy that decides", role=VIEWER)
     async def policy_in_charge() -> PolicyReport:

@@ -17,14 +17,14 @@ import numpy as np
 from poise.control import metrics
 from poise.control.plane import Plane
 from poise.control.tally import Minutes
-from poise.kernel.ledger import Ledger, UnitState, tenant_of_queue
+from poise.kernel.ledger import Ledger, UnitState
 from poise.model.decisions import REASONS
 from poise.model.fleet import CONDITIONS, CORDONED, CPU, DEVICES, LOST, MEMORY, NETWORK, Fleet
 from poise.model.jobs import Priority
 from poise.model.load import LEVELS
 from poise.model.metrics import OTHER, Families, Labels, Metric
 from poise.model.resources import WHOLE, Node, Shape
-from poise.model.tenants import Bearer
+from poise.model.tenants import Bearer, tenant_of_queue
 from poise.model.usage import SIGNALS
 from poise.units import SECOND
 

@@ -6,11 +6,14 @@ the same.
 """
 
 from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim
 
 from poise.errors import SpecError
+from poise.model.rrule import DAY_SECONDS as DAY
+from poise.model.rrule import MAX_DAYS
 from poise.units import SECOND
 
 
@@ -30,6 +33,34 @@ def around(cron: str, zone: str, wall: int) -> tuple[int, int]:
         raise SpecError("the cron expression has no time to come", code="E103", field="cron", have=cron) from None
 
 
+def shifts(zone: str, since: float, field: str) -> tuple[tuple[int, int], ...]:
+    """Return the offsets of a time zone in seconds, each with the time in seconds since 1970 from which it holds, for
+    twice `MAX_DAYS` from `since` on. Raises SpecError for a time zone that is not known here.
+    """
+    if zone == "UTC":
+        return ((0, 0),)
+    return _shifts(zone, int(since) // DAY * DAY - DAY, field)
+
+
+@lru_cache(maxsize=256)
+def _shifts(zone: str, since: int, field: str) -> tuple[tuple[int, int], ...]:
+    within = _zone(zone, field)
+
+    def offset(seconds: int) -> int:
+        shift = datetime.fromtimestamp(seconds, UTC).astimezone(within).utcoffset()
+        return int(shift.total_seconds()) if shift is not None else 0
+
+    found = [(since, offset(since))]
+    for day in range(since + DAY, since + 2 * MAX_DAYS * DAY, DAY):
+        if (new := offset(day)) != found[-1][1]:
+            first, last = day - DAY, day
+            while last - first > 1:
+                middle = (first + last) // 2
+                first, last = (middle, last) if offset(middle) == found[-1][1] else (first, middle)
+            found.append((last, new))
+    return tuple(found)
+
+
 def _moment(wall: int, zone: tzinfo) -> datetime:
     return datetime.fromtimestamp(wall // SECOND, UTC).astimezone(zone)
 
@@ -38,13 +69,11 @@ def _nanoseconds(moment: datetime) -> int:
     return int(moment.timestamp()) * SECOND
 
 
-def _zone(name: str) -> tzinfo:
+def _zone(name: str, field: str = "time-zone") -> tzinfo:
     if name == "UTC":
         return UTC
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         hint = "`time-zone: Europe/Zurich`; on a machine without time zones: `pip install tzdata`"
-        raise SpecError(
-            "this time zone is not known", code="E103", field="time-zone", have=name[:80], hint=hint
-        ) from None
+        raise SpecError("this time zone is not known", code="E103", field=field, have=name[:80], hint=hint) from None

@@ -17,6 +17,7 @@ from poise.model import (
     fleetfile,
     keys,
     notices,
+    reservations,
     rules,
     servicefile,
     serving_upstreams,
@@ -59,6 +60,7 @@ FILES = {
     "keys": "Who may ask a gateway, and how much: `poise serve --keys FILE.yaml`",
     "rules": "What follows from signals: `poise rules apply FILE.yaml`",
     "shares": "How tenants share the fleet: `poise shares apply FILE.yaml`",
+    "reservations": "Nodes and devices that are kept for a time: `poise reserve apply FILE.yaml`",
 }
 """The kinds of files, with the purpose of each."""
 
@@ -76,6 +78,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "keys": keys.KeysSpec,
     "rules": rules.RulesSpec,
     "shares": sharefile.SharesSpec,
+    "reservations": reservations.ReservationsSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -285,6 +288,12 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     },
     "notifications.notify": notices.TARGETS,
     "notifications.incidents": notices.TARGETS,
+    "reservations.kind": {"const": "reservations"},
+    "reservations.reservations": {"maxItems": reservations.MAX_RESERVATIONS},
+    "reservation.name": NAMES,
+    "reservation.for": DURATION,
+    "reservation.release_after": DURATION,
+    "reservation.devices": {"minimum": 0, "maximum": reservations.MAX_COUNT},
     "shares.kind": {"const": "shares"},
     "shares.shares": {"maxItems": sharefile.MAX_SHARES},
     "shares.half_life": DURATION,
@@ -415,6 +424,11 @@ _RULES: dict[str, Schema] = {
     "keys": {"required": ["kind", "keys"]},
     "rules": {"required": ["kind", "rules"]},
     "shares": {"required": ["kind", "shares"]},
+    "reservations": {"required": ["kind", "reservations"]},
+    "ReservationSpec": {
+        "required": ["name", "from"],
+        "anyOf": [{"required": ["nodes"]}, {"required": ["devices"]}],
+    },
     "ShareSpec": {"oneOf": [{"required": [kind]} for kind in ("group", "tenant", "project", "user")]},
     "KeySpec": {"required": ["name"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
@@ -589,6 +603,23 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "service.queue": "Maximum number of waiting requests. Further ones are refused.",
     "service.timeout": "Time limit of a request.",
     "service.body": "Maximum size of a request's body, decompressed; 64 MiB at most.",
+    "reservations.kind": "`reservations`.",
+    "reservations.reservations": "The reservations. Others stay as they are.",
+    "reservation.name": "Name of the reservation, unique for its tenant. The same name replaces it.",
+    "reservation.from": "Earliest start: a date and time on the clock of `time_zone`, a time of day (the next one), or "
+    "`+2h` from now.",
+    "reservation.for": "Length of each window. Maintenance may have none: it lasts until it is cancelled.",
+    "reservation.tenant": "Tenant that the places are kept for.",
+    "reservation.maintenance": "Whether the nodes are drained for maintenance instead.",
+    "reservation.nodes": "Number of nodes, or their names. Named nodes are not replaced when they fail.",
+    "reservation.devices": "Number of devices, instead of nodes.",
+    "reservation.model": "Model of the devices, or of devices of the nodes.",
+    "reservation.every": "RRULE of iCalendar by which the reservation recurs. It needs `COUNT` or `UNTIL`.",
+    "reservation.time_zone": "Time zone of `from` and of `every`. `UTC` by default.",
+    "reservation.without": "Starts at which a recurring reservation does not take place.",
+    "reservation.soft": "Whether nothing is preempted for it: work of others may make it begin late.",
+    "reservation.release_after": "A window in which nothing of the tenant runs for this long is released. By default, "
+    "none is.",
     "shares.kind": "`shares`.",
     "shares.shares": "The shares. An empty list removes all.",
     "shares.half_life": "Time after which half of a debt is forgotten.",

@@ -93,7 +93,10 @@ def load_yaml(path: Path) -> Any:
 
 
 def load_kind(
-    path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares"]
+    path: Path,
+    wanted: Literal[
+        "job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares", "reservations"
+    ],
 ) -> Any:
     """Return the one document of a file of this kind. Raises `SpecError` if it looks like a file of another kind."""
     document = load_yaml(path)
@@ -124,6 +127,7 @@ _USED_BY = {
     "keys": "poise serve --keys",
     "rules": "poise rules check",
     "shares": "poise shares check",
+    "reservations": "poise reserve apply",
 }
 _TELLING = {
     "job": ("run", "tasks", "artifacts"),
@@ -135,6 +139,7 @@ _TELLING = {
     "keys": ("keys",),
     "rules": ("rules",),
     "shares": ("shares",),
+    "reservations": ("reservations",),
 }
 """Fields that occur only in files of one kind."""
 
@@ -146,7 +151,7 @@ def _kind_of(document: Any) -> str:
     said = document.get("kind")
     if said in ("job", "graph"):
         return "job"
-    if said in ("fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares"):
+    if said in ("fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares", "reservations"):
         return str(said)
     return next((kind for kind, fields in _TELLING.items() if any(field in document for field in fields)), "")
 

@@ -555,10 +555,11 @@ def run_future(
     change: Change = UNCHANGED,
     until: Sequence[str] = (),
     begun: Sequence[Collection[str]] = (),
+    horizon: int = HORIZON,
     watch: Callable[[], bool] = lambda: True,
 ) -> Happened:
     """Simulate a ledger, which is modified, from `now` on, until the units named in `until` are over and one of each
-    group in `begun` has started, if any are named; or until `watch` returns False.
+    group in `begun` has started, if any are named; or for `horizon` nanoseconds, or until `watch` returns False.
     """
     started: dict[str, int] = {}
     yielded: dict[tuple[str, str], int] = {}
@@ -602,7 +603,7 @@ def run_future(
         quiet_since = twin.rounds
         return not twin.busy
 
-    twin.run(HORIZON, watch=going)
+    twin.run(horizon, watch=going)
     over = [unit for job in ledger.jobs.values() for unit in job.units if unit.ended > now]
     return Happened(
         started=started,

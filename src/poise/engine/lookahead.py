@@ -154,6 +154,22 @@ class Futures:
         )
         return happened if happened.whole else None
 
+    def state_at(self, policy: ClusterPolicy, number: int, deadline: float, at: int) -> Ledger | None:
+        """Return the state at an instant of the future of this number. None if the `deadline` on the clock comes
+        first.
+        """
+        ledger = self._forked.fork()
+        happened = run_future(
+            ledger,
+            policy,
+            self._settings,
+            self.draws.draw(Random(f"{self._seed}/{number}"), others=self.arriving > 0),
+            self.now,
+            horizon=at - max(self.now, ledger.now),
+            watch=lambda: self._clock() < deadline,
+        )
+        return ledger if happened.whole else None
+
     def guesses_before(self, units: Collection[str], seen: Iterable[Happened]) -> list[str]:
         """Return its units with unknown run times that ended in some future before one of these units started."""
         found: dict[str, None] = {}

@@ -26,7 +26,7 @@ import msgspec
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger, UnitState
-from poise.kernel.messages import Cancel, CancelJobs, Drain, HoldJob, SetQuota
+from poise.kernel.messages import Cancel, CancelJobs, CancelReservation, Drain, HoldJob, Reserve, SetQuota
 from poise.model.events import (
     Configured,
     DeviceCordoned,
@@ -44,6 +44,9 @@ from poise.model.events import (
     NodeLost,
     Preempted,
     QuotaSet,
+    QuotaTurned,
+    ReservationAdded,
+    ReservationRemoved,
     RulesSet,
     ScheduleRemoved,
     Started,
@@ -51,6 +54,7 @@ from poise.model.events import (
 )
 from poise.model.fleet import model_under
 from poise.model.jobs import GRACE, Job, Outcome
+from poise.model.quotas import Quota
 from poise.model.resources import WHOLE, Shape
 from poise.model.workload import Seats, Steady, Truth
 from poise.model.worlds import Row
@@ -475,7 +479,17 @@ class Worlds:
             case QuotaSet():
                 quota = partial(SetQuota, tenant=event.tenant, quota=event.quota)
                 self._everywhere(lambda twin, at: twin.ask(quota, at), event.at)
-            case NodeDrained():
+            case QuotaTurned() if (known := self.ledger.quotas.get(event.tenant)) is not None:
+                amounts = Quota(*msgspec.structs.replace(known, turn=event.turn).amounts)
+                turned = partial(SetQuota, tenant=event.tenant, quota=amounts)
+                self._everywhere(lambda twin, at: twin.ask(turned, at), event.at)
+            case ReservationAdded():
+                reserve = partial(Reserve, reservations=(event.reservation,))
+                self._everywhere(lambda twin, at: twin.ask(reserve, at), event.at)
+            case ReservationRemoved() if not event.over:  # otherwise each world ends it itself
+                cancel = partial(CancelReservation, reservation=event.reservation)
+                self._everywhere(lambda twin, at: twin.ask(cancel, at), event.at)
+            case NodeDrained() if not event.reservation:
                 drain = partial(Drain, node=event.name, on=event.on, moves=event.moves)
                 self._everywhere(lambda twin, at: twin.ask(drain, at), event.at)
             case DeviceDrained():

@@ -65,6 +65,8 @@ ABOUT_NODES = frozenset(
         "NODE_LOST",
         "NODE_SHRUNK",
         "NODE_ENDS",
+        "NODE_RESERVED",
+        "DEVICES_RESERVED",
         "GANG_INCOMPLETE",
         "SPREAD",
         "TOGETHER",

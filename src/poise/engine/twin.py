@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from poise.engine.host import Host
-from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
+from poise.engine.timeline import WALL, Process, SimulatedClock, Timeline, Timer
 from poise.errors import PoiseError
 from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
@@ -227,6 +227,8 @@ class Twin:
         self.process.start()
         ledger = ledger or Ledger()
         self.began = max(SECOND, settings.every, ledger.now, at)
+        if ledger.leader.began is not None:  # reservations follow the wall clock
+            self.process.wall_off = ledger.leader.wall(self.began) - WALL
         self.refused: list[tuple[Arrival, PoiseError]] = []
         self.nodes: dict[str, VirtualNode] = {}
         self._truths = dict(truths or {})

@@ -14,6 +14,8 @@ from poise.model.events import (
     JobSubmitted,
     NodeDrained,
     QuotaSet,
+    ReservationAdded,
+    ReservationRemoved,
     RuleAnswered,
     RulesSet,
     ScheduleAdded,
@@ -81,6 +83,12 @@ def _in_words(event: AUDITED) -> str:
         case QuotaSet():
             bounds = _bounds(event.quota) if event.quota is not None else ""
             return f"bounded {event.tenant} to {bounds}" if bounds else f"lifted the quota of {event.tenant}"
+        case ReservationAdded():
+            kept = event.reservation
+            whose = f"tenant {kept.tenant}" if kept.tenant else "maintenance"
+            return f"reserved {kept.wants()} for {whose}: {kept.id} {kept.name}"
+        case ReservationRemoved():
+            return f"{'ended' if event.over else 'cancelled'} reservation {event.reservation}"
         case SharesSet():
             names = [node.name for node in event.tree.nodes if node.kind != "others"] if event.tree is not None else []
             return f"set the shares {some(names, FEW)}" if names else "removed the shares"

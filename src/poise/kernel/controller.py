@@ -19,10 +19,12 @@ import msgspec
 from poise.decoding import convert
 from poise.errors import Busy, Conflict, Forbidden, InputError, NotFound, PoiseError, SpecError, StoreFull
 from poise.kernel import changing
+from poise.kernel.bookings import Bookings
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
 from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
+from poise.kernel.hours import Hours
 from poise.kernel.lateness import Lateness
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
 from poise.kernel.messages import (
@@ -34,6 +36,7 @@ from poise.kernel.messages import (
     CallerGone,
     Cancel,
     CancelJobs,
+    CancelReservation,
     ChangeJob,
     Checkpoint,
     Configure,
@@ -63,6 +66,7 @@ from poise.kernel.messages import (
     RemoveJobs,
     RemoveSchedule,
     Reply,
+    Reserve,
     RetryJob,
     RevokeToken,
     Saw,
@@ -163,6 +167,7 @@ from poise.model.messages import (
     Told,
 )
 from poise.model.profiles import ENOUGH_RUNS
+from poise.model.quotas import BASE
 from poise.model.reports import Changed, Drained
 from poise.model.resources import ALLOCATED, Device, Node, Shape, identity_of, is_declared
 from poise.model.spec import Compiled
@@ -298,6 +303,10 @@ separately.
 """
 
 
+OF_PLACES = (NodeJoined, NodeLost, NodeForgotten, NodeUnfit, NodeDrained, DeviceCordoned, DeviceDrained)
+"""Events after which a reserved place may have failed, or be there again."""
+
+
 class Contact(NamedTuple):
     """When a node was last heard. Silence is counted from `heard`: its last message, or later by the time that it
     announced to be silent beyond a `HEARTBEAT`. `asked`: a request was sent to it, and earlier announcements do not
@@ -387,6 +396,8 @@ class Controller:
             would_submit=self.would_submit,
             stop=self._stop_cancelled,
         )
+        self.hours = Hours(ledger, calendar, commit=self._commit)
+        self.bookings = Bookings(ledger, commit=self._commit, clear=self._clear, renew=self._want_round)
         self._calendar = calendar
         self.ruling = Ruling(ledger, commit=self._commit, drain=self._drain, configure=self._configure)
         self.rejections: Counter[tuple[str, str]] = Counter()
@@ -427,6 +438,7 @@ class Controller:
         if self._calendar is not None:
             self.ruling.restart(self.ledger, now)
         self.turns.wall_is(wall, now)
+        self.bookings.look_again()
         self._dispatch = self._make_dispatch(now)
         for name, node in list(self.ledger.nodes.items()):
             if name not in self.settings.declared and (self.settings.declared or is_declared(node.node)):
@@ -484,6 +496,11 @@ class Controller:
                 self._answer(message.request, lambda: self._set_quota(message, now))
             case SetShares():
                 self._answer(message.request, lambda: self._set_shares(message, now))
+            case Reserve():
+                self._answer(message.request, lambda: self.bookings.add(message.reservations, message.bearer, now))
+            case CancelReservation():
+                booked = message.reservation, message.bearer, now
+                self._answer(message.request, lambda: self.bookings.cancel(*booked))
             case Configure():
                 self._answer(message.request, lambda: self._configure(message, now))
             case SetRules():
@@ -532,6 +549,8 @@ class Controller:
         self._now = now
         if wall is not None:
             self.turns.wall_is(wall, now)
+            if not self._full:
+                self.bookings.wall_is(wall, now)
         heard_until = now if heard_until is None else heard_until
         if self._full:
             if now - self._last_recovery < RECOVER_EVERY:
@@ -556,6 +575,8 @@ class Controller:
                 self._commit(lagging)
         self._cancel_late(now)
         self.turns.tick(now)
+        self.bookings.tick(now)
+        self.hours.tick(now, self.turns.wall_at(now))
         self.ruling.tick(now, self._watch)
         self._dispatch.tick(now)
         effects = list(self._flush())
@@ -769,7 +790,8 @@ class Controller:
         soonest = max(self._look_at, self._look_no_sooner_than) if self.settings.dead_after else FOREVER
         next_round = None if self._deciding else self._next_round()  # the plan comes as a message
         lateness, turn = self._lateness.wakeup(self.ledger), self.turns.wakeup(self._now)
-        for at in (self._watch.due(), self._dispatch.wakeup(), lateness, turn, next_round, self.ruling.due()):
+        booked = (self.bookings.wakeup(), self.hours.wakeup())
+        for at in (self._watch.due(), self._dispatch.wakeup(), lateness, turn, *booked, next_round, self.ruling.due()):
             if at is not None and at < soonest:
                 soonest = at
         return None if soonest >= FOREVER else soonest
@@ -982,8 +1004,12 @@ class Controller:
         self._dispatch.cancelled(job, now)
 
     def _set_quota(self, message: SetQuota, now: int) -> str:
-        if self.ledger.quotas.get(message.tenant) != message.quota:
+        known = self.ledger.quotas.get(message.tenant)
+        if known is not None:
+            known = msgspec.structs.replace(known, turn=BASE)
+        if known != message.quota:
             self._commit(QuotaSet(at=now, tenant=message.tenant, quota=message.quota, by=message.bearer.token))
+            self.hours.look_again()
             self._dirty = True
         return message.tenant
 
@@ -1152,6 +1178,23 @@ class Controller:
                 why = Why(policy=self.ledger.leader.policy, base=self.ledger.revision, rank=f"{lent} is lent")
                 self._preempt(Preempt(unit=unit.id, cause="move", why=why), now, stale=False)
         return lent
+
+    def _want_round(self) -> None:
+        """Request a round: places became free, or were reserved."""
+        self._dirty = True
+
+    def _clear(self, unit: UnitState, leaving: Sequence[int], why: str, now: int) -> None:
+        """Preempt work whose place is reserved for others: only these tasks of a gang that can go on without them."""
+        told = Why(policy=self.ledger.leader.policy, base=self.ledger.revision, rank=why)
+        if unit.resizes and unit.is_whole and unit.size - len(leaving) >= max(1, unit.spec.least):
+            resized: dict[str, UnitState] = {}
+            self._resize(
+                Resize(unit=unit.id, cause="shrink", why=told, leaves=tuple(leaving)), now, {}, resized, stale=False
+            )
+            for gang in resized.values():
+                self._order(gang)
+        else:
+            self._preempt(Preempt(unit=unit.id, cause="move", why=told), now, stale=False)
 
     def _awaited(self, name: str, bearer: Bearer, field: str) -> JobState:
         """Return a job that another one waits for, by its full name, because a spec outlives the meaning of a
@@ -1666,6 +1709,8 @@ class Controller:
         self._events.append(event)
         if not isinstance(event, QUIET) or self.ledger.queues.pending > waited:
             self._dirty = True
+        if isinstance(event, OF_PLACES):
+            self.bookings.look_again()
 
     def _later(self, effect: Effect) -> None:
         """Send an effect once all events applied by now are durable."""
@@ -1730,6 +1775,8 @@ class Controller:
         self._outage.expect(self._connected, now)
         self._connected.clear()
         self._dispatch, self.turns.ledger = self._make_dispatch(self.ledger.now), self.ledger
+        self.bookings.ledger = self.hours.ledger = self.ledger
+        self.bookings.look_again()
         if self._calendar is not None:
             self.ruling.restart(self.ledger, now)
         return (*refused, *hung, HangCalls())

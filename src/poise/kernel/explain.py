@@ -11,7 +11,6 @@ import msgspec
 
 from poise.kernel.book import CallBook
 from poise.kernel.fitting import nowhere
-from poise.kernel.lasting import one_lasting
 from poise.kernel.lateness import lost_deadlines
 from poise.kernel.ledger import (
     CAUSES,
@@ -37,7 +36,7 @@ from poise.model.events import Preempted, Resized, Straggling
 from poise.model.jobs import Ending, Unit, retries_of
 from poise.model.load import LEVELS, Load, Upkeep
 from poise.model.profiles import estimate_run
-from poise.model.quotas import Amounts, Quota, asked
+from poise.model.quotas import BASE, Amounts, Quota, asked
 from poise.model.reports import (
     AttemptReport,
     CallsReport,
@@ -600,15 +599,19 @@ def quota_report(tenant: str, quota: Quota, held: Amounts) -> QuotaReport:
     def bound(amount: int) -> int | None:
         return amount if amount < PLENTY else None
 
-    gpus = bound(quota.gpus)
+    cpu, memory, most_gpus = quota.amounts
+    gpus = bound(most_gpus)
     return QuotaReport(
         tenant=tenant,
-        cpu=bound(quota.cpu),
-        memory=bound(quota.memory),
+        cpu=bound(cpu),
+        memory=bound(memory),
         gpu=None if gpus is None else gpus / WHOLE,
         cpu_held=held.cpu,
         memory_held=held.memory,
         gpu_held=held.gpus / WHOLE,
+        hours=tuple(of.told for of in quota.hours),
+        time_zone=quota.hours[0].zone if quota.hours else "",
+        now_in=quota.hours[quota.turn].told if quota.turn != BASE else "",
     )
 
 
@@ -686,7 +689,7 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot, lost: Mapping
         unseen = max(0, before - len(shown))
     return Alike(
         units=tuple(unit.id for unit in units),
-        candidate=one_lasting(ledger.shown.candidate(first), view.fleet.ends, view.profiles, view.now),
+        candidate=ledger.ends(view.now).candidate(ledger.shown.candidate(first)),
         not_before=first.free_at if first.free_at > view.now else 0,
         back=tuple(_back(first, view.now)),
         unseen=unseen,

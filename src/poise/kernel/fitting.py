@@ -137,8 +137,8 @@ def _check_quota(tenant: str, quota: Quota, unit: Unit) -> None:
     """Raise SpecError for a unit that exceeds the whole quota of its tenant, whatever else of the tenant runs."""
     wanted = unit.least or len(unit.tasks)
     needs = [asked(unit.shape_of(of), wanted) for of in range(len(unit.variants) + 1)]
-    if not any(quota.amounts.holds(need) for need in needs):
-        reason = quota.amounts.refusal(tenant, needs[0])
+    if not any(quota.most.holds(need) for need in needs):
+        reason = quota.most.refusal(tenant, needs[0])
         raise SpecError(
             f"`{unit.name}` requests more than the quota of {tenant}",
             code="E110",

@@ -62,6 +62,10 @@ from poise.model.events import (
     PolicyFailed,
     Preempted,
     QuotaSet,
+    ReservationAdded,
+    ReservationMoved,
+    ReservationReleased,
+    ReservationRemoved,
     Resized,
     ScheduleAdded,
     ScheduleHeld,
@@ -260,6 +264,14 @@ class History(Following):
                 self._note(event.at, "load", event.name, LEVELS[event.level] + (", for a while" if event.hot else ""))
             case QuotaSet():
                 self._note(event.at, "quota", event.tenant, "set" if event.quota is not None else "lifted")
+            case ReservationAdded():
+                self._note(event.at, "reserved", event.reservation.id, event.reservation.wants())
+            case ReservationMoved():
+                self._note(event.at, "reservation moved", event.reservation, event.why)
+            case ReservationReleased():
+                self._note(event.at, "reservation released", event.reservation, "nobody used it")
+            case ReservationRemoved():
+                self._note(event.at, "reservation", event.reservation, "over" if event.over else "cancelled")
             case SharesSet():
                 self._note(event.at, "shares", "fleet", "set" if event.tree is not None else "removed")
             case Triggered():

@@ -13,6 +13,7 @@ from poise.model.incidents import Moment
 from poise.model.jobs import Job
 from poise.model.messages import Attempt, FromAgent, ToAgent
 from poise.model.quotas import Quota
+from poise.model.reservations import Reservation
 from poise.model.share_tree import ShareTree
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
@@ -216,6 +217,22 @@ class SetShares(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class Reserve(msgspec.Struct, frozen=True):
+    """Accept reservations, all or none; one of the same tenant and name is replaced. The reply lists `Accepted`."""
+
+    request: int
+    reservations: tuple[Reservation, ...]
+    bearer: Bearer = HOME
+
+
+class CancelReservation(msgspec.Struct, frozen=True):
+    """Cancel a reservation, by id or name. The reply is its id."""
+
+    request: int
+    reservation: str
+    bearer: Bearer = HOME
+
+
 class AddToken(msgspec.Struct, frozen=True, kw_only=True):
     """Create a token. The reply is the `Token`, also for a repeated request. `hash` is the SHA-256 of its secret; it
     `lasts` this many nanoseconds (0: no expiry).
@@ -340,6 +357,8 @@ Request = (
     | Lend
     | SetQuota
     | SetShares
+    | Reserve
+    | CancelReservation
     | Configure
     | SetRules
     | AnswerRule

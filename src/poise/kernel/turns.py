@@ -63,6 +63,10 @@ class Turns:
         """Set the wall clock, in seconds since 1970."""
         self._offset = round(wall * SECOND) - now
 
+    def wall_at(self, now: int) -> int:
+        """Return the wall clock at an instant, in nanoseconds since 1970."""
+        return now + self._offset
+
     def tick(self, now: int) -> None:
         """Submit the jobs of the turns that are due. A job and its turn are two records: if the second is lost, the
         next leader finds the job by its key.

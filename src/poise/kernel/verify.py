@@ -51,6 +51,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
     shape = unit.shape_of(place.variant)
     brief = ledger.profiles.is_brief(unit) and not unit.spec.variants
     reasons += ledger.quotas.refusals(unit, shape, len(place.spots))
+    reasons += _against_reservations(ledger, unit, place.spots, now)
     if ledger.shares.tree is not None:
         reasons += ledger.shares.refusals(unit, ledger.shares.amounts_on(shape, place.spots))
     if place.queued:
@@ -124,6 +125,7 @@ def verify_resize(ledger: Ledger, resize: Resize, now: int) -> Resized | Rejecti
             for model, amount in ledger.shares.amounts_on(shape, joins).items():
                 amounts[model] = amounts.get(model, 0) + amount
             reasons += ledger.shares.refusals(unit, amounts)
+        reasons += _against_reservations(ledger, unit, joins, now)
         reasons += _against_room(ledger, shape, joins)
         reasons += [
             Reason(
@@ -277,6 +279,23 @@ def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list
     return reasons
 
 
+def _against_reservations(ledger: Ledger, unit: UnitState, spots: Sequence[Spot], now: int) -> list[Reason]:
+    """Return a reason for each spot that another tenant has reserved before the work is expected to end."""
+    if not ledger.reservations:
+        return []
+    kept = ledger.ends(now).kept_from(ledger.shown.candidate(unit))
+    nodes, reservations = dict(kept.nodes), dict(kept.reservations)
+    reasons: dict[Reason, None] = {}
+    for spot in spots:
+        if told := nodes.get(spot.node):
+            reasons[Reason(code="NODE_RESERVED", subject=spot.node, need="an earlier end", have=told)] = None
+        state = ledger.nodes.get(spot.node)
+        for device in ledger.reservations.marked(state.node).devices if state is not None and reservations else ():
+            if device.index in spot.devices and (told := next(filter(None, map(reservations.get, device.kept)), "")):
+                reasons[Reason(code="DEVICES_RESERVED", subject=spot.node, need="an earlier end", have=told)] = None
+    return list(reasons)
+
+
 def _against_groups(ledger: Ledger, where: Where, spots: tuple[Spot, ...]) -> list[Reason]:
     """Return the reasons if the tasks of a gang are not spread, or not together, as required."""
     reasons: list[Reason] = []
@@ -298,7 +317,7 @@ def _against_devices(ledger: Ledger, state: NodeState, shape: Shape, spots: list
     reasons: list[Reason] = []
     name = state.node.name
     left: dict[int, tuple[int, int]] = {}
-    for device in ledger.cordons.seen(state.node).devices:
+    for device in ledger.reservations.marked(ledger.cordons.seen(state.node)).devices:
         key = device_key(device.index)
         if ledger.cordons.closes(name, device):
             continue

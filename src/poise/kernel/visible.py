@@ -13,13 +13,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from poise.kernel.explain import quota_report, schedule_report
-from poise.kernel.ledger import JobState, Ledger, tenant_of_queue
+from poise.kernel.ledger import JobState, Ledger
+from poise.kernel.reserved import reservation_reports
 from poise.kernel.sharing import shares_report
 from poise.model.events import (
     Began,
     Called,
     CallsClosed,
     CallTried,
+    ClockSet,
     Configured,
     DeadlinesMissed,
     DeviceCordoned,
@@ -48,6 +50,11 @@ from poise.model.events import (
     Placed,
     Preempted,
     QuotaSet,
+    QuotaTurned,
+    ReservationAdded,
+    ReservationMoved,
+    ReservationReleased,
+    ReservationRemoved,
     Resized,
     Returned,
     ScheduleAdded,
@@ -68,13 +75,14 @@ from poise.model.reports import (
     Ahead,
     NodeReport,
     QuotaReport,
+    ReservationReport,
     ScheduleReport,
     ShareReport,
     SharesReport,
     StatusReport,
 )
 from poise.model.secrets import HIDDEN
-from poise.model.tenants import Bearer, Role, tenant_of_class
+from poise.model.tenants import Bearer, Role, tenant_of_class, tenant_of_queue
 
 OTHERS = "work of another tenant"
 
@@ -138,6 +146,10 @@ class Sight:
             for tenant, quota in sorted(self.ledger.quotas.items())
             if self.bearer.sees(tenant)
         ]
+
+    def reservations(self, now: int) -> list[ReservationReport]:
+        """Return all reservations; of those of other tenants, only the times and places."""
+        return reservation_reports(self.ledger, now, self.bearer)
 
     def shares(self, now: int) -> SharesReport:
         """Return all shares; for other tenants, only their standing relative to the bearer's own."""
@@ -258,7 +270,15 @@ class Sight:
                 if known is None or known.job.tenant != self.bearer.tenant:
                     return None
                 return event if isinstance(event, ScheduleTurn) else self._asked(event)
-            case QuotaSet() | JobsRemoved() | ScheduleRemoved():
+            case ReservationAdded():
+                return self._asked(event) if event.reservation.tenant == self.bearer.tenant else None
+            case ReservationMoved() | ReservationReleased():
+                known_place = self.ledger.reservations.get(event.reservation)
+                mine = known_place is not None and known_place.reservation.tenant == self.bearer.tenant
+                return event if mine else None
+            case QuotaTurned():
+                return event if event.tenant == self.bearer.tenant else None
+            case QuotaSet() | JobsRemoved() | ScheduleRemoved() | ReservationRemoved():
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
             case NodeJoined() | NodeDrained() | DeviceDrained() | Configured():
                 return self._asked(event)
@@ -277,6 +297,7 @@ class Sight:
                 return self._only(event, frozenset()) if mine else None
             case (
                 Began()
+                | ClockSet()
                 | NodeLost()
                 | NodeForgotten()
                 | NodeLevelled()

@@ -80,6 +80,8 @@ REASONS = {
     "ALLOWS_UNKNOWN": "may run on {subject}, but there is no such node: {have}",
     "EXCLUDES_UNKNOWN": "excludes {subject}, but there is no such node: {have}",
     "NODE_ENDS": "ends in {have}; this needs {need}",
+    "NODE_RESERVED": "is reserved {have}; this needs {need}",
+    "DEVICES_RESERVED": "some of its devices are reserved {have}; this needs {need}",
     "NOT_AT_ONCE": "each resource is free somewhere, but not all on one node: {need}",
     "STRAGGLING": "takes longer than similar tasks, which took {need}",
     "LAGGING": "computes for {have} in each step there, and delays the others of its gang, which take {need}",

@@ -16,6 +16,7 @@ from poise.model.incidents import Moment, SymptomKind
 from poise.model.jobs import Ending, Job, Speedups, Unit
 from poise.model.quotas import Quota
 from poise.model.recurring import Schedule
+from poise.model.reservations import Reservation
 from poise.model.resources import Node
 from poise.model.share_tree import ShareTree
 from poise.model.tenants import Token
@@ -417,13 +418,16 @@ class IncidentTold(msgspec.Struct, frozen=True, tag="incident-told", kw_only=Tru
 
 
 class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit_defaults=True):
-    """Close a node to new placements (`on`) or open it again. With `moves`, its running work moves to other nodes."""
+    """Close a node to new placements (`on`) or open it again. With `moves`, its running work moves to other nodes. If
+    it is closed for maintenance, `reservation` is the id of that reservation.
+    """
 
     at: int
     name: str
     on: bool
     by: str = ""
     moves: bool = False
+    reservation: str = ""
 
 
 class DeviceCordoned(msgspec.Struct, frozen=True, tag="device-cordoned", kw_only=True, omit_defaults=True):
@@ -459,12 +463,69 @@ class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defa
     by: str = ""
 
 
+class QuotaTurned(msgspec.Struct, frozen=True, tag="quota-turned", kw_only=True):
+    """Other amounts of a quota are in force: those of the hours of this number, or outside all hours (-1)."""
+
+    at: int
+    tenant: str
+    turn: int
+
+
 class SharesSet(msgspec.Struct, frozen=True, tag="shares-set", kw_only=True, omit_defaults=True):
     """Set the tree of shares of the fleet; None removes it."""
 
     at: int
     tree: ShareTree | None = None
     by: str = ""
+
+
+class ReservationAdded(msgspec.Struct, frozen=True, tag="reservation-added", kw_only=True, omit_defaults=True):
+    """A reservation was accepted. Its windows take these `places`, except those in `elsewhere`, by their start in
+    seconds since 1970.
+    """
+
+    at: int
+    reservation: Reservation
+    places: tuple[Spot, ...]
+    elsewhere: dict[str, tuple[Spot, ...]] = {}
+    by: str = ""
+
+
+class ReservationMoved(msgspec.Struct, frozen=True, tag="reservation-moved", kw_only=True, omit_defaults=True):
+    """The window that begins at this time (seconds since 1970) takes other places, because nodes of it failed."""
+
+    at: int
+    reservation: str
+    begins_at: int
+    places: tuple[Spot, ...]
+    why: str = ""
+
+
+class ReservationReleased(msgspec.Struct, frozen=True, tag="reservation-released", kw_only=True, omit_defaults=True):
+    """The window that begins at this time (seconds since 1970) ends early, because its tenant did not use it."""
+
+    at: int
+    reservation: str
+    begins_at: int
+
+
+class ReservationRemoved(msgspec.Struct, frozen=True, tag="reservation-removed", kw_only=True, omit_defaults=True):
+    """A reservation of this tenant (empty: maintenance) was cancelled, or its last window is `over`."""
+
+    at: int
+    reservation: str
+    tenant: str = ""
+    over: bool = False
+    by: str = ""
+
+
+class ClockSet(msgspec.Struct, frozen=True, tag="clock-set", kw_only=True):
+    """The wall clock, in seconds since 1970, has moved relative to the clock of the log. Windows of reservations follow
+    it.
+    """
+
+    at: int
+    wall: float
 
 
 class TokenAdded(msgspec.Struct, frozen=True, tag="token-added", kw_only=True, omit_defaults=True):
@@ -660,7 +721,13 @@ Event = (
     | DeviceCordoned
     | DeviceDrained
     | QuotaSet
+    | QuotaTurned
     | SharesSet
+    | ReservationAdded
+    | ReservationMoved
+    | ReservationReleased
+    | ReservationRemoved
+    | ClockSet
     | TokenAdded
     | TokenRevoked
     | StopAsked
@@ -698,6 +765,8 @@ AUDITED = (
     | DeviceDrained
     | QuotaSet
     | SharesSet
+    | ReservationAdded
+    | ReservationRemoved
     | TokenAdded
     | TokenRevoked
     | Configured

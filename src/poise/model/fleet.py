@@ -283,7 +283,7 @@ class Fleet:
 
 class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
     """Common properties of devices of one model: all inputs of speed estimates and capability checks. A `failed` device
-    is known by its identity, and so is a model of its own.
+    is known by its identity, and so is a model of its own; devices of other reservations (`kept`) are other models.
     """
 
     kind: str
@@ -295,6 +295,7 @@ class DeviceModel(msgspec.Struct, frozen=True, array_like=True):
     memory: int = 0
     failed: str = ""
     share_cap: int = SHARED_CAP
+    kept: tuple[str, ...] = ()
 
     @property
     def called(self) -> str:
@@ -307,7 +308,7 @@ def model_of(device: Device) -> DeviceModel:
     rates = tuple(sorted(device.rates.items()))
     return DeviceModel(
         device.kind, device.model, device.backend, rates, device.bandwidth, device.ops, device.memory, device.failed,
-        device.share_cap,
+        device.share_cap, device.kept,
     )  # fmt: skip
 
 

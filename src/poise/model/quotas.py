@@ -42,16 +42,44 @@ def _words(place: int, amount: int) -> str:
     return (f"{format_cpu(amount)} CPU", format_bytes(amount), f"{amount / WHOLE:g} GPU")[place]
 
 
-class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Maximum amounts that a tenant's running work may hold: milli-CPU, bytes, thousandths of devices."""
+BASE = -1
+"""Number of the hours in force outside all hours."""
 
+
+class QuotaHours(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Amounts in some hours, from the times of one cron expression to those of another; `told` as the user wrote it."""
+
+    begins: str
+    ends: str
+    zone: str
+    told: str
     cpu: int = PLENTY
     memory: int = PLENTY
     gpus: int = PLENTY
 
+
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Maximum amounts that a tenant's running work may hold: milli-CPU, bytes, thousandths of devices. Some `hours` may
+    have other amounts; `turn` is the number of the hours in force.
+    """
+
+    cpu: int = PLENTY
+    memory: int = PLENTY
+    gpus: int = PLENTY
+    hours: tuple[QuotaHours, ...] = ()
+    turn: int = BASE
+
     @property
     def amounts(self) -> Amounts:
-        return Amounts(self.cpu, self.memory, self.gpus)
+        """The amounts in force."""
+        of = self.hours[self.turn] if self.turn != BASE else self
+        return Amounts(of.cpu, of.memory, of.gpus)
+
+    @property
+    def most(self) -> Amounts:
+        """The largest amounts at any hour."""
+        each = [(self.cpu, self.memory, self.gpus), *((of.cpu, of.memory, of.gpus) for of in self.hours)]
+        return Amounts(*map(max, zip(*each, strict=True)))
 
 
 def asked(shape: Shape, tasks: int = 1) -> Amounts:

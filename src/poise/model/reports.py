@@ -200,8 +200,9 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The quota of a tenant (None: no limit), and its current use. CPU is in milli-CPU, memory in bytes, and `gpu` in
-    devices, where a share of a device is a fraction.
+    """The quota of a tenant in force now (None: no limit), and its current use. CPU is in milli-CPU, memory in bytes,
+    and `gpu` in devices, where a share of a device is a fraction. `hours` are hours with other amounts, `now_in` those
+    in force.
     """
 
     tenant: str
@@ -211,6 +212,9 @@ class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
     cpu_held: int
     memory_held: int
     gpu_held: float
+    hours: tuple[str, ...] = ()
+    time_zone: str = ""
+    now_in: str = ""
 
 
 class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +276,42 @@ class SharesForeseen(msgspec.Struct, frozen=True, kw_only=True):
 
     shares: tuple[ShareForeseen, ...]
     futures: int
+
+
+class ReservationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A reservation, and its current or next window, from `begins` to `ends` (seconds since 1970; 0: no end). `places`
+    are its nodes (`n1`) or devices (`n1:0`) then. `windows` is the number of windows to come, and `elsewhere` how many
+    of them have other places than usual. `release_after` is in nanoseconds. `chance` is the probability in thousandths
+    that the places are free of other work at the start (None: not computed), from `futures` simulated futures.
+    `without` are the excluded starts to come. Only its own tenant and operators see more than its id, times and places.
+    """
+
+    id: str
+    begins: float
+    ends: float
+    places: tuple[str, ...]
+    name: str = ""
+    tenant: str = ""
+    maintenance: bool = False
+    wants: str = ""
+    soft: bool = False
+    every: str = ""
+    time_zone: str = ""
+    windows: int = 1
+    elsewhere: int = 0
+    begun: bool = False
+    known: bool = False
+    release_after: int = 0
+    lacks: tuple[str, ...] = ()
+    without: tuple[float, ...] = ()
+    chance: int | None = None
+    futures: int = 0
+
+
+class ReservationsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a reservations file."""
+
+    document: dict[str, Any]
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):

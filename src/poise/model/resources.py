@@ -51,7 +51,8 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
 
     `models` lists acceptable models; `backend` is the backend of the artifact (cuda, rocm, cann, …); `precision` is the
     precision of the work, or the next wider one that the device has; `ops` must all be supported. `without` lists the
-    identities of devices that have failed this work before.
+    identities of devices that have failed this work before. In a snapshot, `kept` lists the reservations whose devices
+    this work may not use now, each with its time as text.
     """
 
     kind: str = "gpu"
@@ -60,6 +61,11 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     precision: str = ""
     ops: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
+
+    def may_use(self, reservations: tuple[str, ...]) -> bool:
+        """Whether the work may use a device of these reservations."""
+        return not self.kept or not any(name in reservations for name, _ in self.kept)
 
 
 ANY_GPU = Wants()
@@ -76,7 +82,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     gang run on different values of the label `spread`, and on one value of the label `together`.
 
     In a snapshot, `ending` lists the nodes that end before the work would, with their remaining time in nanoseconds,
-    rounded to minutes; the work needs a node that `lasts` for this many nanoseconds.
+    rounded to minutes; the work needs a node that `lasts` for this many nanoseconds. `kept` lists the nodes that are
+    reserved before the work would end, each with the time of the reservation as text.
     """
 
     nodes: tuple[str, ...] = ()
@@ -87,6 +94,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     together: str = ""
     ending: tuple[tuple[str, int], ...] = ()
     lasts: int = 0
+    kept: tuple[tuple[str, str], ...] = ()
 
     @property
     def groups(self) -> bool:
@@ -94,8 +102,14 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
         return bool(self.spread or self.together)
 
     def admits(self, node: "Node") -> bool:
-        """Whether a task may run on this node, and the node lasts long enough."""
-        return self.allows(node) and not (self.ending and any(name == node.name for name, _ in self.ending))
+        """Whether a task may run on this node, and the node lasts long enough and is not reserved before."""
+        if (self.ending and any(name == node.name for name, _ in self.ending)) or self.kept_on(node.name):
+            return False
+        return self.allows(node)
+
+    def kept_on(self, node: str) -> str:
+        """Return the time for which a node is reserved, as text; empty if it is not."""
+        return next((told for name, told in self.kept if name == node), "") if self.kept else ""
 
     def allows(self, node: "Node") -> bool:
         """Whether a task may run on this node, regardless of when the node ends."""
@@ -192,8 +206,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     in milliwatts, `share_cap` the thousandths of its compute that shares may take together. Unknown values are 0 or
     empty. `driver_index` is the driver's number for it if that is not `index`. `sources` maps figures to their origin
     (`model/figures.py`) unless it is the catalogue. `failed` is its identity if it has ever failed. A `withdrawn`
-    device is no longer offered, but its running work continues. Only the ledger sets these two fields; no node reports
-    them.
+    device is no longer offered, but its running work continues. `kept` are the reservations that take it. Only the
+    ledger sets these three fields; no node reports them.
     """
 
     index: Count
@@ -213,6 +227,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sources: dict[str, str] = {}
     failed: str = ""
     withdrawn: bool = False
+    kept: tuple[str, ...] = ()
 
 
 def identity_of(node: str, device: Device) -> str:

@@ -70,7 +70,7 @@ from poise.model.jobs import (
     Work,
 )
 from poise.model.notices import Notify, compile_notify
-from poise.model.quotas import Quota
+from poise.model.quotas import Quota, QuotaHours
 from poise.model.recurring import DEFAULT_ZONE, Rule, check_cron
 from poise.model.resources import ANY_GPU, ANYWHERE, CONTAINERS, PLENTY, WHOLE, Shape, Wants, Where
 from poise.model.secrets import compiled as compiled_secrets
@@ -118,12 +118,21 @@ _SCHEDULE_ID = re.compile(r"s[0-9]+")
 _NAME = re.compile(NAME)
 
 
+MAX_HOURS = 32
+_WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_SPAN = re.compile(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})")
+
+
 class QuotaSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Quota of a tenant; fields that are not set are unlimited."""
+    """Quota of a tenant; fields that are not set are unlimited. `hours` have other amounts, in the time zone
+    `time_zone`: `20:00-06:00 mon-fri gpu=8`.
+    """
 
     cpu: Quantity | None = None
     memory: Quantity | None = None
     gpu: Quantity | None = None
+    hours: tuple[str, ...] = ()
+    time_zone: str = DEFAULT_ZONE
 
 
 AUTO_PHASES = (
@@ -1144,12 +1153,78 @@ def _check_gpus(value: int, field: str) -> None:
 
 
 def compile_quota(spec: QuotaSpec) -> Quota:
-    """Compile a quota. Raises SpecError for an invalid amount."""
-    return Quota(
-        cpu=PLENTY if spec.cpu is None else parse_or_raise(parse_cpu, spec.cpu, "cpu", MAX_CPU),
-        memory=PLENTY if spec.memory is None else parse_or_raise(parse_bytes, spec.memory, "memory", MAX_BYTES),
-        gpus=PLENTY if spec.gpu is None else parse_or_raise(parse_cpu, spec.gpu, "gpu", MAX_CPU),  # in thousandths too
+    """Compile a quota. Raises SpecError for an invalid amount, and for invalid hours."""
+    if len(spec.hours) > MAX_HOURS:
+        what, need = "the quota has too many hours", f"at most {MAX_HOURS}"
+        raise SpecError(what, field="hours", need=need, have=str(len(spec.hours)))
+    cpu, memory, gpus = (_amount(name, getattr(spec, name)) for name in ("cpu", "memory", "gpu"))
+    return Quota(cpu, memory, gpus, tuple(_hours(text, spec.time_zone) for text in spec.hours))
+
+
+def _amount(name: str, value: Quantity | None) -> int:
+    """Return an amount of a quota: milli-CPU, bytes, or thousandths of devices."""
+    if value is None:
+        return PLENTY
+    bytes_ = name == "memory"
+    return parse_or_raise(parse_bytes if bytes_ else parse_cpu, value, name, MAX_BYTES if bytes_ else MAX_CPU)
+
+
+def _hours(text: str, zone: str) -> QuotaHours:
+    """Compile hours of a quota: `20:00-06:00 mon-fri gpu=8 cpu=32`. They end on the next day if they end no later than
+    they begin.
+    """
+    span, *others = text.lower().split() or [""]
+    amounts: dict[str, Quantity] = {}
+    days = list(range(7))
+    for other in others:
+        name, equals, amount = other.partition("=")
+        if equals and name in ("cpu", "memory", "gpu") and amount:
+            amounts[name] = amount
+        elif equals or (found := _days(name)) is None:
+            raise _wrong_hours(text)
+        else:
+            days = found
+    times = _SPAN.fullmatch(span)
+    if times is None or not amounts:
+        raise _wrong_hours(text)
+    first, first_minute, last, last_minute = map(int, times.groups())
+    if max(first, last) > 24 or max(first_minute, last_minute) > 59 or first == 24 or (last == 24 and last_minute):
+        raise _wrong_hours(text)
+    overnight = (last, last_minute) <= (first, first_minute) or last == 24
+    until = sorted((day + 1) % 7 for day in days) if overnight else days
+    cpu, memory, gpus = (_amount(name, amounts.get(name)) for name in ("cpu", "memory", "gpu"))
+    return QuotaHours(
+        begins=f"{first_minute} {first} * * {_cron_days(days)}",
+        ends=f"{last_minute} {last % 24} * * {_cron_days(until)}",
+        zone=zone,
+        told=text,
+        cpu=cpu,
+        memory=memory,
+        gpus=gpus,
     )
+
+
+def _days(text: str) -> list[int] | None:
+    """Return the weekdays of `mon-fri` or `sat,sun`, from Monday; None if it is neither."""
+    days: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if first not in _WEEKDAYS or (dash and last not in _WEEKDAYS):
+            return None
+        begin = _WEEKDAYS.index(first)
+        length = (_WEEKDAYS.index(last) - begin) % 7 if dash else 0
+        days += [(begin + day) % 7 for day in range(length + 1)]
+    return sorted(set(days))
+
+
+def _cron_days(days: Sequence[int]) -> str:
+    """Return weekdays as cron numbers them, from Sunday."""
+    return "*" if len(days) == 7 else ",".join(str((day + 1) % 7) for day in days)
+
+
+def _wrong_hours(text: str) -> SpecError:
+    need, hint = "a time of day, weekdays, and amounts", "--hours '20:00-06:00 mon-fri gpu=8'"
+    return SpecError("the hours cannot be read", code="E103", field="hours", need=need, have=text[:80], hint=hint)
 
 
 def read_moment(value: str, field: str) -> datetime:

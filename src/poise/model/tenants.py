@@ -103,3 +103,9 @@ def tenant_of_class(name: str) -> str:
     """
     tenant, colon, _ = name.partition(":")
     return tenant if colon else DEFAULT
+
+
+def tenant_of_queue(queue: str) -> str:
+    """Return the tenant of the units in a queue, by the name of the queue."""
+    tenant, colon, _ = queue.partition("/")[0].partition(":")
+    return tenant if colon else DEFAULT

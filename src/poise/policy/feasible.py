@@ -42,8 +42,10 @@ MOST_TASKS = 1_000_000
 MOST_SHAPES = 4096
 """Maximum number of shapes with cached abilities; the cache is cleared when it is full."""
 
-ELSEWHERE, ENDING = len(CLOSED_CODES), len(CLOSED_CODES) + 1
-"""Values of `closed` for a node where a shape may not run, and for a node that ends before its work would."""
+ELSEWHERE, ENDING, RESERVED = range(len(CLOSED_CODES), len(CLOSED_CODES) + 3)
+"""Values of `closed` for a node where a shape may not run, for a node that ends before its work would, and for a node
+that is reserved before.
+"""
 
 NAMED = 8
 """Fleets of up to this many nodes get reasons by node; larger ones by kind of node."""
@@ -63,6 +65,7 @@ def can_do(model: DeviceModel, wants: Wants) -> bool:
         model.kind == wants.kind
         and (not wants.models or model.name in wants.models)
         and (not model.failed or model.failed not in wants.without)
+        and (not model.kept or wants.may_use(model.kept))
         and (not wants.backend or not model.backend or model.backend == wants.backend)
         and (not model.ops or all(op in model.ops for op in wants.ops))
         and precision_on(model, wants.precision) is not None
@@ -352,6 +355,8 @@ def never(node: Node, shape: Shape) -> list[Reason]:
     reasons = []
     if not shape.where.allows(node):
         reasons.append(_too_small("OTHER_NODE", node.name, shape.where.describe(), ""))
+    elif told := shape.where.kept_on(node.name):
+        reasons.append(_reserved("NODE_RESERVED", node.name, told, shape))
     elif not shape.where.admits(node):
         reasons.append(_ends(node.name, shape.where))
     if node.cpu < shape.cpu:
@@ -364,7 +369,9 @@ def never(node: Node, shape: Shape) -> list[Reason]:
     if shape.gpus:
         right = [model for model in map(model_of, node.devices) if can_do(model, shape.wants)]
         large = [model for model in right if can_serve(model, shape)]
-        if node.devices and not right:
+        if shape.wants.kept and (told := _kept_devices(node, shape, shape.gpus - len(large))):
+            reasons.append(_reserved("DEVICES_RESERVED", node.name, told, shape))
+        elif node.devices and not right:
             have = ", ".join(dict.fromkeys(device.model or device.kind for device in node.devices))
             reasons.append(_too_small("NO_SUCH_DEVICE", node.name, shape.describe_devices(), have))
         elif len(large) < shape.gpus:
@@ -378,6 +385,22 @@ def never(node: Node, shape: Shape) -> list[Reason]:
         need = " ".join(part for part in (shape.wants.backend, shape.wants.precision, *shape.wants.ops) if part)
         reasons.append(_too_small("NO_SUCH_DEVICE", node.name, need, "its CPUs"))
     return reasons
+
+
+def _kept_devices(node: Node, shape: Shape, short: int) -> str:
+    """Return the time for which the missing devices are reserved, as text; empty if others are missing."""
+    if short <= 0:
+        return ""
+    unkept = msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, kept=()))
+    more = [of for of in node.devices if of.kept and can_serve(model_of(of), unkept)]
+    barring = [told for of in more for name, told in shape.wants.kept if name in of.kept]
+    return barring[0] if len(barring) >= short else ""
+
+
+def _reserved(code: str, subject: str, told: str, shape: Shape) -> Reason:
+    lasts = shape.where.lasts
+    need = "a time limit, or `preemptible: true`" if lasts >= PLENTY else format_duration(lasts)
+    return Reason(code=code, subject=subject, need=need, have=told)
 
 
 def shortfall(node: Node, shape: Shape) -> float:
@@ -403,6 +426,9 @@ class Summary:
         self._fleet, closed = fleet, fleet.closed
         if where != ANYWHERE:
             closed = np.where([where.admits(node) for node in fleet.nodes], closed, np.int8(ENDING))
+            if where.kept:
+                kept = dict(where.kept)
+                closed = np.where([name not in kept for name in fleet.names], closed, np.int8(RESERVED))
             closed = np.where([where.allows(node) for node in fleet.nodes], closed, np.int8(ELSEWHERE))
         self._kinds = kinds = _kinds_of(fleet, closed, where)
         opened = free if kinds.all_open else np.where(closed == 0, free, -1)
@@ -465,6 +491,9 @@ def _kinds_of(fleet: Fleet, shut: NDArray[np.int8], where: Where) -> _Kinds:
             closed.append(_too_small("OTHER_NODE", _name_them(fleet, rows), where.describe(), ""))
         if len(rows := np.flatnonzero(shut == ENDING)):
             closed.append(_ends(_name_them(fleet, rows), where, [fleet.names[row] for row in rows]))
+        if len(rows := np.flatnonzero(shut == RESERVED)):
+            latest = max(where.kept_on(fleet.names[row]) for row in rows.tolist())
+            closed.append(_reserved("NODE_RESERVED", _name_them(fleet, rows), latest, Shape(where=where)))
         named = [(kind, _name_them(fleet, rows)) for kind, rows in enumerate(opened) if len(rows)]
         known = fleet.runs["kinds"] = _Kinds(key, order, starts, not closed, named, closed)
     return known

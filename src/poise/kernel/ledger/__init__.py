@@ -6,11 +6,11 @@ from poise.kernel.ledger.room import InvariantBroken
 from poise.kernel.ledger.state import (
     Firing,
     JobState,
+    ReservationState,
     ScheduleState,
     State,
     job_status,
     may_follow,
-    tenant_of_queue,
     units_status,
 )
 from poise.kernel.ledger.tasks import PastAttempt, TaskState, is_loss
@@ -25,6 +25,7 @@ __all__ = [
     "Ledger",
     "NodeState",
     "PastAttempt",
+    "ReservationState",
     "ScheduleState",
     "State",
     "TaskState",
@@ -37,6 +38,5 @@ __all__ = [
     "leased",
     "may_follow",
     "orders_of",
-    "tenant_of_queue",
     "units_status",
 ]

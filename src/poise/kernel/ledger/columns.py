@@ -6,6 +6,7 @@ from poise.kernel.ledger.cordons import Cordons
 from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.nodes import Nodes
 from poise.kernel.ledger.places import NodeState, device_key
+from poise.kernel.ledger.reservations import Reservations
 from poise.kernel.ledger.room import Room
 from poise.kernel.ledger.shown import Shown
 from poise.model.fleet import CLASSES, CONDITIONS, CORDONED, CPU, DEVICES, HOT, MEMORY, NETWORK, Fleet, PoolView
@@ -16,9 +17,17 @@ class Columns(Room):
     """Columns of all nodes. A read refreshes the rows of the nodes that have changed since the last read."""
 
     def __init__(
-        self, active: Active, nodes: Nodes, cordons: Cordons, leader: Leader, shown: Shown, changes: Changes
+        self,
+        active: Active,
+        nodes: Nodes,
+        cordons: Cordons,
+        reservations: Reservations,
+        leader: Leader,
+        shown: Shown,
+        changes: Changes,
     ) -> None:
         self._active, self._nodes, self._cordons, self._leader = active, nodes, cordons, leader
+        self._reservations = reservations
         self._shown, self._changes = shown, changes
         self._fleet: Fleet | None = None
         self._shared: set[str] = set()  # nodes that had shared devices at the last refresh
@@ -52,7 +61,8 @@ class Columns(Room):
 
     def _made_anew(self, before: Fleet) -> Fleet:
         """Return new columns, after nodes have joined, changed or left."""
-        fleet = Fleet([self._cordons.seen(state.node) for state in self._nodes.values()])
+        seen = (self._cordons.seen(state.node) for state in self._nodes.values())
+        fleet = Fleet([self._reservations.marked(node) for node in seen])
         self._changes.rows.update(fleet.take_over(before))
         self._changes.fleet = False
         self._changes.moved &= self._nodes.keys()

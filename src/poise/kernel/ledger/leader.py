@@ -9,6 +9,7 @@ from poise.kernel.ledger.room import Handlers, Room
 from poise.kernel.ledger.state import State, encoder
 from poise.model.events import (
     Began,
+    ClockSet,
     Configured,
     IncidentTold,
     Noticed,
@@ -81,6 +82,10 @@ class Leader(Room):
         """Return seconds since 1970, for display; 0 for an instant of 0."""
         return self._state.anchor_wall + (instant - self._state.anchor_at) / 1e9 if instant else 0.0
 
+    def instant(self, wall: float) -> int:
+        """Return the instant of the log at a time in seconds since 1970."""
+        return self._state.anchor_at + round((wall - self._state.anchor_wall) * 1e9)
+
     def resume_at(self, boot: str, boottime: int, wall: float) -> int:
         """Return the current instant of the log: from the clock of the boot, or after a reboot from the wall clock.
         Never earlier than the last event.
@@ -97,6 +102,7 @@ class Leader(Room):
         return {
             Began: self._began,
             Configured: self._configured,
+            ClockSet: self._clock_set,
             Remembered: self._remembered,
             PolicyFailed: self._only_recorded,
             Round: self._only_recorded,
@@ -115,6 +121,11 @@ class Leader(Room):
         state.memory = {}
         state.anchor_at, state.anchor_wall = event.at, event.wall
         state.anchor_boot, state.anchor_boottime = event.boot, event.boottime
+
+    def _clock_set(self, event: ClockSet) -> None:
+        state = self._state
+        state.anchor_boottime += event.at - state.anchor_at
+        state.anchor_at, state.anchor_wall = event.at, event.wall
 
     def _configured(self, event: Configured) -> None:
         state = self._state

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from poise.kernel.lasting import lasting
+from poise.kernel.lasting import Ends
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.attempts import Attempts
 from poise.kernel.ledger.calls import Calls
@@ -34,6 +34,7 @@ from poise.kernel.ledger.placements import Placements
 from poise.kernel.ledger.profiles import Profiles
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.quotas import Quotas
+from poise.kernel.ledger.reservations import Reservations
 from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
 from poise.kernel.ledger.rules import RuleBook
 from poise.kernel.ledger.schedules import Schedules
@@ -76,6 +77,7 @@ class Ledger:
         self.nodes = Nodes(state, self.active, self.queues, changes)
         self.cordons = Cordons(state, self.active, changes)
         self.quotas = Quotas(state, self.jobs, self.active, changes)
+        self.reservations = Reservations(state, self.leader, changes)
         self.shares = Shares(state, self.jobs, self.active, self.queues, self.nodes, changes)
         paths = Paths(self.profiles, self.queues, changes, plans=plans)
         seats = Seats(self.active, self.nodes, self.quotas, self.shares, changes)
@@ -97,7 +99,9 @@ class Ledger:
             changes,
         )
         self.shown = Shown(self.jobs, self.active, self.queues, self.nodes, self.quotas, self.training, changes)
-        self.columns = Columns(self.active, self.nodes, self.cordons, self.leader, self.shown, changes)
+        self.columns = Columns(
+            self.active, self.nodes, self.cordons, self.reservations, self.leader, self.shown, changes
+        )
         self._rooms: tuple[Room, ...] = (
             self.tokens,
             self.profiles,
@@ -110,6 +114,7 @@ class Ledger:
             self.nodes,
             self.cordons,
             self.quotas,
+            self.reservations,
             self.shares,
             self.training,
             lifecycle,
@@ -200,16 +205,17 @@ class Ledger:
         state.
         """
         fleet = self.columns.fleet().copy()
+        ends = self.ends(now)
         return Snapshot(
             revision=self._state.revision,
             now=now,
-            candidates=lasting(self.shown.waiting(now, everything=self.leader.fixed), fleet.ends, self.profiles, now),
+            candidates=ends.candidates(self.shown.waiting(now, everything=self.leader.fixed)),
             fleet=fleet,
             backlog=self.queues.backlog(),
             profiles=self.profiles.shown(),
             throughputs=NO_RATES if throughputs is None else throughputs,
             speedups=dict(self.training.speedups),
-            elastic=self.shown.elastic(),
+            elastic=ends.residents(self.shown.elastic(), self.tenant_of),
             stragglers=self.shown.stragglers(),
             phased=self.shown.phased(),
             yielded=dict(sorted(self.queues.yielded.items())),
@@ -220,6 +226,14 @@ class Ledger:
             triggers=triggers,
             seed=seed,
         )
+
+    def tenant_of(self, unit_id: str) -> str:
+        """Return the tenant of a unit."""
+        return self.jobs[self.jobs.units[unit_id].job].tenant
+
+    def ends(self, now: int) -> Ends:
+        """Return the limits on placements from the ends of nodes and from reservations."""
+        return Ends(self.columns.room().ends, self.reservations.booked(now), self.profiles, now)
 
     # --- self-check --------------------------------------------------------------------------------------------------
 

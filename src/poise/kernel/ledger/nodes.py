@@ -205,7 +205,7 @@ class Nodes(Room, dict[str, NodeState]):
 
     def _drained(self, event: NodeDrained) -> None:
         node = self[event.name]
-        node.drained, node.moves = event.on, event.on and event.moves
+        node.drained, node.moves, node.drained_for = event.on, event.on and event.moves, event.reservation
         self._active.mark_node(event.name)
 
     def _levelled(self, event: NodeLevelled) -> None:

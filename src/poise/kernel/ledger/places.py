@@ -40,7 +40,8 @@ class NodeState(msgspec.Struct):
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
     attempts that failed there, in thousandths. A `suspect` node has missed recent heartbeats. A drained node that
     `moves` is being evacuated: its tasks continue elsewhere. `unfit` is the reason why a node can start nothing. `by`
-    is the token with which it joined, as in `NodeJoined`.
+    is the token with which it joined, as in `NodeJoined`. `drained_for` is the reservation for whose maintenance it is
+    drained.
     """
 
     node: Node
@@ -61,6 +62,7 @@ class NodeState(msgspec.Struct):
     moves: bool = False
     unfit: str = ""
     by: str = ""
+    drained_for: str = ""
 
     def fork(self) -> "NodeState":
         """Return an independent copy."""

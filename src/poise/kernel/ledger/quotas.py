@@ -1,5 +1,7 @@
 """Quotas of tenants, and their use."""
 
+import msgspec
+
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
 from poise.kernel.ledger.jobs import Jobs
@@ -7,7 +9,7 @@ from poise.kernel.ledger.room import Handlers, Room, hold_same
 from poise.kernel.ledger.state import JobState, State
 from poise.kernel.ledger.units import UnitState
 from poise.model.decisions import Reason
-from poise.model.events import QuotaSet
+from poise.model.events import QuotaSet, QuotaTurned
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import Shape
 
@@ -19,7 +21,13 @@ class Quotas(Room, dict[str, Quota]):
         super().__init__(state.quotas)
         self._jobs, self._active, self._changes, state.quotas = jobs, active, changes, self
         self._held: dict[str, Amounts] = {}
+        self._any_hours = any(quota.hours for quota in self.values())
         self._count_held()
+
+    @property
+    def any_hours(self) -> bool:
+        """Whether a quota differs by the hour."""
+        return self._any_hours
 
     def held(self, tenant: str) -> Amounts:
         """Return the amounts that the work of a tenant with a quota holds."""
@@ -52,7 +60,10 @@ class Quotas(Room, dict[str, Quota]):
                 self._held[tenant] = held.plus(asked(shape), sign)
 
     def handlers(self) -> Handlers:
-        return {QuotaSet: self._set}
+        return {QuotaSet: self._set, QuotaTurned: self._turned}
+
+    def _turned(self, event: QuotaTurned) -> None:
+        self[event.tenant] = msgspec.structs.replace(self[event.tenant], turn=event.turn)
 
     def _set(self, event: QuotaSet) -> None:
         if event.quota is None:
@@ -60,6 +71,7 @@ class Quotas(Room, dict[str, Quota]):
         else:
             self[event.tenant] = event.quota
         self._count_held()
+        self._any_hours = any(quota.hours for quota in self.values())
         for job in self._jobs.values():
             if job.tenant == event.tenant and not job.ended:
                 for unit in job.units:
@@ -75,3 +87,4 @@ class Quotas(Room, dict[str, Quota]):
 
     def check(self, anew: "Quotas") -> None:
         hold_same("held by tenant", self._held, anew._held)
+        hold_same("quotas with hours", self._any_hours, anew._any_hours)

@@ -147,6 +147,7 @@ class Shown(Room):
             checkpoint=spec.checkpoint,
             restore=spec.restore,
             moved=unit.moved,
+            limit=spec.time_limit,
         )
 
     # --- what runs ---------------------------------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from poise.kernel.book import CallBook
 from poise.kernel.ledger.places import Cordon, NodeState
 from poise.kernel.ledger.room import InvariantBroken
 from poise.kernel.ledger.units import OVER, UnitState
-from poise.model.decisions import Reason
+from poise.model.decisions import Reason, Spot
 from poise.model.events import Began
 from poise.model.jobs import Job, Unit, Work
 from poise.model.notices import Notify
 from poise.model.profiles import Profile
 from poise.model.quotas import Quota
 from poise.model.recurring import Rule
+from poise.model.reservations import Reservation
 from poise.model.share_tree import ShareTree
 from poise.model.tenants import DEFAULT, Token
 from poise.model.trees import Tree
@@ -138,6 +139,19 @@ class ScheduleState(msgspec.Struct, gc=False):
         return self.job.name or self.id
 
 
+class ReservationState(msgspec.Struct, gc=False):
+    """A reservation. Its windows take these `places`; the windows in `elsewhere`, by their start in seconds since 1970,
+    take others. The windows that start at the times in `released` have ended early.
+    """
+
+    reservation: Reservation
+    places: tuple[Spot, ...]
+    added: int
+    elsewhere: dict[str, tuple[Spot, ...]] = {}
+    released: list[int] = []
+    by: str = ""
+
+
 class Firing(msgspec.Struct, frozen=True):
     """The name of its job, or else its id."""
 
@@ -197,6 +211,8 @@ class State(msgspec.Struct):
     share_tree: ShareTree | None = None
     debts: dict[str, Debt] = {}
     before: dict[str, Any] = {}
+    reservations: dict[str, ReservationState] = {}
+    reservations_ever: int = 0
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """Return an independent copy, with all jobs or with these. It shares unchanging parts: ended jobs, and records
@@ -215,6 +231,7 @@ class State(msgspec.Struct):
         made.rules, made.rule_policies = dict(self.rules), dict(self.rule_policies)
         made.actions_spent, made.debts = self.actions_spent.copy(), dict(self.debts)
         made.schedules = {schedule_id: copy(schedule) for schedule_id, schedule in self.schedules.items()}
+        made.reservations = {name: copy(of) for name, of in self.reservations.items()}
         return made
 
 
@@ -263,12 +280,6 @@ def units_status(units: Sequence[UnitState]) -> str:
             return "placed"
         return "running"
     return "pending" if "pending" in statuses else "waiting"
-
-
-def tenant_of_queue(queue: str) -> str:
-    """Return the tenant of the units in a queue."""
-    tenant, colon, _ = queue.partition("/")[0].partition(":")
-    return tenant if colon else DEFAULT
 
 
 def queue_of(job: Job | JobState, unit: Unit) -> str:
