@@ -11,6 +11,7 @@ BROWSER := chromium-headless-shell chromium-common libxnvctrl0 libdouble-convers
 SERVERS := prometheus prometheus-alertmanager prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
   libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime \
+  podman conmon runc catatonit libsubid4 libgpgme11 libassuan0 libgpg-error0 libseccomp2 libdevmapper1.02.1 \
   openssh-server libwrap0 slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 libhwloc15 $(BROWSER)
 # packages that only PyTorch brings, of which each of its builds has its own
 OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from poise.config import Home
+from poise.drivers.containers import engine
 from poise.drivers.kernellog import KernelLog
 from poise.drivers.measured import load_measured
 from poise.drivers.probes import Accelerators, Answer, Probe, Use, why_none
@@ -24,7 +25,7 @@ from poise.model.devicefile import Declared, compile_devices, with_declared
 from poise.model.figures import with_figures, with_processor
 from poise.model.measured import processor_key
 from poise.model.messages import DeviceFault
-from poise.model.resources import Device, Node
+from poise.model.resources import CONTAINERS, Device, Node
 
 _log = logging.getLogger("poise.devices")
 
@@ -76,7 +77,7 @@ class Inventory:
             incarnation=incarnation_of(boot_id(), identity(self._home.node)),
             cpu=cores,
             memory=usable_memory(total_memory_of(Path("/proc/meminfo").read_text()), memory_limit()),
-            labels={} if devices else {"no-devices": why_none(self.answers)},
+            labels=({} if devices else {"no-devices": why_none(self.answers)}) | (CONTAINERS if engine() else {}),
         )
         if profile := load_measured(self._home.profiles, processor_key(processor_name(), cores), ""):
             node = with_processor(node, profile.figures(), "measured")

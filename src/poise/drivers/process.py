@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from poise.decoding import json_decoder
+from poise.drivers import containers
 from poise.drivers.gangs import Gangs
 from poise.drivers.keeper import START
 from poise.drivers.places import log_paths, log_stem, plain_name
@@ -242,8 +243,8 @@ def visible(indices: Sequence[int], devices: Mapping[int, Device]) -> dict[str, 
     for index in indices:
         device = devices.get(index, Device(index=index))
         number = index if device.driver_index is None else device.driver_index
-        numbers.setdefault(_maker(device), []).append(number)
-        if _maker(device) == "nvidia":
+        numbers.setdefault(device.maker, []).append(number)
+        if device.maker == "nvidia":
             nvidia.append(device.uuid or str(number))
     amd, ascend = numbers.get("amd", []), numbers.get("ascend", [])
     return {
@@ -301,6 +302,7 @@ class Keepers:
         self.until: dict[Attempt, int] = {}
         self.limits: dict[Attempt, int] = {}  # time limits that differ from those at launch
         self.closing = False
+        self.podman = containers.engine()
         self._serving = serving
         self._following = following
         cgroup = None
@@ -320,6 +322,7 @@ class Keepers:
         self._gangs = Gangs(gangs or self.folder / "gangs", node, plain_name)
         self._checkpoints = checkpoints or self.folder / "checkpoints"
         self._adopted: list[Launch] = []
+        self._contained: set[Attempt] = set()  # attempts in containers
         self._members: set[Attempt] = set()  # members of elastic gangs: each has a file of orders
         self._retiring: asyncio.Task[None] | None = None
         self._observed: list[Ended] | None = None
@@ -340,6 +343,9 @@ class Keepers:
         ]
         await asyncio.to_thread(self._gangs.open, self._adopted)
         await asyncio.to_thread(self.tellings.tidy, [*self._where])
+        if self.podman:
+            await asyncio.to_thread(self._checkpoints.mkdir, mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(self._forget_containers, alive)
         ended, self._observed = self._observed, None
         held = [one for _, slot in sorted(self._slots.items()) for one in slot.held.values()]
         self._retiring = asyncio.get_running_loop().create_task(self._retire())
@@ -496,8 +502,11 @@ class Keepers:
         env.setdefault(CHECKPOINTS, str(self._checkpoints / env["POISE_JOB"] / plain_name(env[UNIT])))
         if launch.serves:
             env.update(self._serving(launch))
+        argv = (*first, *launch.argv)
+        if launch.image:
+            argv = self._in_container(launch, argv, env, folder, gang_folder)
         order = Order(
-            argv=(*first, *launch.argv),
+            argv=argv,
             env=env,
             folder=folder,
             cpus=held.cpus,
@@ -510,10 +519,33 @@ class Keepers:
             until=self.until.get(attempt, 0),
             append=attempt.epoch > 1 and "%a" not in launch.output.replace("%%", ""),
             **limits_of(launch)
-            | {"output": output_path(launch, folder), "time_limit": self.limits.get(attempt, launch.time_limit)}
+            | {
+                "output": output_path(launch, folder),
+                "time_limit": self.limits.get(attempt, launch.time_limit),
+                "image": "",
+            }
             | ({"stdin": False, "tty": 0} if launch.rank else {}),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
+
+    def _in_container(
+        self, launch: Launch, argv: tuple[str, ...], env: dict[str, str], folder: str, gang_folder: str
+    ) -> tuple[str, ...]:
+        """Return the command that runs `argv` in a container; `env` also gets the variables that podman needs."""
+        self._contained.add(launch.attempt)
+        env.update((name, os.environ[name]) for name in containers.OF_PODMAN if name in os.environ)
+        return containers.wrapped(
+            self.podman,
+            launch.image,
+            argv,
+            env,
+            folder=folder,
+            shared=(self._results, gang_folder, str(self._checkpoints)),
+            devices=[self.devices[index] for index in launch.devices if index in self.devices],
+            memory=launch.shape.memory,
+            node=str(self.folder),
+            name=containers.name_of(str(self.folder), launch.attempt),
+        )
 
     def adopted(self, slot: "_Slot", attempt: Attempt, launch: Launch | None) -> None:
         self._where[attempt] = slot
@@ -521,16 +553,30 @@ class Keepers:
             self._adopted.append(launch)
         if launch is not None and launch.founded:
             self._members.add(attempt)
+        if launch is not None and launch.image:
+            self._contained.add(attempt)
 
     def changed(self, running: list[Running], ended: list[Ended]) -> None:
         for done in ended if self.until else ():
             self.until.pop(done.attempt, None)
         for done in ended if self.limits else ():
             self.limits.pop(done.attempt, None)
+        over = [done for done in ended if done.attempt in self._contained] if self._contained else []
+        if killed := [done.attempt for done in over if done.ending.outcome not in ("done", "failed")]:
+            names = [containers.name_of(str(self.folder), attempt) for attempt in killed]
+            asyncio.get_running_loop().run_in_executor(None, containers.forget, self.podman, names)
+        self._contained.difference_update([done.attempt for done in over])
         if self._observed is not None:
             self._observed += ended
         elif (running or ended) and not self.closing:
             self.on_change(running, ended)
+
+    def _forget_containers(self, alive: set[Attempt]) -> None:
+        """Let podman forget the containers of earlier attempts."""
+        node = str(self.folder)
+        kept = {containers.name_of(node, attempt) for attempt in alive}
+        if names := [name for name in containers.left_over(self.podman, node) if name not in kept]:
+            containers.forget(self.podman, names)
 
     async def _retire(self) -> None:
         """Dismiss keepers that have been idle for `idle_seconds`, except for `spare` of them."""
@@ -1169,9 +1215,3 @@ def orders_path(result: str) -> str:
 def _progress(result: str) -> str:
     """Return the file by which a command reports progress, beside the file for its result."""
     return result.removesuffix(".json") + ".progress"
-
-
-def _maker(device: Device) -> str:
-    if device.kind in ("npu", "ascend") or device.backend == "cann":
-        return "ascend"
-    return "amd" if "rocm" in (device.kind, device.backend) or device.kind in ("amd", "hip") else "nvidia"

@@ -767,8 +767,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     image: Annotated[
         str,
         Field(
-            "Run the command in a container of this image. Only nodes that run containers take it: those of "
-            "[a Kubernetes cluster](../how-to/schedule-pods.md#tasks-in-their-own-image).",
+            "Run the command [in a container](../how-to/run-in-a-container.md) of this image. Only nodes that run "
+            "containers take it: those with podman, and those of a Kubernetes cluster.",
             example="python:3.12",
             form={"pattern": f"^(?:{_IMAGE.pattern})?$"},
             flag=Flag("--image", "IMAGE", "Run the command in a container of this image."),

@@ -229,6 +229,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     withdrawn: bool = False
     kept: tuple[str, ...] = ()
 
+    @property
+    def maker(self) -> str:
+        """Return `nvidia`, `amd` or `ascend`: the family of drivers that shows or hides it."""
+        if self.kind in ("npu", "ascend") or self.backend == "cann":
+            return "ascend"
+        return "amd" if "rocm" in (self.kind, self.backend) or self.kind in ("amd", "hip") else "nvidia"
+
 
 def identity_of(node: str, device: Device) -> str:
     """Return the permanent identity of a device: its driver's name for it, else its place."""

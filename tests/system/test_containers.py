@@ -1,0 +1,115 @@
+"""Tasks in containers of their image, by a real podman under a real agent."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from system.living import Living, until
+from system.podman import IMAGE, Podman
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Podman:
+    return Podman(tmp_path_factory.mktemp("podman"))
+
+
+@pytest.fixture(scope="module")
+def living(podman: Podman) -> Iterator[Living]:
+    living = Living()
+    living.variables["PATH"] = f"{podman.bin}:{os.environ['PATH']}"
+    try:
+        living.up()
+        yield living
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()
+
+
+def test_a_command_runs_in_its_image_with_its_variables_and_its_folder(living: Living, podman: Podman) -> None:
+    living.file("given", "from the node\n")
+    script = 'cat /of-the-image given; echo "$SEED $POISE_TASK"; echo \'{"best": 3}\' > "$POISE_RESULT"; exit 3'
+    done = living.poise("run", "--image", IMAGE, "--env", "SEED=7", "--name", "inside", "--", "sh", "-c", script)
+    lines = done.text.splitlines()
+    assert (done.code, lines[:2]) == (3, ["inside", "from the node"]), done.err
+    assert lines[2].startswith("7 j")
+    assert living.client().job("inside").tasks[0].exit_code == 3
+    until(lambda: not podman.containers(), "nothing of it is left")
+
+
+def test_a_cancelled_container_ends_and_is_forgotten(living: Living, podman: Podman) -> None:
+    job = living.poise(
+        "submit",
+        "--image",
+        IMAGE,
+        "--",
+        "sh",
+        "-c",
+        'trap "echo asked; exit 0" TERM; echo up; while :; do sleep 0.1; done',
+    ).text.strip()
+    until(lambda: "up" in living.poise("logs", job).text, "it runs")
+    assert len(podman.containers()) == 1
+    assert living.poise("cancel", job).code == 0
+    until(lambda: living.client().job(job).status == "cancelled", "it is over")
+    assert "asked" in living.poise("logs", job).text
+    until(lambda: not podman.containers(), "it is forgotten")
+
+
+def test_what_ignores_its_end_is_killed_with_everything_in_it(living: Living, podman: Podman) -> None:
+    job = living.poise(
+        "submit", "--image", IMAGE, "--grace", "200ms", "--",
+        "sh", "-c", 'trap "" TERM; echo up; sleep 4321 & while :; do sleep 0.1; done',
+    ).text.strip()  # fmt: skip
+    until(lambda: "up" in living.poise("logs", job).text, "it runs")
+    assert living.poise("cancel", job).code == 0
+    until(lambda: living.client().job(job).status == "cancelled", "it is over")
+    until(lambda: not any("4321" in line for line in command_lines()), "nothing of it runs")
+    until(lambda: not podman.containers(), "it is forgotten")
+
+
+def test_a_container_outlives_the_agent_and_is_adopted(living: Living, podman: Podman) -> None:
+    job = living.poise(
+        "submit", "--image", IMAGE, "--", "sh", "-c", "echo up; while [ ! -e go ]; do sleep 0.1; done; echo went on"
+    ).text.strip()
+    until(lambda: "up" in living.poise("logs", job).text, "it runs")
+    agent = living.pid("agent")
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: living.pid("agent") not in (0, agent), "there is another agent")
+    assert len(podman.containers()) == 1
+    living.file("go", "")
+    assert living.poise("wait", job).code == 0
+    assert living.client().job(job).tasks[0].epoch == 1
+    assert "went on" in living.poise("logs", job).text
+
+
+def test_an_image_that_cannot_be_had_is_told_by_podman(living: Living) -> None:
+    done = living.poise("run", "--image", "localhost/no-such:1", "--retries", "0", "--", "true")
+    assert done.code == 125
+    assert "no-such" in done.err + done.text
+
+
+def test_where_no_node_runs_containers_the_reason_names_the_label() -> None:
+    alone = Living()
+    try:
+        without = ":".join(p for p in os.environ["PATH"].split(":") if not (Path(p) / "podman").exists())
+        alone.variables["PATH"] = without
+        alone.up()
+        done = alone.poise("submit", "--image", IMAGE, "--", "true")
+        told = done.err + alone.poise("explain", done.text.strip() or "j1").text
+        assert "containers" in told
+    finally:
+        alone.destroy()
+
+
+def command_lines() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+            except OSError:
+                continue
+    return found
