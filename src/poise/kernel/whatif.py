@@ -212,7 +212,7 @@ def _soonest(policy: ClusterPolicy, view: Snapshot, candidate: Candidate) -> Res
     found = [
         reservation
         for shape in (candidate.shape, *candidate.others)
-        if (reservation := reserve(candidate, shape, draft, needed)) is not None
+        if (reservation := reserve(shape, draft, needed)) is not None
     ]
     return min(found, key=_at, default=None)
 

@@ -40,6 +40,10 @@ in ten exceeds `CERTAIN`.
 """
 
 
+EXACT = 2**62
+"""Products up to this are exact as int64."""
+
+
 class Profile(msgspec.Struct, frozen=True):
     """Exponentially weighted means and mean deviations of a class.
 
@@ -153,6 +157,27 @@ def estimate_run(profile: Profile | None, declared: int) -> Estimate:
     if declared:
         return Estimate(declared, declared // 2, "declared")
     return Estimate(DEFAULT_RUN, DEFAULT_RUN, UNKNOWN)
+
+
+def estimate_each(profile: Profile, declared: Any) -> tuple[Any, Any]:
+    """Vectorized `estimate_run` for a class with finished runs: return the means and deviations for these declared run
+    times, an array of int64.
+    """
+    most = int(declared.max(initial=0)) * max(1, profile.ratio) // 1000
+    if most * max(1000, profile.ratio_deviation) > EXACT:  # plain integers have no limit
+        each = [estimate_run(profile, one) for one in declared.tolist()]
+        return np.array([one.mean for one in each], np.int64), np.array([one.deviation for one in each], np.int64)
+    means, deviations = np.full(len(declared), profile.mean), np.full(len(declared), profile.deviation)
+    if not profile.ratio:
+        return means, deviations
+    mean = declared * profile.ratio // 1000
+    closer = 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
+    counts = declared > 0
+    if not closer:
+        counts &= np.array([_is_unlike(profile, one) for one in mean.tolist()], bool)
+    means[counts] = np.maximum(1, mean[counts])
+    deviations[counts] = mean[counts] * profile.ratio_deviation // profile.ratio
+    return means, deviations
 
 
 def _is_unlike(profile: Profile, mean: int) -> bool:

@@ -8,6 +8,7 @@ all of them together.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from heapq import nlargest
 
 import numpy as np
 
@@ -23,16 +24,16 @@ def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[
     fit = int(np.searchsorted(wide[order].cumsum(), devices, "right"))  # the number of units that fit, in order
     ranked = order.tolist()
     chosen: list[int] = ranked[:fit]
-    room = devices - sum([widths[number] for number in chosen])
+    room = devices - int(wide[order[:fit]].sum())
     left_out: list[int] = []
-    for number in ranked[fit:]:
+    for number in ranked[fit:] if room else order[fit:][wide[order[fit:]] <= devices].tolist():
         if widths[number] <= room:
             chosen.append(number)
             room -= widths[number]
         elif widths[number] <= devices:
             left_out.append(number)
     ranks = (-densities[chosen]).tolist()  # of the chosen units, in their order
-    for number in sorted(left_out, key=worths.__getitem__, reverse=True)[:TRIED]:
+    for number in nlargest(TRIED, left_out, key=worths.__getitem__):
         worth, needed, price, going = worths[number], widths[number] - room, 0.0, list[int]()
         for other in reversed(chosen):  # the lowest worth per device first
             if needed <= 0 or price >= worth:
@@ -51,7 +52,7 @@ def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[
         chosen.insert(place, number)
         ranks.insert(place, rank)
         room -= widths[number]
-    return {*chosen, *_filling(left_out, widths, set(chosen), room)}
+    return {*chosen, *_filling(left_out, widths, set(chosen), room)} if room else {*chosen}
 
 
 def _spared(going: list[int], needed: int, worths: Sequence[float], widths: Sequence[int]) -> list[int]:

@@ -139,6 +139,11 @@ class Draft:
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
+    @property
+    def changes(self) -> int:
+        """How often room was taken or kept."""
+        return len(self._changed)
+
     @cached_property
     def timely(self) -> Timely:
         """Deadlines that can be met, and the units that must start now for that."""

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
-from poise.model.fleet import DeviceModel, Resident
+import numpy as np
+
+from poise.model.fleet import DeviceModel, Ints, Resident
 from poise.model.jobs import ALL, Work
 from poise.model.profiles import NO_END, Estimate, Profile, estimate_run, outlasting
 from poise.model.resources import Shape
@@ -32,6 +34,10 @@ TABLE_VARIES = 0.25
 
 PACE_VARIES = 10
 """The deviation of an estimate by a unit's own pace is 1/10 of its mean."""
+
+
+NOTHING, MEASURED, MORE = range(3)
+"""What an estimate depends on: on no profile; on that of its class on its model, and on the declared time; on more."""
 
 
 class _Left(NamedTuple):
@@ -189,15 +195,45 @@ class Speeds:
         counted_on, mean = likely(whole), _without_saved(resident, whole, told_apart=told_apart)
         return mean, mean if counted_on is whole else _without_saved(resident, counted_on, told_apart=told_apart)
 
+    def measured_of(self, kind: str, model: str) -> Profile | None:
+        """Return the profile by which alone attempts of this class on this model are estimated, if there is one."""
+        measured = self.profiles.get(f"{kind}@{model}")
+        return measured if measured is not None and measured.count and not self.throughputs else None
+
+    def learns(self, resident: Resident) -> int:
+        """Return what the estimate of an attempt depends on: `NOTHING`, `MEASURED` or `MORE`."""
+        if resident.serves or resident.foreseen:
+            return NOTHING
+        if resident.progress and not self.throughputs and whole_by_progress(resident, resident.size):
+            return NOTHING
+        whole = not (resident.outlived or resident.least or resident.progress or resident.saved)
+        return MEASURED if whole and self.measured_of(resident.kind, resident.model) is not None else MORE
+
+    def learns_waiting(self, candidate: Candidate, able: Sequence[bool]) -> int:
+        """Return the same of the remaining run time of a waiting unit (`shortest`)."""
+        if not candidate.shape.gpus or not any(able[index] for index in self._devices):
+            return NOTHING
+        if not self.only_model:
+            return MORE
+        if candidate.left or (candidate.progress and whole_by_progress(candidate, candidate.tasks)):
+            return NOTHING
+        whole = not (candidate.outlived or candidate.progress or candidate.saved)
+        return MEASURED if whole and self.measured_of(candidate.kind, self.only_model) is not None else MORE
+
+    @property
+    def only_model(self) -> str:
+        """The name of the only model of devices; empty if there are several or none."""
+        return self._models[self._devices[0]].called if len(self._devices) == 1 else ""
+
     def _of_work(self, resident: Resident) -> Estimate:
         """Return the estimate for all of a unit's work, in its least size."""
         shape, devices = resident.shape, resident.shape.gpus > 0
-        measured = self.profiles.get(f"{resident.kind}@{resident.model}")
-        place = self._places.get((resident.model, devices))
-        if measured is not None and measured.count and not self.throughputs:
+        if (measured := self.measured_of(resident.kind, resident.model)) is not None:
             return estimate_run(measured, resident.declared)
+        place = self._places.get((resident.model, devices))
         if place is None:  # its node is gone
-            return estimate_run(measured or self.profiles.get(resident.kind), resident.declared)
+            known = self.profiles.get(f"{resident.kind}@{resident.model}") or self.profiles.get(resident.kind)
+            return estimate_run(known, resident.declared)
         of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
         return of[place]
 
@@ -306,6 +342,13 @@ def likely(estimate: Estimate) -> Estimate:
         return estimate
     mean = max(1, estimate.mean - estimate.deviation, estimate.mean // 8)
     return estimate._replace(mean=mean, deviation=mean // 2)
+
+
+def likely_each(means: Ints, deviations: Ints) -> tuple[Ints, Ints]:
+    """Vectorized `likely`: the means and deviations."""
+    shorter = np.maximum(np.maximum(1, means - deviations), means // 8)
+    varies = 2 * deviations > means
+    return np.where(varies, shorter, means), np.where(varies, shorter // 2, deviations)
 
 
 def left_of(candidate: Candidate, estimate: Estimate, *, told_apart: bool = False) -> int:

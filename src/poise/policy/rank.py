@@ -164,11 +164,12 @@ def _in_lanes(
         rank = np.where(by_density, left * np.maximum(1, devices) / (weight * longs_for), rank)
     classes = waiting.classes.copy()
     overdue = classes < 0
-    over = np.flatnonzero(waited >= np.array(PATIENCE)[np.maximum(0, classes)])
-    longest = over[np.lexsort((ordinals[over], ready[over], np.maximum(0, classes[over])))[:RESERVATIONS]]
-    for index in longest.tolist():
-        if by_density is None or not by_density[index]:
-            stage[index], rank[index], second[index] = 2, ready[index] - now, 0
+    if by_density is None or not by_density.all():
+        over = np.flatnonzero(waited >= np.array(PATIENCE)[np.maximum(0, classes)])
+        longest = over[np.lexsort((ordinals[over], ready[over], np.maximum(0, classes[over])))[:RESERVATIONS]]
+        for index in longest.tolist():
+            if by_density is None or not by_density[index]:
+                stage[index], rank[index], second[index] = 2, ready[index] - now, 0
     classes[overdue], stage[overdue], rank[overdue], second[overdue] = 0, 0, -waited[overdue], 0
     for index, one in enumerate(ones) if timely.pressed else ():
         if one.unit in timely.pressed:

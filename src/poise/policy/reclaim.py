@@ -32,7 +32,7 @@ from poise.policy.rank import candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
 from poise.policy.running import lost_work
 from poise.policy.timely import RISK
-from poise.policy.waiting import NEVER, STARVES
+from poise.policy.waiting import GPUS, NEVER, PRIORITY, STARVES, WEIGHT
 from poise.units import MINUTE, SECOND
 
 HYSTERESIS = 1.2
@@ -167,15 +167,32 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
 
 
 class Prices:
-    """The preemption price of each unit, and the `least` of all prices."""
+    """The preemption price of each running unit, `of` (U,) by its number, infinite where it may not be preempted; and
+    the `least` of all prices.
+    """
 
-    def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
+    def __init__(self, of: Floats, draft: Draft) -> None:
         self.of = of
-        self._fleet, self._holders = draft.fleet, draft.running.holders
-        self._prices = np.array([of.get(unit, inf) for unit in self._holders.units])
+        self._draft, self._fleet, self._holders = draft, draft.fleet, draft.running.holders
+        self._number = draft.running.units.number
+        self._prices = of[self._holders.numbers]
         self._rows: dict[int, list[int]] = {}
         self._least: dict[int, Floats] = {}
-        self.least = float(self._prices.min(initial=inf))
+        self.least = float(of.min(initial=inf))
+
+    def price(self, unit: str) -> float:
+        """Return the price of a running unit."""
+        return float(self.of[self._number[unit]])
+
+    def by_unit(self) -> dict[str, float]:
+        """Return the prices by unit."""
+        return dict(zip(self._number, self.of.tolist(), strict=True))
+
+    def without(self, units: Collection[str]) -> "Prices":
+        """Return these prices if those units may not be preempted."""
+        of = self.of.copy()
+        of[[self._number[unit] for unit in units if unit in self._number]] = inf
+        return Prices(of, self._draft)
 
     def rows(self, devices: int) -> list[int]:
         """Return the rows where `devices` devices could be free on one node, in ascending order of the total price of
@@ -257,8 +274,8 @@ class _Offers(NamedTuple):
         return sorted([(price / frees, frees) for price, frees in offers if frees])
 
 
-def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> dict[str, float]:
-    """Return the worth of not preempting each running preemptible unit. The worth is infinite while the unit may not be
+def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> Floats:
+    """Return (U,): the worth of not preempting each running unit. The worth is infinite while the unit may not be
     preempted, and where it would lose more work than it has left.
 
     The worth is the unit's weight divided by the delay of its end that it is spared. With `R` left to run and `L` lost
@@ -276,8 +293,9 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> dict[s
         width = one.shape.gpus * one.size
         return [asked_from, one.checkpoint, one.kept, one.restore, one.priority, one.weight, may, width]
 
+    prices = np.full(len(running.units.number), inf)
     if not running.residents:
-        return {}
+        return prices
     asked_from, checkpoint, kept, restore, priority, weight, may, width = running.each(rules, terms)
     elapsed = running.elapsed
     by_interval = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed)
@@ -289,19 +307,18 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> dict[s
     spared = running.left - lost
     of = HYSTERESIS * worths / (np.maximum(1, spared) / SECOND)
     standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)
-    if may.all():
-        prices = standing[::-1].tolist()  # the first member of a gang sets its price
-        return dict(zip([one.unit for one in reversed(running.residents)], prices, strict=True))
-    rows = np.flatnonzero(may)[::-1]
-    return dict(zip([running.residents[row].unit for row in rows.tolist()], standing[rows].tolist(), strict=True))
+    rows = may.nonzero()[0][::-1]  # the first member of a gang sets its price
+    prices[running.units.of[rows]] = standing[rows]
+    return prices
 
 
 def crowding(draft: Draft) -> float:
     """Return the waiting weight per device, of units that wait for devices: repeated work delays all of them."""
-    fleet = draft.fleet
+    fleet, columns = draft.fleet, draft.waiting.columns
     devices = int(fleet.total[DEVICES, fleet.closed == 0].sum())
-    waiting = sum(worth(one.priority, one.weight) for one in draft.view.candidates if one.shape.gpus)
-    return waiting / max(1, devices)
+    who = columns[GPUS] > 0
+    weights = np.array(CLASS_WEIGHT)[columns[PRIORITY, who]] * columns[WEIGHT, who] / 1000
+    return float(weights.cumsum()[-1]) / max(1, devices) if len(weights) else 0.0  # added up one by one, in order
 
 
 def value(candidate: Candidate, run: int, now: int, *, waits: float = 1.0) -> float:
@@ -326,7 +343,7 @@ def worth(priority: int, weight: int) -> float:
     return CLASS_WEIGHT[priority] * weight / 1000
 
 
-def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
+def reserve(shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
     """Return the earliest start of the unit if nothing else were placed; None if it could never start."""
     now = draft.view.now
     slots: list[tuple[int, int]] = []  # the earliest openings found so far
@@ -429,12 +446,11 @@ def make_way(
     """
     if prices.least >= worth:
         return None
-    of = prices.of
 
     def may(resident: Resident) -> bool:
         if draft.timely.makes_late(resident, run, risk):
             return False
-        return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
+        return prices.price(resident.unit) < worth and resident.unit not in asked and not resident.stopping
 
     free = draft.capacity(shape)
     devices = shape.gpus if shape.share == WHOLE else 0
@@ -447,7 +463,7 @@ def make_way(
     for row, bound in at_least.items():
         if 0.0 < bound < worth:
             at_least[row] = max(bound, prices.covering(row, devices))
-    return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: of[resident.unit], worth)
+    return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: prices.price(resident.unit), worth)
 
 
 def _cheapest(
@@ -691,7 +707,7 @@ def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, in
     if not rows:
         return []
     free = np.maximum(draft.share[rows], 0).sum(axis=1)
-    return draft.running.soonest(rows, (shape.gpus * shape.share - free).tolist())
+    return draft.running.soonest(np.array(rows), shape.gpus * shape.share - free)
 
 
 def openings_on(

@@ -4,35 +4,28 @@ Most attempts, and their estimates, are the same from one view to the next. So e
 (`Fleet.runs`), and are valid as long as the same attempts run there with the same profiles.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
-from operator import is_not
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
 
-from poise.model.fleet import Fleet, Floats, Ints, Resident
+from poise.model.fleet import Bools, Fleet, Floats, Ints, Resident
 from poise.model.jobs import GRACE
-from poise.model.profiles import Profile, remaining_each
+from poise.model.profiles import Profile, estimate_each, remaining_each
 from poise.model.resources import WHOLE
-from poise.policy.predict import Speeds
+from poise.policy.predict import MEASURED, NOTHING, Speeds, likely_each
 
-SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, STAYS = range(9)
-"""Rows of the columns. `HOLDS` are thousandths of devices; `STAYS` marks attempts with devices that lose all work when
-preempted, or may not be preempted."""
+SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, GPUS, WIDTH, STAYS, DECLARED, CLASS, LEARNS = (
+    range(14)
+)
+"""Rows of the columns. `HOLDS` are thousandths of devices, `GPUS` the devices of the attempt, and `WIDTH` those of its
+unit, 0 if it shares devices; `STAYS` marks attempts with devices that lose all work when preempted, or may not be
+preempted. `CLASS` is the number of the class and model; `LEARNS` is that of `Speeds.learns`."""
 
-_NOTHING: Ints = np.zeros((STAYS + 1, 0), np.int64)
-
-
-class _On(NamedTuple):
-    """Estimates of a node's attempts: the `sources` of each, and the `names` of all profiles used."""
-
-    residents: tuple[Resident, ...]
-    names: frozenset[str]
-    sources: list[tuple[str, ...]]
-    foreseen: list[list[int]]
+MOST_CLASSES = 4096
+"""Maximum number of classes that are numbered; after that, everything is looked up again."""
 
 
 def lost_work(resident: Resident, now: int) -> int:
@@ -45,47 +38,43 @@ def lost_work(resident: Resident, now: int) -> int:
 
 
 class _Seen(NamedTuple):
-    """The estimates of a fleet from these profiles, by row and in `columns` (9, A), of which only changes are
-    replaced.
+    """The estimates of the attempts in `columns` (14, A), by these profiles. `rows` are the attempts of each row, and
+    `classes` numbers the classes and models.
     """
 
     profiles: Mapping[str, Profile]
     throughputs: object
-    rows: list[_On | None]
+    rows: list[tuple[Resident, ...]]
     columns: Ints
+    classes: dict[tuple[str, str], int]
 
 
 class _Endings(NamedTuple):
     """All attempts by row, and on each row by estimated end: the instant `at`, and the `number` on the row. `freed`
     counts the thousandths of devices free by then, including those of the rows before. The attempts of a row begin at
-    `first[row]`, with `before` freed until there. Plain numbers, since a round examines few rows.
+    `first[row]`, with `before` freed until there.
     """
 
-    first: list[int]
-    at: list[int]
-    number: list[int]
-    freed: list[int]
-    before: list[int]
+    first: Ints
+    at: Ints
+    number: Ints
+    freed: Ints
+    before: Ints
+
+
+class Units(NamedTuple):
+    """The running units by `number`, in order of their first attempts; `of` is the number of each attempt's unit."""
+
+    number: dict[str, int]
+    of: Ints
 
 
 class Holders(NamedTuple):
-    """The holders of devices, row by row: `rows`, `units`, and the `devices` that each has there; `widths` are each
-    unit's devices in total, for units with whole devices.
-    """
+    """The holders of devices on each row: `rows`, the `numbers` of the units, and the `devices` of each there."""
 
     rows: Ints
-    units: list[str]
+    numbers: Ints
     devices: Ints
-    widths: dict[str, int]
-
-
-class _Held(NamedTuple):
-    """The holders of one row, and the attempts that they come from."""
-
-    residents: tuple[Resident, ...]
-    units: list[str]
-    devices: list[int]
-    widths: list[tuple[str, int]]
 
 
 _Each = tuple[list[tuple[tuple[Resident, ...], Ints] | None], Ints | None]
@@ -121,26 +110,45 @@ class Running:
         return all_of_it
 
     @cached_property
+    def units(self) -> Units:
+        """The units of the attempts; read-only."""
+        known: tuple[list[tuple[Resident, ...]], Units] | None = self._fleet.runs.get("units")
+        rows = self._fleet.residents
+        if known is not None and len(known[0]) == len(rows) and all(map(is_, known[0], rows)):
+            return known[1]
+        names = [one.unit for one in self.residents]
+        number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+        of = (
+            np.arange(len(names)) if len(number) == len(names) else np.array([number[name] for name in names], np.int64)
+        )
+        found = Units(number, of)
+        self._fleet.runs["units"] = rows.copy(), found
+        return found
+
+    @cached_property
+    def widths(self) -> Ints:
+        """(U,): the devices of each unit in total, 0 for units without whole devices."""
+        widths: Ints = np.zeros(len(self.units.number), np.int64)
+        widths[self.units.of] = self._columns[WIDTH]
+        return widths
+
+    @cached_property
+    def rows(self) -> Ints:
+        """(A,): the row of each attempt."""
+        counts = np.fromiter(map(len, self._fleet.residents), np.int64, len(self._fleet))
+        rows: Ints = np.repeat(np.arange(len(counts)), counts)
+        return rows
+
+    @cached_property
     def holders(self) -> Holders:
         """The units that run on each row; read-only."""
-        known: tuple[list[_Held], Holders] = self._fleet.runs.get("holders", ([], None))
-        before, found = known
-        residents = self._fleet.residents
-        if len(before) == len(residents):
-            rows = [of if of.residents is here else _held(here) for of, here in zip(before, residents, strict=True)]
-            if not any(map(is_not, rows, before)):
-                return found
-        else:
-            rows = [_held(here) for here in residents]
-        counts = [len(of.units) for of in rows]
-        found = Holders(
-            np.repeat(np.arange(len(rows)), counts),
-            [unit for of in rows for unit in of.units],
-            np.array([devices for of in rows for devices in of.devices], np.int64),
-            {unit: width for of in rows for unit, width in of.widths},
-        )
-        self._fleet.runs["holders"] = rows, found
-        return found
+        number, of = self.units
+        if len(number) == len(of):
+            return Holders(self.rows, of, self._columns[GPUS])
+        keys, inverse = np.unique(self.rows * len(number) + of, return_inverse=True)
+        devices = np.zeros(len(keys), np.int64)
+        np.add.at(devices, inverse, self._columns[GPUS])
+        return Holders(keys // len(number), keys % len(number), devices)
 
     @cached_property
     def any_stopping(self) -> bool:
@@ -176,99 +184,85 @@ class Running:
         known = self._endings_on.get(row)
         if known is None:
             found = self._endings
-            start, end = found.first[row : row + 2]
-            known = self._endings_on[row] = list(zip(found.at[start:end], found.number[start:end], strict=True))
+            of = slice(*found.first[row : row + 2].tolist())
+            known = self._endings_on[row] = list(zip(found.at[of].tolist(), found.number[of].tolist(), strict=True))
         return known
 
-    def soonest(self, rows: Sequence[int], lacks: Sequence[int]) -> list[tuple[int, int]]:
+    def soonest(self, rows: Ints, lacks: Ints) -> list[tuple[int, int]]:
         """Return, for each of these rows that ever will have as many more thousandths of devices free as it lacks, the
         instant and the row, the soonest first. A row that lacks nothing has them now.
         """
-        found, now, soonest = self._endings, self._now, []
-        for row, lack in zip(rows, lacks, strict=True):
-            if lack <= 0:
-                soonest.append((now, row))
-                continue
-            end = found.first[row + 1]
-            number = bisect_left(found.freed, found.before[row] + lack, found.first[row], end)
-            if number < end:
-                soonest.append((found.at[number], row))
-        soonest.sort()
-        return soonest
+        found = self._endings
+        places = found.freed.searchsorted(found.before[rows] + np.maximum(1, lacks))
+        comes = places < found.first[rows + 1]
+        ats = np.where(lacks > 0, np.append(found.at, 0)[places], self._now)
+        could = ((lacks <= 0) | comes).nonzero()[0]
+        soonest = could[np.lexsort((rows[could], ats[could]))]
+        return list(zip(ats[soonest].tolist(), rows[soonest].tolist(), strict=True))
 
     @cached_property
     def _endings(self) -> _Endings:
         """The attempts by estimated end; attempts that overran are estimated again."""
         columns = self._columns
-        counts = np.fromiter(map(len, self._fleet.residents), np.int64, len(self._fleet))
-        first = np.concatenate(([0], np.cumsum(counts)))
-        row = np.repeat(np.arange(len(counts)), counts)
+        row = self.rows
+        first = row.searchsorted(np.arange(len(self._fleet) + 1))
         number = np.arange(len(row)) - first[row]
         elapsed = np.where(columns[RUNS] > 0, self.elapsed, 0)
         left = remaining_each(elapsed, columns[MEAN], columns[DEVIATION])
         at = self._now + np.where(columns[STOPPING] > 0, GRACE, left)
         order = np.lexsort((number, at, row))
         freed = np.concatenate(([0], np.cumsum(columns[HOLDS][order])))
-        columns_in_order = first, at[order], number[order], freed[1:], freed[first[:-1]]
-        return _Endings(*[column.tolist() for column in columns_in_order])
+        return _Endings(first, at[order], number[order], freed[1:], freed[first[:-1]])
 
     @cached_property
     def _columns(self) -> Ints:
         """The columns, reusing the valid ones of an earlier view."""
         fleet, speeds = self._fleet, self._speeds
         seen: _Seen | None = fleet.runs.get("running")
-        if seen is None or seen.throughputs is not speeds.throughputs or len(seen.rows) != len(fleet):
-            seen = _Seen({}, speeds.throughputs, [None] * len(fleet), _NOTHING)
-        changed = changed_profiles(seen.profiles, speeds.profiles)
-        rows, parts = seen.rows.copy(), list[Ints]()
-        learned: dict[int, list[int]] = {}  # by column index
-        place = old = since = 0  # columns before this row, here and in the earlier view; start of those not in parts
-        for row, residents in enumerate(fleet.residents):
-            known = rows[row]
-            if known is None or known.residents is not residents:
-                on = rows[row] = self._look(residents, known, changed)
-                parts.append(seen.columns[:, since:old])
-                if residents:
-                    parts.append(np.array(on.foreseen, np.int64).T)
-                old += len(known.residents) if known is not None else 0
-                since = old
-            else:
-                if changed and not known.names.isdisjoint(changed):
-                    foreseen = self._look_again(known, changed)
-                    learned.update((place + number, foreseen[number]) for number in range(len(foreseen)))
-                    rows[row] = known._replace(foreseen=foreseen)
-                old += len(residents)
-            place += len(residents)
-        if not parts and not learned and seen.profiles is speeds.profiles:
+        if (
+            seen is None
+            or seen.throughputs is not speeds.throughputs
+            or len(seen.rows) != len(fleet)
+            or len(seen.classes) > MOST_CLASSES
+        ):
+            seen = _Seen({}, speeds.throughputs, [()] * len(fleet), np.zeros((LEARNS + 1, 0), np.int64), {})
+        known = _known(seen.rows, fleet.residents)
+        if known is None and seen.profiles is speeds.profiles:
             return seen.columns
-        columns = np.concatenate([*parts, seen.columns[:, since:]], axis=1) if parts else seen.columns
-        if learned:
-            columns = columns if parts else columns.copy()
-            columns[:, list(learned)] = np.array(list(learned.values()), np.int64).T
-        fleet.runs["running"] = _Seen(speeds.profiles, speeds.throughputs, rows, columns)
+        columns, again = seen.columns, np.zeros(len(self.residents), bool)
+        if known is not None:
+            at = np.array(known, np.int64)
+            again = at < 0
+            columns = columns[:, at] if columns.shape[1] else np.zeros((len(columns), len(at)), np.int64)
+        changed = changed_profiles(seen.profiles, speeds.profiles)
+        if changed:
+            columns = columns if known is not None else columns.copy()
+            again |= self._learned(columns, ~again, changed, seen.classes)
+        new = again.nonzero()[0].tolist()
+        if new:
+            columns[:, new] = np.array([self._foreseen(self.residents[at], seen.classes) for at in new], np.int64).T
+        rows = fleet.residents.copy()
+        fleet.runs["running"] = _Seen(speeds.profiles, speeds.throughputs, rows, columns, seen.classes)
         return columns
 
-    def _look(self, residents: tuple[Resident, ...], known: _On | None, changed: set[str]) -> _On:
-        """Return the estimates of a row whose attempts have changed."""
-        before: dict[int, list[int]] = {}
-        if known is not None:
-            before = {
-                id(one): of
-                for one, of, sources in zip(known.residents, known.foreseen, known.sources, strict=True)
-                if not changed or changed.isdisjoint(sources)
-            }
-        sources = [self._speeds.sources_of(one.kind, one.model) for one in residents]
-        foreseen = [before.get(id(one)) or self._foreseen(one) for one in residents]  # `known` has it still
-        return _On(residents, frozenset(chain.from_iterable(sources)), sources, foreseen)
+    def _learned(self, columns: Ints, valid: Bools, changed: set[str], classes: Mapping[tuple[str, str], int]) -> Bools:
+        """Estimate the attempts again that these profiles alone determine; return which others depend on them."""
+        again = np.zeros(len(valid), bool)
+        for (kind, model), number in classes.items():
+            if changed.isdisjoint(self._speeds.sources_of(kind, model)):
+                continue
+            of_it = valid & (columns[CLASS] == number) & (columns[LEARNS] != NOTHING)
+            measured = self._speeds.measured_of(kind, model)
+            if measured is not None:
+                alone = (of_it & (columns[LEARNS] == MEASURED)).nonzero()[0]
+                means, deviations = estimate_each(measured, columns[DECLARED, alone])
+                columns[MEAN, alone], columns[DEVIATION, alone] = means, deviations
+                columns[LIKELY, alone], columns[LIKELY_DEVIATION, alone] = likely_each(means, deviations)
+                of_it[alone] = False
+            again |= of_it
+        return again
 
-    def _look_again(self, known: _On, changed: set[str]) -> list[list[int]]:
-        """Return the estimates of a row with the same attempts after profiles have changed."""
-        return [
-            of if changed.isdisjoint(sources) else self._foreseen(one)
-            for one, of, sources in zip(known.residents, known.foreseen, known.sources, strict=True)
-        ]
-
-    def _foreseen(self, resident: Resident) -> list[int]:
+    def _foreseen(self, resident: Resident, classes: dict[tuple[str, str], int]) -> list[int]:
         mean, likely = self._speeds.both_of_attempt(resident)
         return [
             resident.since,
@@ -279,16 +273,28 @@ class Running:
             likely.mean,
             likely.deviation,
             resident.shape.share * resident.shape.gpus,
+            resident.shape.gpus,
+            resident.shape.gpus * resident.size if resident.shape.share == WHOLE else 0,
             resident.shape.gpus > 0 and not (resident.checkpoint and resident.preemptible),
+            resident.declared,
+            classes.setdefault((resident.kind, resident.model), len(classes)),
+            self._speeds.learns(resident),
         ]
 
 
-def _held(residents: tuple[Resident, ...]) -> _Held:
-    held: dict[str, int] = {}
-    for resident in residents:
-        held[resident.unit] = held.get(resident.unit, 0) + resident.shape.gpus
-    whole = [one for one in residents if one.shape.gpus and one.shape.share == WHOLE]
-    return _Held(residents, list(held), list(held.values()), [(one.unit, one.shape.gpus * one.size) for one in whole])
+def _known(before: Sequence[tuple[Resident, ...]], rows: Sequence[tuple[Resident, ...]]) -> list[int] | None:
+    """Return the place of each attempt in the earlier view, -1 if it is new or changed; None if none has changed."""
+    if all(map(is_, before, rows)):
+        return None
+    known, place = list[int](), 0
+    for then, now in zip(before, rows, strict=True):
+        if then is now:
+            known += range(place, place + len(now))
+        else:
+            places = {id(one): number for number, one in enumerate(then, place)}
+            known += [places.get(id(one), -1) for one in now]
+        place += len(then)
+    return known
 
 
 def changed_profiles(before: Mapping[str, Profile], now: Mapping[str, Profile]) -> set[str]:

@@ -157,7 +157,8 @@ class Suite:
             ordered = by_share(view, ordered, draft.timely.pressed)
         emptied = being_emptied(view.fleet)
         if view.yielded or emptied:  # room was promised to them, whatever the order is now
-            ordered.sort(key=lambda candidate: _promised(candidate, view, emptied))
+            gaining = frozenset(view.yielded.values())
+            ordered.sort(key=lambda candidate: _promised(candidate, gaining, emptied))
         in_turn = self.recipe.spread or self.recipe.turns != "no"
         if not (in_turn or emptied or view.shares) and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
             plan = _Round(self, draft).place_all(ordered)
@@ -185,7 +186,7 @@ class _Round:
         self._empty_room: dict[Shape, int] = {}
         self._gang_room: dict[Shape, int] = {}  # upper bounds: room only shrinks in a round
         self._reservations = 0
-        self._soonest_of: dict[str, tuple[Reservation, Shape] | None] = {}
+        self._soonest_of: dict[tuple[int, Shape], tuple[int, Reservation | None]] = {}  # and the changes included
         self._occupied = any(view.fleet.residents)
         self._open = view.fleet.closed == 0
         self._searches = 0
@@ -197,6 +198,7 @@ class _Round:
         self.allowance = Allowance(view.quotas)
         self.shares = Shared(self.draft) if view.shares is not None else None
         self._emptied = being_emptied(view.fleet)
+        self._gaining = frozenset(view.yielded.values())
         self._handed_over = not self._emptied
         self._yielding: set[str] = set()
         self._target: dict[str, int] = {}
@@ -276,7 +278,7 @@ class _Round:
         if self._is_uneven:
             within = (one for one in ordered if not (one.tenant and self.allowance.against(one)))
             rest = [one for one in within if one.unit not in self._shared_out]
-            prices = {unit: price for unit, price in self._prices.of.items() if unit not in self._shared_out}
+            prices = {unit: price for unit, price in self._prices.by_unit().items() if unit not in self._shared_out}
             self._target = assign(self.draft, rest[: WEIGHED - self._attempts], prices, self._shared_out.values())
             self._target |= {unit: one.model for unit, one in self._shared_out.items()}
         elif self._weighs_worth and not self._sizes and self.shares is None:
@@ -286,7 +288,7 @@ class _Round:
         last_lane: int | None = None  # the first lane with more units than shown, all placed
         keep_for_leaving(self.draft)
         for candidate in ordered:
-            if not self._handed_over and _promised(candidate, self.view, self._emptied) == NOTHING:
+            if not self._handed_over and _promised(candidate, self._gaining, self._emptied) == NOTHING:
                 self._hand_over()
             if candidate.queue in self.holds and not candidate.recovering:
                 continue
@@ -356,7 +358,7 @@ class _Round:
             late = np.array([one.unit in pressed for one in ordered])
             keys = [last, np.where(late, 0, lanes), ~late]
         if self.view.yielded or self._emptied:
-            keys.append(np.array([_promised(one, self.view, self._emptied) for one in ordered]))
+            keys.append(np.array([_promised(one, self._gaining, self._emptied) for one in ordered]))
         return [ordered[number] for number in np.lexsort(keys).tolist()]
 
     def _shares_elastic(self, ordered: Sequence[Candidate]) -> bool:
@@ -407,15 +409,12 @@ class _Round:
         widths: list[int] = draft.waiting.columns[WIDTH][waiting].tolist()
         if sum(widths) <= free:  # all have room, whatever their worth
             return waiting[:0]
-        prices = self._prices.of
-        running = [
-            (price, width)
-            for unit, width in draft.running.holders.widths.items()
-            if (price := prices.get(unit, _ANY)) < _ANY
-        ]
-        devices = free + sum([width for _, width in running])
-        worths = [price for price, _ in running] + draft.waiting.values(waiting, draft.waits)
-        chosen = choose(worths, [width for _, width in running] + widths, devices)
+        prices, held = self._prices.of, draft.running.widths
+        may = (held > 0) & (prices < _ANY)
+        running: list[int] = held[may].tolist()
+        devices = free + sum(running)
+        worths = prices[may].tolist() + draft.waiting.values(waiting, draft.waits)
+        chosen = choose(worths, running + widths, devices)
         first = len(running)
         fits = [first + number not in chosen and width <= devices for number, width in enumerate(widths)]
         return waiting[fits]  # units that are too wide now keep their order and reserve room
@@ -839,8 +838,7 @@ class _Round:
         """Return the prices of the units that may be preempted for this one."""
         if self.shares is None:
             return prices
-        spared = self.shares.spared(one)
-        return Prices({unit: price for unit, price in prices.of.items() if unit not in spared}, self.draft)
+        return prices.without(self.shares.spared(one))
 
     def _agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
         """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone."""
@@ -874,14 +872,13 @@ class _Round:
             found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, risk)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
-        if best is not None and guess and any(one.unit not in self._had_turns.of for one in best[2].victims):
+        if best is not None and guess and any(self._had_turns.price(one.unit) == _ANY for one in best[2].victims):
             best = None
         if best is None:  # the worth of a waiting unit grows with time
             self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
             return ()
         _, gain, found, shape = best
-        instead = prices.of
-        worths = {one.unit: {"worth": _told(gain), "instead": _told(instead[one.unit])} for one in found.victims}
+        worths = {one.unit: {"worth": _told(gain), "instead": _told(prices.price(one.unit))} for one in found.victims}
         return self._ask_to_yield(candidate, shape, found, worths)
 
     @cached_property
@@ -890,13 +887,11 @@ class _Round:
         is not preempted but shrunk, except for a deadline, which does not wait for that.
         """
         rules = self.recipe.preempt or Preemption()
-        of = standings(self.draft, rules)
+        prices = Prices(standings(self.draft, rules), self.draft)
         if self.draft.timely.pressed:
-            return Prices(of, self.draft)
+            return prices
         shrinks = {one.unit for one in self.view.elastic if one.unit in self._sizes and one.size > max(1, one.least)}
-        if not shrinks:
-            return Prices(of, self.draft)
-        return Prices({unit: price for unit, price in of.items() if unit not in shrinks}, self.draft)
+        return prices.without(shrinks) if shrinks else prices
 
     @cached_property
     def _prices_for_deadlines(self) -> Prices:
@@ -911,11 +906,10 @@ class _Round:
         rules, now = self.recipe.preempt or Preemption(), self.view.now
         had = {
             one.unit
-            for residents in self.view.fleet.residents
-            for one in residents
+            for one in self.draft.running.residents
             if rules.loses_little(one) or (one.checkpoint and service(one, now) >= TURN)
         }
-        return Prices({unit: worth for unit, worth in self._prices.of.items() if unit in had}, self.draft)
+        return self._prices.without(self.draft.running.units.number.keys() - had)
 
     @cached_property
     def _weighs_worth(self) -> bool:
@@ -967,16 +961,21 @@ class _Round:
         return (Reason(code="PREEMPTING", have=names, need=candidate.unit),)
 
     def _soonest(self, candidate: Candidate) -> tuple[Reservation, Shape] | None:
-        """Return where, when and in which artifact a blocked unit could start first; cached, since needed twice."""
-        if candidate.unit not in self._soonest_of:
-            needed = candidate.least or candidate.tasks
-            could = [
-                (found, shape)
-                for shape in (candidate.shape, *candidate.others)
-                if (found := reserve(candidate, shape, self.draft, needed)) is not None
-            ]
-            self._soonest_of = {candidate.unit: min(could, key=_instant, default=None)}
-        return self._soonest_of[candidate.unit]
+        """Return where, when and in which artifact a blocked unit could start first."""
+        needed = candidate.least or candidate.tasks
+        could = [
+            (found, shape)
+            for shape in (candidate.shape, *candidate.others)
+            if (found := self._reserve(shape, needed)) is not None
+        ]
+        return min(could, key=_instant, default=None)
+
+    def _reserve(self, shape: Shape, needed: int) -> Reservation | None:
+        """Return the earliest start of such a unit; found anew only after room was taken or kept."""
+        known = self._soonest_of.get((needed, shape))
+        if known is None or known[0] != self.draft.changes:
+            known = self._soonest_of[needed, shape] = self.draft.changes, reserve(shape, self.draft, needed)
+        return known[1]
 
     def _keep(self, candidate: Candidate, lent_until: int) -> None:
         """Keep the room where the unit could start first. Until the instant `lent_until`, lend it to units that end in
@@ -1326,7 +1325,7 @@ class _Round:
             if (index := self._target.get(one.unit)) is not None
             and (models[index].called == one.model or lost_work(one, now) > MIN_RUN)
         }
-        return Prices({unit: price for unit, price in self._prices.of.items() if unit not in stays}, self.draft)
+        return self._prices.without(stays)
 
     def _move_stragglers(self) -> None:
         """Restart a straggler on another node of the same kind, if its remaining run time exceeds the cost of restart
@@ -1540,11 +1539,11 @@ def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
     return ordered
 
 
-def _promised(candidate: Candidate, view: Snapshot, emptied: frozenset[str]) -> int:
-    """Return which kind of room was promised to a unit: `MADE` by others, `FOUND` when it had to leave a node, or
-    `NOTHING`.
+def _promised(candidate: Candidate, gaining: frozenset[str], emptied: frozenset[str]) -> int:
+    """Return which kind of room was promised to a unit: `MADE` by others (it is `gaining`), `FOUND` when it had to
+    leave a node, or `NOTHING`.
     """
-    if candidate.unit in view.yielded.values():
+    if candidate.unit in gaining:
         return MADE
     return FOUND if candidate.avoid in emptied else NOTHING
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from poise.model.fleet import Ints
 from poise.model.jobs import CLASS_WEIGHT
-from poise.model.profiles import Profile
+from poise.model.profiles import Profile, estimate_each
 from poise.model.resources import WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
-from poise.policy.predict import Speeds, speeds_of
+from poise.policy.predict import MEASURED, NOTHING, Speeds, likely_each, speeds_of
 from poise.policy.running import changed_profiles
 from poise.units import MINUTE, SECOND
 
@@ -35,37 +35,42 @@ NEVER = 2**62
 FEW = 4096
 """Up to this many new candidates are looked up one by one; for more, one lookup per group of equal ones is cheaper."""
 
-READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES = range(11)
+COMPARED = 64
+"""Number of candidates compared at once with those of the earlier view."""
+
+MOST_CLASSES = 4096
+"""Maximum number of classes that are numbered; after that, everything is looked up again."""
+
+READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES, DECLARED, CLASS, LEARNS = range(14)
 """Rows of the columns. `OWN` is the expected run time, `AGES` is that of `ageing`, `TAKES` the thousandths of devices
-in total, `WIDTH` the minimum number of devices; `WHOLES` marks units that wait for whole devices, in one artifact."""
+in total, `WIDTH` the minimum number of devices; `WHOLES` marks units that wait for whole devices, in one artifact.
+`CLASS` is the number of the class of work; `LEARNS` is that of `Speeds.learns_waiting`."""
 
 
 class _Seen(NamedTuple):
-    """The candidates of a view by place, with their `columns` (11, N) and `runs` (N,), from these profiles."""
+    """The candidates of a view, with their `columns` (14, N) and `runs` (N,), from these profiles. `classes` numbers
+    the classes of work.
+    """
 
     candidates: Sequence[Candidate]
-    places: dict[str, int]
     columns: Ints
     runs: Ints
+    classes: dict[str, int]
     profiles: Mapping[str, Profile]
     throughputs: object
 
 
-_NONE = _Seen((), {}, np.zeros((WHOLES + 1, 0), np.int64), np.zeros(0, np.int64), {}, None)
-
-
 class Waiting:
-    """The candidates of a view in columns, in the order of the view. `places` gives the column of each unit."""
+    """The candidates of a view in columns, in the order of the view."""
 
     def __init__(self, view: Snapshot) -> None:
         speeds = speeds_of(view)
         seen: _Seen | None = view.fleet.runs.get("waiting")
-        if seen is None or seen.throughputs is not speeds.throughputs:
-            seen = _NONE
+        if seen is None or seen.throughputs is not speeds.throughputs or len(seen.classes) > MOST_CLASSES:
+            seen = _Seen((), np.zeros((LEARNS + 1, 0), np.int64), np.zeros(0, np.int64), {}, {}, None)
         if seen.candidates != view.candidates or seen.profiles is not speeds.profiles:
             seen = view.fleet.runs["waiting"] = _look(view, speeds, seen)
         self.now, self.candidates = view.now, view.candidates
-        self.places = seen.places
         self.columns = seen.columns
         self.runs = seen.runs
         """(N,): the remaining nanoseconds of each on its fastest device (`Speeds.shortest`)."""
@@ -90,8 +95,16 @@ class Waiting:
 
     def places_of(self, ones: Sequence[Candidate]) -> Ints:
         """Return the columns of these candidates."""
-        places = self.places
-        return np.array([places[one.unit] for one in ones], np.int64)
+        in_order, places = self._by_ordinal
+        found: Ints = places[np.searchsorted(in_order, [one.ordinal for one in ones])]
+        return found
+
+    @cached_property
+    def _by_ordinal(self) -> tuple[Ints, Ints]:
+        """All ordinals in ascending order, and the column of each."""
+        ordinals = self.columns[ORDINAL]
+        places = ordinals.argsort(kind="stable")
+        return ordinals[places], places
 
     def values(self, places: Ints, waits: float) -> list[float]:
         """Return the worth of starting each of these now, as in `reclaim.value`."""
@@ -115,24 +128,61 @@ def ageing(candidate: Candidate) -> int:
 
 def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
     """Return the columns of this view's candidates, reusing those of an earlier view."""
-    ones, before = view.candidates, seen.candidates
-    known = [seen.places.get(one.unit, -1) for one in ones]
-    new = [place for place, of in enumerate(known) if of < 0 or before[of] is not ones[place]]
-    if before:
+    ones, classes = view.candidates, seen.classes
+    known = _known(seen.candidates, ones)
+    if seen.candidates:
         columns, runs = seen.columns[:, known], seen.runs[known]
     else:
-        columns, runs = np.zeros((WHOLES + 1, len(ones)), np.int64), np.zeros(len(ones), np.int64)
+        columns, runs = np.zeros((LEARNS + 1, len(ones)), np.int64), np.zeros(len(ones), np.int64)
+    again = known < 0
+    new = again.nonzero()[0].tolist()
     if new:
-        columns[:, new] = np.array([_column(ones[place]) for place in new], np.int64).T
+        columns[:, new] = np.array([_column(ones[place], classes) for place in new], np.int64).T
     changed = changed_profiles(seen.profiles, speeds.profiles)
-    if changed and before:
-        learned = {kind for kind in {one.kind for one in ones} if not changed.isdisjoint(speeds.sources_of(kind))}
-        of_new = set(new)
-        new += [place for place, one in enumerate(ones) if one.kind in learned and place not in of_new]
-    if new:
-        runs[new] = _runs(view, speeds, [ones[place] for place in new])
-    places = {one.unit: place for place, one in enumerate(ones)}
-    return _Seen(ones, places, columns, runs, speeds.profiles, speeds.throughputs)
+    for kind, number in classes.items() if changed else ():
+        if changed.isdisjoint(speeds.sources_of(kind)):
+            continue
+        of_it = ~again & (columns[CLASS] == number) & (columns[LEARNS] != NOTHING)
+        if (measured := speeds.measured_of(kind, speeds.only_model)) is not None:
+            alone = (of_it & (columns[LEARNS] == MEASURED)).nonzero()[0]
+            means, _ = likely_each(*estimate_each(measured, columns[DECLARED, alone]))
+            runs[alone] = np.minimum(NEVER, means)
+            of_it[alone] = False
+        again |= of_it
+    if places := again.nonzero()[0].tolist():
+        some = [ones[place] for place in places]
+        runs[places] = _runs(view, speeds, some)
+        columns[LEARNS, places] = [speeds.learns_waiting(one, ability(view.fleet, one.shape).models) for one in some]
+    return _Seen(ones, columns, runs, classes, speeds.profiles, speeds.throughputs)
+
+
+def _known(before: Sequence[Candidate], ones: Sequence[Candidate]) -> Ints:
+    """Return the place of each candidate in the earlier view, -1 if it is new or has changed. Both views are in order
+    of submission; where they are not, candidates count as new.
+    """
+    known: Ints = np.full(len(ones), -1, np.int64)
+    old = place = 0
+    while old < len(before) and place < len(ones):
+        same = _same(before, old, ones, place)
+        known[place : place + same] = np.arange(old, old + same)
+        old, place = old + same, place + same
+        if old < len(before) and place < len(ones):
+            then, now = before[old].ordinal, ones[place].ordinal
+            old, place = old + (then <= now), place + (now <= then)
+    return known
+
+
+def _same(before: Sequence[Candidate], old: int, ones: Sequence[Candidate], place: int) -> int:
+    """Return how many candidates from these places on are the same objects."""
+    count, most = 0, min(len(before) - old, len(ones) - place)
+    while count < most:
+        many = min(COMPARED, most - count)
+        if before[old + count : old + count + many] != ones[place + count : place + count + many]:
+            while before[old + count] is ones[place + count]:
+                count += 1
+            return count
+        count += many
+    return count
 
 
 def _runs(view: Snapshot, speeds: Speeds, ones: Sequence[Candidate]) -> list[int]:
@@ -154,7 +204,7 @@ def _run(view: Snapshot, speeds: Speeds, one: Candidate) -> int:
     return min(NEVER, speeds.shortest(one, ability(view.fleet, one.shape).models) if one.shape.gpus else one.expected)
 
 
-def _column(one: Candidate) -> list[int]:
+def _column(one: Candidate, classes: dict[str, int]) -> list[int]:
     shape, tasks = one.shape, one.least or one.tasks
     return [
         one.ready,
@@ -168,4 +218,7 @@ def _column(one: Candidate) -> list[int]:
         shape.gpus,
         shape.gpus * tasks,
         shape.gpus > 0 and shape.share == WHOLE and not one.others,
+        one.declared,
+        classes.setdefault(one.kind, len(classes)),
+        0,
     ]

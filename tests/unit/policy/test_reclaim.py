@@ -4,6 +4,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -73,8 +74,8 @@ def test_a_blocked_unit_starts_where_room_comes_first() -> None:
         [resident("u1", ran=0, declared=MINUTE, shape=Shape(cpu=2000))],
         [resident("u2", ran=0, declared=10 * SECOND), resident("u3", ran=0, declared=HOUR)],
     )
-    assert reserve(candidate(), ONE, trial, 1) == ({1: 1}, NOW + 10 * SECOND)
-    assert reserve(candidate(), Shape(cpu=2000), trial, 1) == ({0: 1}, NOW + MINUTE)
+    assert reserve(ONE, trial, 1) == ({1: 1}, NOW + 10 * SECOND)
+    assert reserve(Shape(cpu=2000), trial, 1) == ({0: 1}, NOW + MINUTE)
 
 
 def test_a_gang_starts_when_the_last_of_its_tasks_can() -> None:
@@ -82,13 +83,13 @@ def test_a_gang_starts_when_the_last_of_its_tasks_can() -> None:
         [resident("u1", ran=0, declared=MINUTE), resident("u2", ran=0, declared=2 * MINUTE)],
         [resident("u3", ran=0, declared=HOUR)],
     )
-    assert reserve(candidate(tasks=3), ONE, trial, 3) == ({0: 2, 1: 1}, NOW + 2 * MINUTE)
-    assert reserve(candidate(tasks=4), ONE, trial, 4) == ({0: 2, 1: 2}, NOW + HOUR)
-    assert reserve(candidate(tasks=5), ONE, trial, 5) is None
+    assert reserve(ONE, trial, 3) == ({0: 2, 1: 1}, NOW + 2 * MINUTE)
+    assert reserve(ONE, trial, 4) == ({0: 2, 1: 2}, NOW + HOUR)
+    assert reserve(ONE, trial, 5) is None
 
 
 def test_nothing_is_reserved_where_it_could_never_start() -> None:
-    assert reserve(candidate(), Shape(cpu=3000), draft([]), 1) is None
+    assert reserve(Shape(cpu=3000), draft([]), 1) is None
 
 
 def test_room_that_is_kept_is_as_good_as_taken() -> None:
@@ -96,7 +97,7 @@ def test_room_that_is_kept_is_as_good_as_taken() -> None:
         [resident("u1", ran=0, declared=MINUTE)], [resident("u2", ran=0, declared=HOUR, shape=Shape(cpu=2000))]
     )
     trial.keep(0, "u98", Shape(cpu=2000), NOW + MINUTE)
-    assert reserve(candidate(), ONE, trial, 1) == ({1: 1}, NOW + HOUR)
+    assert reserve(ONE, trial, 1) == ({1: 1}, NOW + HOUR)
 
 
 def test_a_run_that_lasts_longer_than_foreseen_is_foreseen_anew() -> None:
@@ -164,8 +165,8 @@ def test_devices_come_free_in_the_order_in_which_what_has_them_ends(
             if freed >= left:
                 wanted.append((NOW + minutes * MINUTE, row))
                 break
-    asked = [lack * WHOLE for lack in lacks[: len(rows)]]
-    assert running.soonest(list(range(len(rows))), asked) == sorted(wanted)
+    asked = np.array(lacks[: len(rows)]) * WHOLE
+    assert running.soonest(np.arange(len(rows)), asked) == sorted(wanted)
 
 
 def test_what_was_learned_on_its_device_goes_before_what_was_learned_anywhere() -> None:

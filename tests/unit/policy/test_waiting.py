@@ -87,3 +87,19 @@ def test_runs_follow_what_is_learned_of_a_class() -> None:
     assert after == fresh
     changed = {one.kind for one, old, new in zip(ONES, before, after, strict=True) if old != new}
     assert changed == {"class-1"}
+
+
+def test_runs_follow_a_class_that_is_known_already() -> None:
+    """Also those of work that has run before, whose estimates depend on more than the class."""
+    [model] = {model.called for model in FLEET.models if model.kind != "cpu"}
+    been = [{"saved": MINUTE}, {"progress": 300_000, "attained": HOUR}, {"outlived": HOUR}, {"left": MINUTE}]
+    ones = (*ONES, *(candidate(40 + at, **of) for at, of in enumerate(been)), candidate(44, declared=0))
+    for count, ratio in ((9, 1500), (10, 700), (11, 0)):
+        learned = {
+            f"class-{at}@{model}": Profile(
+                count=count, mean=(at + count) * MINUTE, deviation=at * MINUTE, ratio=ratio, ratio_deviation=ratio // 3
+            )
+            for at in range(3)
+        }
+        known = Waiting(view(*ones, profiles=learned)).runs.tolist()
+        assert known == Waiting(view(*ones, profiles=learned, fleet=Fleet(FLEET.nodes))).runs.tolist()
