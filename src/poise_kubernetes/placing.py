@@ -34,6 +34,7 @@ from poise.kernel.node import (
     Start,
     Stop,
 )
+from poise.model.document import some
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node
@@ -63,10 +64,17 @@ SETTLED = 2 * SECOND
 """A gang of unknown size is complete if no Pod of it was created for this long."""
 
 PATIENCE = 300 * SECOND
+"""A gang that has had too few Pods for this long, while others of it wait, is given back."""
+
 UNKNOWN = 30 * SECOND
 """An attempt for no Pods that are known here is handed back after this long."""
 
 AVOIDED = 30 * SECOND
+"""A node that has refused a Pod gets no such Pod for this long."""
+
+FEW = 3
+"""Names of nodes in a reason."""
+
 PAUSES = (SECOND // 5, 30 * SECOND)
 """Time between two tries of a write: the first and the longest."""
 
@@ -202,6 +210,7 @@ class Placer:
         self._machines: dict[str, _Machine] = {}
         self._placed: dict[Attempt, _Placed] = {}
         self._by_pod: dict[str, _Placed] = {}
+        self._here: dict[str, dict[Attempt, _Placed]] = {}
         self._gangs: dict[tuple[str, int], list[_Placed]] = {}
         self._jobs: dict[str, _Job] = {}
         self._covered: dict[str, str] = {}  # the job of each Pod, by uid
@@ -325,11 +334,8 @@ class Placer:
     def _offer_all(self, nodes: Mapping[str, NodeObject], now: int) -> None:
         needs = {job.needs.label: job.needs for job in self._jobs.values()}
         self._avoided = {key: until for key, until in self._avoided.items() if until > now}
-        here: dict[str, list[_Placed]] = {}
-        for placed in self._placed.values():
-            here.setdefault(placed.node, []).append(placed)
         for name in sorted({*nodes, *self._machines}):
-            node, held = nodes.get(name), here.get(name, [])
+            node, held = nodes.get(name), list(self._here.get(name, {}).values())
             known = self._machines.get(name)
             if known is None:
                 if node is None:
@@ -365,18 +371,10 @@ class Placer:
 
     def _offer(self, node: NodeObject, held: Sequence[_Placed], needs: Mapping[str, Needs]) -> Node:
         """Return what a node offers beside the Pods of others, and which kinds of waiting Pods it may hold."""
-        name, size = node.metadata.name, amounts(node.status.allocatable)
-        others = self._used.get(name, {})
-        free = {of: amount - others.get(of, 0) for of, amount in size.items()}
-        device, ports = device_of(size), set(self._ports.get(name, ()))
-        offer = {of: max(0, free.get(of, 0)) for of in ("cpu", "memory", device)}
-        taken: set[int] = set()
-        for placed in held:
-            taken.update(placed.launch.devices)
-            if placed.pod is not None and placed.state != "vacant":
-                ports |= placed.pod.ports
-                for of, amount in self._needs.get(placed.pod.metadata.uid, (None, requested(placed.pod)))[1].items():
-                    free[of] = free.get(of, 0) - amount
+        name, (size, free, ports) = node.metadata.name, self._left(node)
+        others, device = self._used.get(name, {}), device_of(size)
+        offer = {of: max(0, size.get(of, 0) - others.get(of, 0)) for of in ("cpu", "memory", device)}
+        taken = {index for placed in held for index in placed.launch.devices}
         admitted = {
             label: "yes"
             for label, one in sorted(needs.items())
@@ -392,6 +390,30 @@ class Placer:
             devices=_devices(node, size.get(device, 0), offer[device] if device else 0, taken),
             labels={**labels_of(node), ALLOCATED: "kubernetes", **containers, **admitted},  # others may come
         )
+
+    def _left(
+        self, node: NodeObject, without: _Placed | None = None
+    ) -> tuple[dict[str, int], dict[str, int], frozenset[str]]:
+        """Return the size of a node, what no Pod holds of it, and the ports that Pods use; `without` does not count."""
+        name, size = node.metadata.name, amounts(node.status.allocatable)
+        others, ports = self._used.get(name, {}), self._ports.get(name, set())
+        free = {of: amount - others.get(of, 0) for of, amount in size.items()}
+        for placed in self._here.get(name, {}).values():
+            if placed.pod is not None and placed is not without and placed.state != "vacant":
+                ports = ports | placed.pod.ports
+                for of, amount in self._amounts(placed.pod, self._needs).items():
+                    free[of] = free.get(of, 0) - amount
+        return size, free, frozenset(ports)
+
+    def refusals(self, job: str) -> list[str]:
+        """Return why nodes cannot hold the Pods of a job, as far as the ledger does not see it."""
+        found: dict[str, list[str]] = {}
+        needs = next((one.needs for one in self._jobs.values() if one.id == job), None)
+        for name, known in sorted(self._machines.items()):
+            if needs is not None and known.object is not None:
+                why = _unfit(known.object) or needs.refuses(known.object, *self._left(known.object))
+                found.setdefault(why, []).append(name)
+        return [f"{some(names, FEW)}: {why}" for why, names in found.items() if why]
 
     # --- the control plane --------------------------------------------------------------------------------------------
 
@@ -474,6 +496,7 @@ class Placer:
 
     def _add(self, placed: _Placed) -> None:
         self._placed[placed.attempt] = placed
+        self._here.setdefault(placed.node, {})[placed.attempt] = placed
         if placed.pod is not None:
             self._by_pod[placed.pod.metadata.uid] = placed
         self._gangs.setdefault(placed.gang, []).append(placed)
@@ -524,13 +547,7 @@ class Placer:
         known = self._machines[placed.node]
         if known.object is None or _unfit(known.object):
             return _unfit(known.object)
-        size, others = amounts(known.object.status.allocatable), self._used.get(placed.node, {})
-        free = {of: amount - others.get(of, 0) for of, amount in size.items()}
-        ports = set(self._ports.get(placed.node, ()))
-        for one in self._placed.values():
-            if one.node == placed.node and one is not placed and one.pod is not None and one.state != "vacant":
-                _add(free, {of: -amount for of, amount in requested(one.pod).items()})
-                ports |= one.pod.ports
+        size, free, ports = self._left(known.object, placed)
         needs = needs_of([pod])
         why = needs.refuses(known.object, size, free, ports)
         short = next((of for of, amount in requested(pod).items() if amount > max(0, free.get(of, 0))), "")
@@ -712,7 +729,7 @@ class Placer:
             self._end(placed, ending, now)
 
     def _end(self, placed: _Placed, ending: Ending, now: int) -> None:
-        del self._placed[placed.attempt]
+        del self._placed[placed.attempt], self._here[placed.node][placed.attempt]
         if placed.pod is not None:
             self._by_pod.pop(placed.pod.metadata.uid, None)
         gang = self._gangs[placed.gang]

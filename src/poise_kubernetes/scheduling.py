@@ -39,7 +39,7 @@ from poise_kubernetes import manifests
 from poise_kubernetes.api import Api, Away, Refused
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.credentials import Access, find_access
-from poise_kubernetes.grouping import least_in
+from poise_kubernetes.grouping import least_in, name_of
 from poise_kubernetes.placing import ATTEMPT, Asked, Placer, Waiting, Written
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
@@ -68,6 +68,9 @@ TELL_SECONDS = 2.0
 """Interval of Events, and how long a Pod has waited before it gets the first one."""
 
 EVENTS_A_SECOND = 5
+TOLD = 20
+"""Most waiting Pods of which `poise explain` and `poise doctor` show more than the ledger knows."""
+
 REPEAT_SECONDS = 300.0
 """The same reason is counted again after this long."""
 
@@ -415,11 +418,12 @@ class Scheduler:
             await asyncio.sleep(TELL_SECONDS)
             waiting, now = self.placer.waiting(), self._now()
             old = [one for one in waiting if now - one.since >= TELL_SECONDS * SECOND or not one.job]
-            requests = [Request(text=f"{one.pods[0].key} waits: {one.why}") for one in waiting if one.why]
-            self._tell(requests[:20])
-            await asyncio.wrap_future(self._telling.submit(self._tell_all, old))
+            found = {one.job: "; ".join(self.placer.refusals(one.job)) for one in old[:TOLD] if one.job}
+            told = [(one, one.why or found.get(one.job, "")) for one in old]
+            self._tell([Request(text=f"{name_of(one.pods[0].key)}: {text}") for one, text in told[:TOLD] if text])
+            await asyncio.wrap_future(self._telling.submit(self._tell_all, old, found))
 
-    def _tell_all(self, waiting: Sequence[Waiting]) -> None:
+    def _tell_all(self, waiting: Sequence[Waiting], refusals: Mapping[str, str]) -> None:
         budget = round(EVENTS_A_SECOND * TELL_SECONDS)
         for one in self._events.in_turn(waiting):
             if budget <= 0:
@@ -427,7 +431,7 @@ class Scheduler:
             text = one.why
             if not text:
                 with contextlib.suppress(PoiseError):
-                    text = reason_of(self._own.client.explain(one.job))
+                    text = reason_of(self._own.client.explain(one.job), refusals.get(one.job, ""))
             for pod in one.pods if text else ():
                 if budget > 0 and self._events.write(self._own.api, pod, text):
                     budget -= 1
@@ -493,11 +497,14 @@ class Events:
         return True
 
 
-def reason_of(told: Explanation) -> str:
-    """Return one sentence that says why a job waits; empty if it does not."""
+def reason_of(told: Explanation, refusals: str) -> str:
+    """Return one sentence that says why a job waits; empty if it does not. `refusals` are reasons of nodes that the
+    ledger does not see: it knows of their label alone.
+    """
     for waiting in told.waiting:
-        reasons = [reason.sentence() for reason in waiting.reasons]
-        reasons += [refusal.reasons[0].sentence() for refusal in waiting.refusing[:3] if refusal.reasons]
+        found = [*waiting.reasons, *(of.reasons[0] for of in waiting.refusing[:3] if of.reasons)]
+        reasons = [reason.sentence() for reason in found if reason.code != "OTHER_NODE"]
+        reasons += [refusals] if refusals else []
         if waiting.start is not None and waiting.start.likely:
             reasons.append(f"expected to start in {format_duration(waiting.start.likely)}")
         return f"{'; '.join(reasons) or 'it waits for its turn'} (`poise explain {told.name or told.job}`)"

@@ -102,6 +102,7 @@ def test_a_taint_keeps_pods_off_unless_they_tolerate_it(world: Scheduled) -> Non
     world.pod("tolerant", tolerations=[{"key": "gpu", "operator": "Exists"}])
     world.run(5)
     assert set(world.on()) == {"tolerant"}
+    assert world.placer.refusals("j1") == ["a, b: it does not tolerate the node's taints"]
 
 
 def test_a_cordoned_node_gets_nothing(world: Scheduled) -> None:
