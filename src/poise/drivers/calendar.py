@@ -39,12 +39,13 @@ def shifts(zone: str, since: float, field: str) -> tuple[tuple[int, int], ...]:
     """
     if zone == "UTC":
         return ((0, 0),)
-    return _shifts(zone, int(since) // DAY * DAY - DAY, field)
+    _zone(zone, field)
+    return _shifts(zone, int(since) // DAY * DAY - DAY)
 
 
 @lru_cache(maxsize=256)
-def _shifts(zone: str, since: int, field: str) -> tuple[tuple[int, int], ...]:
-    within = _zone(zone, field)
+def _shifts(zone: str, since: int) -> tuple[tuple[int, int], ...]:
+    within = _zone(zone)
 
     def offset(seconds: int) -> int:
         shift = datetime.fromtimestamp(seconds, UTC).astimezone(within).utcoffset()

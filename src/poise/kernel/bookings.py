@@ -103,6 +103,7 @@ class Bookings:
         }
         self._check_room([one for one, is_same in zip(wanted, same, strict=True) if not is_same], len(replaced))
         taken = self._taken(now, without=replaced)
+        sites: dict[tuple[tuple[str, ...], str], dict[str, Site]] = {}
         planned: list[tuple[Reservation, Chosen | None]] = []
         for one, is_same in zip(wanted, same, strict=True):
             if is_same:
@@ -110,7 +111,10 @@ class Bookings:
                 continue
             one = msgspec.structs.replace(one, model=_model(one.model))
             begins = one.begins()
-            found = choose(one, begins, self._sites(one), taken)
+            which = one.nodes, one.model
+            if which not in sites:
+                sites[which] = self._sites(one)
+            found = choose(one, begins, sites[which], taken)
             if isinstance(found, NoRoom):
                 raise self._no_room(one, found, now)
             _take(taken, one, begins, found)
@@ -167,14 +171,14 @@ class Bookings:
                 _take(taken, of.reservation, begins, Chosen(of.places, elsewhere), frozenset(of.released))
         return taken
 
-    def _sites(self, wanted: Reservation, failed: frozenset[str] = frozenset()) -> list[Site]:
+    def _sites(self, wanted: Reservation, failed: frozenset[str] = frozenset()) -> dict[str, Site]:
         """Return the nodes that suit a reservation. Named ones count whatever their state. Raises `NotFound`."""
         for name in wanted.nodes:
             if name not in self.ledger.nodes:
                 hint = near(name, self.ledger.nodes) or "`poise nodes`"
                 raise NotFound(f"there is no node `{name}`", field="nodes", have=name, hint=hint)
         names = wanted.nodes or tuple(name for name, state in self.ledger.nodes.items() if is_usable(state))
-        sites = []
+        sites: dict[str, Site] = {}
         for name in names:
             state = self.ledger.nodes[name]
             node = state.node
@@ -188,13 +192,13 @@ class Bookings:
             if name in failed or (wanted.model and not suits):
                 continue
             until = int(self.ledger.leader.wall(node.until)) if node.until and not wanted.nodes else NEVER
-            sites.append(Site(name, suits, every, until))
+            sites[name] = Site(name, suits, every, until)
         return sites
 
     def _no_room(self, wanted: Reservation, found: NoRoom, now: int) -> Conflict | SpecError:
         """Return the error for a reservation that cannot fit: a fact of the fleet, or of other reservations."""
         sites = self._sites(wanted)
-        amount = sum(len(site.devices) for site in sites) if wanted.devices else len(sites)
+        amount = sum(len(site.devices) for site in sites.values()) if wanted.devices else len(sites)
         need = len(wanted.nodes) or wanted.devices or wanted.count
         field = "devices" if wanted.devices else "nodes"
         if amount < need:

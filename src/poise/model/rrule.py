@@ -129,6 +129,9 @@ def starts(rule: Recurrence, first: int, field: str) -> Ints:
         last = min(last, rule.until // DAY_SECONDS + 1)  # a day later at another offset
         if rule.until // DAY_SECONDS > day + MAX_DAYS:
             raise _too_far(field)
+    if rule.count and rule.frequency in ("DAILY", "WEEKLY"):  # this is far enough; others need the rest
+        each = 7 if rule.frequency == "WEEKLY" or rule.days else 1
+        last = min(last, day + (rule.count + 1) * rule.interval * each)
     days = _days(rule, day, last)
     found = days * DAY_SECONDS + time_of_day
     if rule.until is not None and not rule.until_utc:
@@ -188,13 +191,20 @@ def _number_of(year: int, month: int, day: int) -> int:
 def in_utc(rule: Recurrence | None, local: Ints, shifts: Shifts) -> Ints:
     """Return the seconds since 1970 of times on the clock of a place, and apply an end of the rule in UTC."""
     if len(shifts) > 1:
-        since, offset = np.array(shifts, np.int64).T
-        found: Ints = local - offset[np.searchsorted(since[1:] + np.maximum(offset[:-1], offset[1:]), local, "right")]
+        changes, offsets = _changes(shifts)
+        found: Ints = local - offsets[changes.searchsorted(local, "right")]
     else:
         found = local - shifts[0][1]
     if rule is not None and rule.until is not None and rule.until_utc:
-        found = found[found <= rule.until]
+        return np.asarray(found[found <= rule.until])
     return found
+
+
+@lru_cache(maxsize=256)
+def _changes(shifts: Shifts) -> tuple[Ints, Ints]:
+    """Return the times on the clock of a place at which its offset changes, and the offsets."""
+    since, offsets = np.array(shifts, np.int64).T
+    return since[1:] + np.maximum(offsets[:-1], offsets[1:]), offsets
 
 
 def too_many(field: str, have: str) -> SpecError:

@@ -8,7 +8,8 @@ other places. Places with the least reserved time come first, so that windows sp
     choose(reservation, begins, sites, calendar)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -50,22 +51,26 @@ class Taken:
     """The reserved times of each node and each device."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int], tuple[Ints, Ints]] = {}
-        self.time: dict[str, int] = {}
-        """Reserved seconds of each node."""
+        self._rows: dict[tuple[str, int], Ints] = {}  # (2, N): starts and ends of windows, in order
+        self._time: dict[str, int] = {}  # reserved seconds of each node
+        self._order: list[tuple[int, str]] = []  # the same, the least first
 
     def take(self, spots: Iterable[Spot], begins: Ints, length: int) -> None:
         """Take these places in windows of one length, in which they are free."""
+        windows = np.stack((begins, begins + length))
         for spot in spots:
             for device in spot.devices or (WHOLE_NODE,):
-                key = (spot.node, device)
-                known = self._rows.get(key)
-                if known is None:
-                    self._rows[key] = begins, begins + length
+                known = self._rows.get((spot.node, device))
+                if known is not None:
+                    both = np.concatenate((known, windows), axis=1)
+                    self._rows[spot.node, device] = both[:, both[0].argsort(kind="stable")]
                 else:
-                    at = known[0].searchsorted(begins)
-                    self._rows[key] = np.insert(known[0], at, begins), np.insert(known[1], at, begins + length)
-            self.time[spot.node] = self.time.get(spot.node, 0) + len(begins) * length
+                    self._rows[spot.node, device] = windows
+            time = self._time.get(spot.node, 0)
+            if time:
+                del self._order[bisect_left(self._order, (time, spot.node))]
+            self._time[spot.node] = time = time + len(begins) * length
+            insort(self._order, (time, spot.node))
 
     def free(self, node: str, device: int, begins: Ints, length: int) -> Bools | None:
         """Return in which windows this row is free; None: in all."""
@@ -74,15 +79,19 @@ class Taken:
             return None
         taken, ends = known
         at = ends.searchsorted(begins, "right")
-        inside = at < len(taken)
-        clash = inside.copy()
-        clash[inside] = taken[at[inside]] < begins[inside] + length
-        return None if not clash.any() else ~clash
+        free = np.append(taken, NEVER)[at] >= begins + length
+        return None if free.all() else free
+
+    def in_turn(self, sites: Mapping[str, Site]) -> Iterator[Site]:
+        """Yield the sites, those with the least reserved time first."""
+        time = self._time
+        yield from (site for name, site in sites.items() if name not in time)
+        yield from (sites[name] for _, name in self._order if name in sites)
 
 
-def choose(wanted: Reservation, begins: Ints, sites: Sequence[Site], taken: Taken) -> Chosen | NoRoom:
-    """Return places for all windows of a reservation, or the first window without enough room."""
-    ordered = sorted(sites, key=lambda site: (taken.time.get(site.node, 0), site.node))
+def choose(wanted: Reservation, begins: Ints, sites: Mapping[str, Site], taken: Taken) -> Chosen | NoRoom:
+    """Return places for all windows of a reservation, or the first window without enough room. Sites are by node."""
+    ordered = taken.in_turn(sites)
     if wanted.devices:
         return _choose_devices(wanted, begins, ordered, taken)
     need = len(wanted.nodes) or wanted.count
@@ -129,7 +138,7 @@ def _both(one: Bools | None, other: Bools | None) -> Bools | None:
     return np.asarray(one & other)
 
 
-def _choose_devices(wanted: Reservation, begins: Ints, sites: Sequence[Site], taken: Taken) -> Chosen | NoRoom:
+def _choose_devices(wanted: Reservation, begins: Ints, sites: Iterable[Site], taken: Taken) -> Chosen | NoRoom:
     """Choose devices: all on one node, if one has enough, else on as few nodes as possible."""
     need, length = wanted.devices, wanted.length
     free: dict[tuple[str, int], Bools | None] = {}
