@@ -82,6 +82,11 @@ class Leader(Room):
         """Return seconds since 1970, for display; 0 for an instant of 0."""
         return self._state.anchor_wall + (instant - self._state.anchor_at) / 1e9 if instant else 0.0
 
+    @property
+    def anchor(self) -> tuple[int, float]:
+        """An instant, and the wall clock at it in seconds since 1970."""
+        return self._state.anchor_at, self._state.anchor_wall
+
     def instant(self, wall: float) -> int:
         """Return the instant of the log at a time in seconds since 1970."""
         return self._state.anchor_at + round((wall - self._state.anchor_wall) * 1e9)

@@ -56,7 +56,7 @@ class Reservations(Room, dict[str, ReservationState]):
 
     def booked(self, now: int) -> Booked:
         """Return the next windows of all reservations: of each place of a reservation, the current or next one."""
-        anchor = self._state.anchor_at, self._state.anchor_wall
+        anchor = self._leader.anchor
         if self._valid is None or now >= self._valid[0] or self._valid[1:] != anchor:
             windows = [window for name in self for window in self.windows(name, now)]
             windows.sort(key=_by_begin)
