@@ -225,6 +225,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "notifications.yaml"
 
     @property
+    def intensity(self) -> Path:
+        """Carbon intensity or price of electricity by hour; optional, written by hand."""
+        return self.root / "intensity.yaml"
+
+    @property
     def devices(self) -> Path:
         """Declared properties of this machine's devices; optional, written by hand."""
         return self.root / "devices.yaml"

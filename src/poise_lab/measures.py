@@ -53,6 +53,7 @@ from poise.model.events import (
 )
 from poise.model.fleet import model_under
 from poise.model.history import Span, Spread
+from poise.model.intensity import HOUR_SECONDS, MONDAY
 from poise.model.jobs import Unit
 from poise.model.power import POWER, PowerModel
 from poise.model.resources import WHOLE, Node
@@ -291,6 +292,7 @@ class _Totals(NamedTuple):
     at: int
     kinds: dict[str, tuple[float, float, float]]
     watts: tuple[float, float]
+    co2: float
     price: tuple[float, float]
     stranded: float
     free: float
@@ -339,6 +341,7 @@ class Recorder:
         self._preemptions: dict[str, int] = {}
         self._migrations = self._running = self._looks = self._looked_at = 0
         self._watts = self._held_watts = self._price = self._held_price = 0.0
+        self._co2 = 0.0
         self._watts_for = self._held_watts_for = self._price_for = self._held_price_for = 0.0
         self._stranded = self._free = self._wanted = 0.0
         self._stranded_for = self._free_for = self._wanted_for = 0.0
@@ -629,6 +632,10 @@ class Recorder:
             kind.held_for += kind.held * took
         self._watts_for += self._watts * took
         self._held_watts_for += self._held_watts * took
+        if self._power.intensity is not None:
+            since, until = ((instant - self._began) / SECOND - MONDAY * HOUR_SECONDS for instant in (self._now, at))
+            watts = self._power.joules(self._watts, self._held_watts)
+            self._co2 += watts * (self._power.intensity.integral(until) - self._power.intensity.integral(since)) / 3.6e6
         self._price_for += self._price * took
         self._held_price_for += self._held_price * took
         self._stranded_for += self._stranded * took
@@ -645,6 +652,7 @@ class Recorder:
             at=self._now,
             kinds={name: (kind.there_for, kind.held_for, kind.wasted_for) for name, kind in self._kinds.items()},
             watts=(self._watts_for, self._held_watts_for),
+            co2=self._co2,
             price=(self._price_for, self._held_price_for),
             stranded=self._stranded_for,
             free=self._free_for,
@@ -734,7 +742,7 @@ class Recorder:
             migrations=self._migrations,
             overhead=self._overhead(totals),
             energy=energy,
-            co2=energy * self._power.kg_per_kwh,
+            co2=energy * self._power.kg_per_kwh if self._power.intensity is None else totals.co2,
             per_watt=sum(job.flops for job in ended if job.outcome == "done") / (energy * 3.6e6) if energy else 0.0,
             price=totals.price[0] / HOUR,
             paid=totals.price[1] / HOUR,

@@ -18,6 +18,7 @@ from poise.engine.scenario import compile_nemesis
 from poise.errors import SpecError
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
+from poise.model.intensity import compile_intensity
 from poise.model.keys import compile_keys
 from poise.model.notices import Notice, compile_notifications
 from poise.model.reservations import Zones, compile_reservations
@@ -75,6 +76,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "rules": compile_rules,
     "shares": compile_shares,
     "reservations": compile_at_a_time,
+    "intensity": compile_intensity,
 }
 
 
@@ -253,6 +255,10 @@ MORE: dict[str, list[Any]] = {
         {
             "kind": "upstreams",
             "upstreams": [
+    "intensity": [
+        {"kind": "intensity", "hours": [0.5, 1] * 12},
+        {"kind": "intensity", "hours": [0.25] * 168, "unit": "$/kWh"},
+    ],
                 {"name": "a", "url": "gpu1:8000", "models": ["m"], "key_from": "A_KEY", "weight": 2, "limit": 8},
                 {"name": "b", "url": "https://gpu2/v1", "models": None, "weight": 0.5},
             ],

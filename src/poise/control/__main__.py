@@ -36,6 +36,7 @@ from poise.control.api import make_app
 from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
 from poise.control.incidents import Incidents
+from poise.control.intensity import Intensities
 from poise.control.lifetime import Lifetime
 from poise.control.loglines import Loglines
 from poise.control.notices import Notifier, Targets
@@ -185,7 +186,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     deciders = Deciders(lambda: plane.ledger.leader.began, Times(decide=options.decide_within))
     with contextlib.suppress(SpecError):  # each round logs a logged policy that is missing here
         await deciders.prepare(choice_of(settings))
-    plane = Plane(Controller(ledger, settings, calendar.around), store, clock_of(ledger), deciders, holds=holds)
+    controller, intensities = Controller(ledger, settings, calendar.around), Intensities(home.intensity)
+    plane = Plane(controller, store, clock_of(ledger), deciders, intensities=intensities, holds=holds)
     settle_traces(home, ledger.revision, traced=options.traces is not None)
     if shared is None:
         plane.begin(boot=boot_id(), boottime=boottime())

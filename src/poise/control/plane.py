@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from poise.control.intensity import UNKNOWN, Intensities
 from poise.control.observers import Observers, Timings
 from poise.control.shares import Turns
 from poise.control.tally import Tally
@@ -100,6 +101,7 @@ class Plane(Host):
         clock: Clock,
         decider: Decider,
         *,
+        intensities: Intensities = UNKNOWN,
         holds: Callable[[], bool] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -119,6 +121,7 @@ class Plane(Host):
         self.tally = Tally(lambda: self.ledger)
         self.observers.add(self.tally)
         self.observe = self.observers.tell
+        self.intensities = intensities
         self._leads: Callable[[], bool] = lambda: True
         self._looked = 0
         self._recent = Recent()
@@ -223,9 +226,11 @@ class Plane(Host):
         """
         controller, wall, now = self.controller, self.clock.wall(), self.clock.now()
         if size <= QUICKLY_COMPILED:
-            return controller.prepare(document, wall, now, tenant)
-        async with self._compiling.of(tenant):
-            return await asyncio.to_thread(controller.preparing(document, wall, now, tenant))
+            compiled = controller.prepare(document, wall, now, tenant)
+        else:
+            async with self._compiling.of(tenant):
+                compiled = await asyncio.to_thread(controller.preparing(document, wall, now, tenant))
+        return self.intensities.placed_in_time(compiled, wall, self.ledger.profiles) if compiled.flexible else compiled
 
     def tell(self, node: str, message: Met | ToConsole) -> bool:
         """Send a message to a node without telling the controller. Return whether the node is connected."""

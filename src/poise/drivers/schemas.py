@@ -15,6 +15,7 @@ from poise.model import (
     devicefile,
     expressions,
     fleetfile,
+    intensity,
     keys,
     notices,
     reservations,
@@ -62,6 +63,7 @@ FILES = {
     "shares": "How tenants share the fleet: `poise shares apply FILE.yaml`",
     "reservations": "Nodes and devices that are kept for a time: `poise reserve apply FILE.yaml`",
 }
+    "intensity": "When electricity is clean or cheap: `intensity.yaml` in the home",
 """The kinds of files, with the purpose of each."""
 
 _ROOTS: dict[str, type[msgspec.Struct]] = {
@@ -80,6 +82,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "shares": sharefile.SharesSpec,
     "reservations": reservations.ReservationsSpec,
 }
+    "intensity": intensity.IntensitySpec,
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 _POWER = quantity(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\s*[mk]?W?", "700W")
@@ -90,6 +93,13 @@ _RATES = {
     "additionalProperties": FLOPS,
 }
 _WEIGHT = {"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}
+_VALUE: Schema = {"type": "number", "minimum": 0, "maximum": intensity.MAX_VALUE}
+_HOURS: Schema = {
+    "type": "array",
+    "items": _VALUE,
+    "minItems": intensity.DAY_HOURS,
+    "maxItems": intensity.WEEK_HOURS,
+}
 
 
 def _weights(terms: Any) -> Schema:
@@ -223,7 +233,10 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "telemetry.delay": DURATION,
     "power.idle": _MAYBE_SHARE,
     "power.busy": _MAYBE_SHARE,
-    "power.kg_per_kwh": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 10}, {"type": "null"}]},
+    "power.kg_per_kwh": {"anyOf": [_VALUE, _HOURS, {"type": "null"}]},
+    "power.flexible": DURATION,
+    "intensity.kind": {"const": "intensity"},
+    "intensity.hours": _HOURS,
     "serving.replicas": {"minItems": 1, "maxItems": worldfile.MOST_SERVERS},
     "serving.start": DURATION,
     "serving.spread": SHARE,
@@ -729,7 +742,12 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "telemetry.delay": "Time until a report arrives.",
     "power.idle": "Power draw without work.",
     "power.busy": "Power draw with work.",
-    "power.kg_per_kwh": "CO2e of a kWh.",
+    "power.kg_per_kwh": "CO2e of a kWh: a number, or 24 or 168 by hour of the day or of the week. A trace begins on a "
+    "Monday at midnight.",
+    "power.flexible": "Time that each job may wait for cleaner hours.",
+    "intensity.kind": "`intensity`.",
+    "intensity.hours": "Values of the hours of a day (24), or of a week from Monday on (168), in UTC.",
+    "intensity.unit": "CO2e or price of a kWh.",
     "upstreams.kind": "`upstreams`.",
     "upstreams.upstreams": "The servers, each with OpenAI's API.",
     "upstreams.router": "Router that chooses a server for each request. By default that of `poise serve`.",

@@ -1003,6 +1003,16 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
             flag=Flag("--begin", "TIME", "Earliest start: 2h from now, or 2026-12-01T02:00:00Z."),
         ),
     ] = None
+    flexible: Annotated[
+        Quantity | None,
+        Field(
+            "Time that the job may wait for an hour in which electricity is cleaner or cheaper (`intensity.yaml`).",
+            example="12h",
+            form=DURATION,
+            flag=Flag("--flexible", "TIME", "Let it wait this long for cleaner or cheaper electricity, e.g. 12h."),
+            read=duration,
+        ),
+    ] = None
     hold: Annotated[
         bool,
         Field(

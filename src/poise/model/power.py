@@ -8,6 +8,8 @@ Kalos) and prints them. Caps are those of the catalogue, or of the fleet file.
 
 import msgspec
 
+from poise.model.intensity import Intensity
+
 IDLE = 0.16
 """Fraction of the cap without work: `python benchmarks/power.py`."""
 
@@ -19,11 +21,12 @@ KG_PER_KWH = 0.473
 
 
 class PowerModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Fractions of a device's cap, and the CO2e of a kWh in kg."""
+    """Fractions of a device's cap, and the CO2e of a kWh in kg: always the same, or by hour with an `intensity`."""
 
     idle: float = IDLE
     busy: float = BUSY
     kg_per_kwh: float = KG_PER_KWH
+    intensity: Intensity | None = None
 
     def joules(self, cap: float, held: float) -> float:
         """Return the energy of devices: `cap` is caps times time, `held` the held part of that, in watt-seconds.

@@ -109,7 +109,7 @@ MAX_SERVES = 1024
 
 LEAST_EVERY = 1 * SECOND
 
-NEVER_RECURRING = ("after", "after-any", "after-failure", "begin", "calls", "serves", "stdin", "tty")
+NEVER_RECURRING = ("after", "after-any", "after-failure", "begin", "calls", "flexible", "serves", "stdin", "tty")
 """Fields that are meaningful only for a single job."""
 
 MAX_TEXT = 4096
@@ -147,7 +147,8 @@ LEAST_PART = 10
 
 class Compiled(NamedTuple):
     """A job without an id, the names of the jobs it comes after as the user wrote them, and a note for the user.
-    `due_by` maps units to the field that declared their deadline. With `recurs` it is a schedule.
+    `due_by` maps units to the field that declared their deadline. With `recurs` it is a schedule. It may begin up to
+    `flexible` nanoseconds later, when electricity is cleaner or cheaper.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Compiled(NamedTuple):
     notify: Notify | None = None
     tree: Tree | None = None
     project: str = ""
+    flexible: int = 0
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -289,6 +291,7 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         notify=compile_notify(top.notify, top.notify_on, "notify", found),
         tree=_tree(top, found),
         project=top.project,
+        flexible=0 if top.flexible is None else found.get(0, duration, top.flexible, "flexible"),
     )
 
 

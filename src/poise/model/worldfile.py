@@ -24,6 +24,7 @@ import msgspec
 from poise.errors import SpecError
 from poise.model.document import Findings
 from poise.model.fields import Quantity, parse_or_raise
+from poise.model.intensity import Intensity, check_hours
 from poise.model.servers import HangUp, Measured, Server, Serving, Speed, Table
 from poise.model.spec import check_name
 from poise.model.workload import LINEAR, Scaling
@@ -101,7 +102,8 @@ class PowerSpec(msgspec.Struct, forbid_unknown_fields=True):
 
     idle: Quantity | None = None
     busy: Quantity | None = None
-    kg_per_kwh: float | None = None
+    kg_per_kwh: float | list[float] | None = None
+    flexible: Quantity = 0
 
 
 Takes = list[tuple[int, Quantity]]
@@ -205,7 +207,9 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `sharing` is the fraction by which work slows down on a device whose rest is held by others.
-    Fields of the power model are None for the default. `serving` is for requests; each of its replicas is a node.
+    Fields of the power model are None for the default. `intensity` has the CO2e of a kWh by hour of the day or of the
+    week, if it varies; the trace begins on a Monday at midnight. Jobs may wait up to `flexible` nanoseconds for cleaner
+    hours. `serving` is for requests; each of its replicas is a node.
     """
 
     name: str = "plain"
@@ -219,6 +223,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     idle: float | None = None
     busy: float | None = None
     kg_per_kwh: float | None = None
+    intensity: Intensity | None = None
+    flexible: int = 0
     serving: Serving | None = None
 
 
@@ -328,7 +334,9 @@ def _compile(top: WorldSpec, found: Findings) -> World:
         ),
         idle=None if power is None or power.idle is None else share(power.idle, "power.idle"),
         busy=None if power is None or power.busy is None else share(power.busy, "power.busy"),
-        kg_per_kwh=None if power is None or power.kg_per_kwh is None else _carbon(power.kg_per_kwh, found),
+        kg_per_kwh=_carbon(power.kg_per_kwh, found) if power and isinstance(power.kg_per_kwh, int | float) else None,
+        intensity=_intensity(power.kg_per_kwh, found) if power and isinstance(power.kg_per_kwh, list) else None,
+        flexible=0 if power is None else _flexible(power, time, found),
         serving=None if top.serving is None else _serving(top.serving, share, time, found),
     )
 
@@ -437,6 +445,18 @@ def _changes(specs: list[ChangeSpec], time: Any, found: Findings) -> tuple[Chang
         for place, spec in enumerate(specs)
     ]
     return tuple(sorted(made, key=lambda change: change.at))
+
+
+def _intensity(hours: list[float], found: Findings) -> Intensity:
+    return Intensity(hours=check_hours(hours, "power.kg_per_kwh", found))
+
+
+def _flexible(power: PowerSpec, time: Any, found: Findings) -> int:
+    flexible: int = time(power.flexible, "power.flexible")
+    if flexible and not isinstance(power.kg_per_kwh, list):
+        what, hint = "no hour is cleaner than another", "kg_per_kwh: [0.3, …], 24 or 168 numbers"
+        found.add(SpecError(what, field="power.flexible", need="`kg_per_kwh` by hour", hint=hint))
+    return flexible
 
 
 def _carbon(value: float, found: Findings) -> float:

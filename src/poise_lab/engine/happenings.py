@@ -13,6 +13,7 @@ import msgspec
 
 from poise.engine.scenario import FaultKind, FaultSpec, Nemesis
 from poise.engine.twin import Twin
+from poise.model.intensity import HOUR_SECONDS, MONDAY, USUAL_RUN, Intensity, started_best
 from poise.model.jobs import Outcome
 from poise.model.load import Load
 from poise.model.resources import WHOLE, Device, Node
@@ -42,7 +43,9 @@ def left_out(nemeses: Sequence[Nemesis]) -> list[str]:
 
 
 def in_world(workload: Workload, world: World) -> Workload:
-    """Return the workload with the restart costs and the scaling of a world."""
+    """Return the workload with the restart costs and the scaling of a world, and in its cleanest hours."""
+    if world.flexible and world.intensity is not None:
+        workload = _in_clean_hours(workload, world.flexible, world.intensity)
     if world.restart == Restart() and world.scaling is LINEAR:
         return workload
     said = {name: value for name in Restart.__struct_fields__ if (value := getattr(world.restart, name)) is not None}
@@ -63,6 +66,16 @@ def in_world(workload: Workload, world: World) -> Workload:
         for arrival in workload.arrivals
     )
     return msgspec.structs.replace(workload, arrivals=arrivals)
+
+
+def _in_clean_hours(workload: Workload, flexible: int, intensity: Intensity) -> Workload:
+    """Return the workload with each job's earliest start in the cleanest hours within `flexible` of its arrival."""
+    arrivals = []
+    for arrival in workload.arrivals:
+        wall = arrival.at / SECOND - MONDAY * HOUR_SECONDS
+        units, _ = started_best(arrival.units, flexible, intensity, wall, lambda kind: USUAL_RUN)
+        arrivals.append(msgspec.structs.replace(arrival, units=units))
+    return msgspec.structs.replace(workload, arrivals=tuple(arrivals))
 
 
 def interference(sharing: float) -> Callable[[int, int], float]:

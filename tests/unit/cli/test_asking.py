@@ -98,8 +98,8 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
     examples = (
         "--gpu 1 --gpu-memory 1GiB --gpu-share 0.5 --gpu-kind gpu --gpu-model T4 --backend cuda --precision fp16 "
         "--node a --exclude-node b --label c=d --spread zone --together rack "
-        "--network 1Gbit --cpu 1 --memory 1GiB --priority low --begin 1h --deadline 1h --expect 1m --after j1 "
-        "--hold --after-any j2 --after-failure j3 "
+        "--network 1Gbit --cpu 1 --memory 1GiB --priority low --begin 1h --flexible 1h --deadline 1h --expect 1m "
+        "--after j1 --hold --after-any j2 --after-failure j3 "
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
         "--backoff 1s "
         "--hang 1s --time-limit 1h --interactive --tty --output o "

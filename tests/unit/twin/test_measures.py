@@ -10,7 +10,7 @@ from poise.kernel.controller import Settings
 from poise.model.jobs import Priority, Work
 from poise.model.resources import Device, Node
 from poise.model.workload import Arrival, Steady, Truth, Workload
-from poise.model.worldfile import World
+from poise.model.worldfile import World, compile_world
 from poise.policy.suites import policy_named
 from poise.units import HOUR, SECOND
 from poise_lab.measures import ratios
@@ -100,6 +100,23 @@ def test_use_energy_and_money_of_three_jobs() -> None:
     jobs = three().jobs
     assert [job.energy for job in jobs] == pytest.approx([0.75 * 300 * run for run in (100, 50, 20)])
     assert sum(job.price for job in jobs) == pytest.approx(measures.paid)
+
+
+def by_hour(flexible: str) -> Result:
+    """One device; two jobs of an hour that come at the beginning of a day whose third hour is clean."""
+    power = {"kg_per_kwh": [1.0, 1.0, 0.1, *[1.0] * 21], "flexible": flexible, "idle": 0, "busy": 1.0}
+    world = compile_world({"kind": "world", "name": "grid", "power": power})
+    jobs = [arrival(0, 3600, deadline=2 * HOUR), arrival(0, 3600)]
+    return trial("fifo", [node("n1")], jobs, world=world)
+
+
+def test_co2_is_that_of_the_hours_in_which_devices_draw_power() -> None:
+    at_once, later = by_hour("0s"), by_hour("6h")
+    hour = 0.3  # kWh of the device
+    assert at_once.measures.co2 == pytest.approx(2 * hour)
+    assert later.measures.co2 == pytest.approx(1.1 * hour)
+    assert later.measures.met == 1, "a deadline leaves no time to wait"
+    assert at_once.measures.energy == later.measures.energy == pytest.approx(2 * hour)
 
 
 def test_operations_per_watt() -> None:
