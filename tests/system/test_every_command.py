@@ -60,6 +60,7 @@ WORKS = {
     "promote": "promote --json --force fifo",
     "rollback": "rollback --json",
     "rules": "rules --json",
+    "forecast": "forecast --json",
     "quota": "quota --json",
     "shares": "shares --json",
     "reserve": "reserve --json",

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": ("poise.cli.explain", "Explain why a job waits or runs where it does, and find what would start it now"),
     "why-not": ("poise.cli.explain", "Show every reason why a node does not run a job"),
     "eta": ("poise.cli.eta", "Forecast when jobs start and end"),
+    "forecast": ("poise.cli.forecast", "Forecast the load of the next hours by tenant, class or priority"),
     "what-if": ("poise_lab.cli.what_if", "Compare the forecast with a what-if scenario"),
     "plan": ("poise.cli.explain", "Show what a submission would do, without submitting"),
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
@@ -88,7 +89,7 @@ COMMANDS = {
 GROUPS = {
     "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
     "Jobs": ("get", "exec", "attach", "capture", "hold", "release", "set", "retry", "rm", "schedules"),
-    "Forecasts": ("plan", "eta", "what-if"),
+    "Forecasts": ("plan", "eta", "forecast", "what-if"),
     "Fleet": (
         "status",
         "top",

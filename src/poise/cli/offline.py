@@ -32,6 +32,7 @@ from poise.kernel.find import find, find_node, found_report, listed, of_rank
 from poise.kernel.incidents import Incidents
 from poise.kernel.ledger import Ledger, NodeState
 from poise.kernel.visible import Sight
+from poise.model.document import near
 from poise.model.events import Event, NodeJoined, decode_event
 from poise.model.history import RunReport
 from poise.model.hotspots import HotSpots, Order
@@ -39,6 +40,7 @@ from poise.model.incidents import IncidentReport
 from poise.model.reports import (
     Explanation,
     JobReport,
+    LoadForecast,
     LogLine,
     NodeReport,
     PlanReport,
@@ -283,6 +285,22 @@ def usage(home: Home, since: float, by: Sequence[str], tenant: str) -> list[Usag
 
     told = followed(home, "a list of usage", since, Accounts)
     return told.by.usage(told.since, told.now, by, tenant)
+
+
+def load_forecasts(
+    home: Home, window: int, horizon: int, by: str, counted: str, names: Sequence[str]
+) -> list[LoadForecast]:
+    """Forecast the load by window (nanoseconds) from the log, for these subjects or all. Raises NotFound."""
+    from poise.control.load import load_forecasts as forecasts
+    from poise.kernel.loads import Loads
+
+    told = followed(home, "a forecast", 0.0, partial(Loads, window=window, by=by, counted=counted))
+    known = told.by.subjects()
+    for name in names:
+        if name not in known:
+            hint = near(name, known) or f"known: {', '.join(known[:8]) or 'none'}"
+            raise NotFound(f"there is no load of {by} `{name}`", field=by, have=name, hint=hint)
+    return forecasts(told.by, told.now, window, horizon, by, counted, names)
 
 
 def decisions(home: Home, jobs: Collection[str], since: float, limit: int, node: str) -> list[Decided]:

@@ -7,7 +7,7 @@ twin.
 A run time is the estimate before any history (declared, or from a throughput table), times an error. The sizes of
 errors are learned from past runs (`engine/runtimes`). The part of the error that is common, over all work and within a
 class, is drawn once for each future; the rest is drawn for each run. A running job is drawn from the runs that take
-longer than it has run. Other jobs arrive as they did lately.
+longer than it has run. Other jobs arrive as they did lately, or at this time of the day.
 """
 
 from collections import Counter
@@ -30,9 +30,10 @@ from poise.model.jobs import ALL, GRACE, Priority
 from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.resources import Node
 from poise.model.workload import Arrival, Steady, Truth
+from poise.policy.load import LoadForecaster
 from poise.policy.predict import Speeds
 from poise.policy.suites import ClusterPolicy
-from poise.units import DAY, MINUTE, SECOND
+from poise.units import DAY, HOUR, MINUTE, SECOND
 
 LATEST = 200
 """Maximum number of past runs of a class, the latest."""
@@ -81,6 +82,9 @@ MOST_OTHERS = 100
 
 BLOCK = 10
 """Consecutive jobs that arrive in one block as in the past: users submit several similar jobs in a row."""
+
+PACE_DAYS = 21
+"""Days of past arrivals from which the rate by the time of the day is learned."""
 
 IN_VAIN = 50
 """Rounds without a placement before the future is checked for pending events. Waiting alone changes a policy's
@@ -167,10 +171,13 @@ def _of_schedule(ledger: Ledger, job: JobState) -> bool:
 
 
 class Stream(NamedTuple):
-    """Recent jobs in order, and the nanoseconds from each job's predecessor to it."""
+    """Recent jobs in order, and the nanoseconds from each job's predecessor to it. `paces` are the expected rates of
+    arrival in the coming times, relative to that of these jobs, each with its length; then the rate is as before.
+    """
 
     jobs: tuple[JobState, ...] = ()
     gaps: tuple[int, ...] = ()
+    paces: tuple[tuple[int, float], ...] = ()
 
 
 NONE = Stream()
@@ -182,19 +189,42 @@ def stream(ledger: Ledger, now: int, coming: Sequence[Coming]) -> Stream:
     arrival.
     """
     again = {(one.job.tenant, one.name) for one in coming}
-    jobs = [
-        job
-        for job in list(ledger.jobs.values())[-LATEST:]
-        if job.calls is None
-        and not any(unit.spec.serves for unit in job.units)
-        and (job.tenant, job.name or job.units[0].spec.kind) not in again
-        and not _of_schedule(ledger, job)
-    ]
+    every = list(ledger.jobs.values())
+    jobs = [job for job in every[-LATEST:] if _arrives_by_itself(ledger, job, again)]
     if len({job.submitted // MINUTE for job in jobs}) < ENOUGH_ERRORS:
         return Stream()
     quiet = (now - jobs[0].submitted) / (jobs[-1].submitted - jobs[0].submitted)
     gaps = [round((after.submitted - before.submitted) * quiet) for before, after in pairwise(jobs)]
-    return Stream(tuple(jobs[1:]), tuple(gaps))
+    came = [job.submitted for job in every if _arrives_by_itself(ledger, job, again)]
+    return Stream(tuple(jobs[1:]), tuple(gaps), _paces(ledger, came, len(gaps) / max(1, now - jobs[0].submitted), now))
+
+
+def _arrives_by_itself(ledger: Ledger, job: JobState, again: Collection[tuple[str, str]]) -> bool:
+    """Return whether nothing tells when such a job arrives."""
+    return (
+        job.calls is None
+        and not any(unit.spec.serves for unit in job.units)
+        and (job.tenant, job.name or job.units[0].spec.kind) not in again
+        and not _of_schedule(ledger, job)
+    )
+
+
+def _paces(ledger: Ledger, came: Sequence[int], rate: float, now: int) -> tuple[tuple[int, float], ...]:
+    """Return the expected rates of arrival in the coming day, relative to `rate` (per nanosecond), from the instants of
+    past arrivals. Empty unless the time of the day, or of the week, has told the rate better than the latest hours.
+    """
+    wall = round(ledger.leader.wall(now) * SECOND)
+    last, hours = wall // HOUR, Counter((wall - (now - at)) // HOUR for at in came)
+    first = max(min(hours), last - PACE_DAYS * DAY // HOUR) + 1
+    forecaster = LoadForecaster(HOUR, DAY // HOUR, intervals=False)
+    for hour in range(first, last):
+        forecaster.learn(hour * HOUR, hours[hour])
+    if not forecaster.seasonal:
+        return ()
+    left = (last + 1) * HOUR - wall
+    lengths = (left, *[HOUR] * (DAY // HOUR - 1))
+    bands = forecaster.ahead()
+    return tuple((length, band.expected / (rate * HOUR)) for length, band in zip(lengths, bands, strict=True))
 
 
 class Drawn(NamedTuple):
@@ -267,6 +297,7 @@ class Draws:
         known, guesses, unknown = self.sources.copy(), self.guesses.copy(), self.unknown.copy()
         self._coming = [(one, self._prospects_again(one.job)) for one in coming]
         self._others, self._gaps = [(job, self._prospects_again(job)) for job in others.jobs], others.gaps
+        self._paces = others.paces
         self.sources, self.guesses, self.unknown = known, guesses, unknown  # these cover the existing units only
         every = [
             *self._prospects,
@@ -315,7 +346,7 @@ class Draws:
 
     def _other_arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
         """Yield jobs like the recent ones, at gaps like theirs: blocks of the past in a random order (a moving-block
-        bootstrap; Künsch, 1989).
+        bootstrap; Künsch, 1989). Where the time of the day matters, the gaps follow the forecast of the rate.
         """
         at, units = 0, 0
         while self._others and units < MOST_OTHERS:
@@ -326,7 +357,16 @@ class Draws:
                 at, units = at + gap, units + len(prospects)
                 if at > HORIZON or units > MOST_OTHERS:
                     return
-                yield self._arrival(job, prospects, at, random, means)
+                yield self._arrival(job, prospects, self._paced(at), random, means)
+
+    def _paced(self, at: int) -> int:
+        """Return the instant by which as many jobs arrive as by `at` at a constant rate."""
+        passed = 0
+        for length, pace in self._paces:
+            if at < length * pace:
+                return passed + round(at / pace)
+            at, passed = at - round(length * pace), passed + length
+        return passed + at
 
     def _arrival(
         self, job: JobState, prospects: Sequence[_Prospect], at: int, random: Random, means: Mapping[int, Means]

@@ -683,6 +683,48 @@ class PairedFigure(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
+class LoadWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The forecast of one window that begins `at` (seconds since 1970): the expected load with its interval, of which
+    `announced` comes at known times. Without enough history, `low` and `high` are unknown.
+    """
+
+    at: float
+    expected: float
+    low: float | None = None
+    high: float | None = None
+    announced: float = 0.0
+
+
+class LoadAccuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """How good past forecasts were, `ahead` seconds before the end of the window: the number of `judged` intervals and
+    the part of them that held the load. `error` is the mean absolute error, beside that of the load one season before
+    (`naive`) and of the largest of the last six windows.
+    """
+
+    ahead: float
+    judged: int
+    coverage: float
+    error: float
+    naive: float
+    max_of_six: float
+
+
+class LoadForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """The forecast of the load of a `subject` by window; `counted` are units, devices, cores, or requests per second.
+    `seen` is the number of past windows, `level` that of the intervals. `seasonal`: the time of the day or of the week
+    matters.
+    """
+
+    subject: str
+    counted: str
+    window: float
+    seen: int
+    level: float
+    seasonal: bool
+    windows: tuple[LoadWindow, ...]
+    accuracy: tuple[LoadAccuracy, ...] = ()
+
+
     of: Literal["time", "count", "share"]
     live: float
     shadow: float

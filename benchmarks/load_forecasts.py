@@ -1,0 +1,100 @@
+"""Measure the forecasts of `poise forecast` on recorded loads: their errors, and how often their intervals hold.
+
+    python benchmarks/load_forecasts.py [--data ../shared/data] [--json]
+
+Requests per second of three services (servegen-alibaba, 14 days) and jobs per hour of a cluster (Philly, 75 days), in
+windows of an hour. Each forecast is made from what was known then, and judged when its window has ended. No constant of
+the forecaster was chosen on these data.
+
+`coverage` is the part of windows inside the 80 % interval; the target is 75 to 85 %. `error` is the mean absolute error
+over the mean load; `naive` is that of the load one season before, `max of six` that of the largest of the last six
+windows.
+"""
+
+import argparse
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from poise.policy.load import LoadForecaster
+from poise.units import HOUR
+from poise_lab.traces.formats import read_trace
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+SERVICES = ("m-large", "m-mid", "m-small")
+DISTANCES = (1, 6, 24)
+LOW, HIGH = 0.75, 0.85
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Forecasts of one load, `ahead` hours ahead. Errors relative to the mean load."""
+
+    load: str
+    windows: int
+    ahead: int
+    judged: int
+    coverage: float
+    error: float
+    naive: float
+    max_of_six: float
+
+
+def services(path: Path) -> Iterator[tuple[str, list[float]]]:
+    with path.open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    for name in SERVICES:
+        rates = [float(row[name]) for row in rows]
+        yield name, [sum(rates[at : at + 6]) / 6 for at in range(0, len(rates) - 5, 6)]
+
+
+def jobs(path: Path) -> list[float]:
+    hours = Counter(arrival.at // HOUR for arrival in read_trace(path).arrivals)
+    return [float(hours[hour]) for hour in range(max(hours))]
+
+
+def judged(load: str, values: Sequence[float]) -> Iterator[Row]:
+    forecaster = LoadForecaster(HOUR, max(DISTANCES))
+    for hour, value in enumerate(values):
+        forecaster.learn(hour * HOUR, value)
+    mean = sum(values) / len(values)
+    for ahead in DISTANCES:
+        found = forecaster.accuracy(ahead)
+        yield Row(
+            load=load,
+            windows=len(values),
+            ahead=ahead,
+            judged=found.judged,
+            coverage=found.coverage,
+            error=found.error / mean,
+            naive=found.naive / mean,
+            max_of_six=found.max_of_six / mean,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    loads = [*services(given.data / "servegen-alibaba" / "total_rate_10min.csv")]
+    loads.append(("philly", jobs(given.data / "philly" / "philly.csv.gz")))
+    rows = [row for name, values in loads for row in judged(name, values)]
+    if given.json:
+        print(json.dumps(msgspec.to_builtins(rows), indent=2))
+        return 0
+    print("| load | hours ahead | judged | coverage | error | naive | max of six |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        kept = "" if LOW <= row.coverage <= HIGH else " (missed)"
+        errors = " | ".join(f"{value:.1%}" for value in (row.error, row.naive, row.max_of_six))
+        print(f"| {row.load} | {row.ahead} | {row.judged} | {row.coverage:.1%}{kept} | {errors} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
