@@ -68,6 +68,7 @@ from poise.model.reports import (
     RulesReport,
     RulesRequest,
     ScheduleReport,
+    ServiceOrder,
     ShadowReport,
     SharesForeseen,
     SharesReport,
@@ -582,6 +583,10 @@ class Client:
         Raises SpecError if the content is invalid, and Forbidden if the role of the token does not allow it.
         """
         return self._call("PUT", "/v1/rules", RulesReport, RulesRequest(document=dict(document)), timeout=THOUGHT)
+
+    def service_orders(self) -> list[ServiceOrder]:
+        """List what rules that have fired ask of the services of this tenant."""
+        return self._call("GET", "/v1/rules/orders", list[ServiceOrder])
 
     def answer_rule(self, rule: str, subject: str, *, allowed: bool) -> RuleDone:
         """Allow or deny the actions of a rule that asks for approval. `subject` is the node, or empty for the fleet.

@@ -21,6 +21,7 @@ from poise.model.decisions import Plan
 from poise.model.events import Event, RuleFired
 from poise.model.reports import RulesEffect, RulesTest
 from poise.model.resources import Node
+from poise.model.rule_actions import policy_of
 from poise.model.rules import compile_rules
 from poise.model.views import Snapshot
 from poise.model.workload import Workload
@@ -68,8 +69,8 @@ def effect_of(
     others: dict[str, ClusterPolicy] = {}
     for place, rule in enumerate(compile_rules(document).rules):
         for action in rule.actions:
-            if action.name == "set_policy":
-                choice = choose_rule_policy(rule.name, action.value, place)
+            if (wanted := policy_of(action)) is not None:
+                choice = choose_rule_policy(rule.name, wanted, place)
                 told = policy_settings(choice, 0.0)
                 policies[rule.name] = {key: told[key] for key in ("policy", "recipe", "code")}
                 others[choice.label] = tried(choice)

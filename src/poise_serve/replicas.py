@@ -73,6 +73,8 @@ class Replicas:
         self._say = say
         self.notes = notes
         self._address = address
+        self.ordered = 0
+        """Replicas that rules add to the target count, within its limits; negative: remove."""
         self._since: dict[str, int] = {}
         self._start_up = 0
         self._submitting: asyncio.Future[None] | None = None
@@ -163,6 +165,7 @@ class Replicas:
         wanted = self._declared.replicas
         if self._scaler is not None:
             wanted = self._scaler.look(time.monotonic_ns(), self._start_up)
+        wanted = self._with_orders(wanted)
         while len(self._jobs) < wanted and time.monotonic() >= self._not_before:
             self._submitting = asyncio.ensure_future(self._submit())
             await asyncio.shield(self._submitting)
@@ -179,6 +182,14 @@ class Replicas:
             self.notes.noted.jobs = [job for job in self._jobs if job not in ended]
             self.notes.write()
             self._back_off([job for job in ended if self._since.pop(job, 0)])
+
+    def _with_orders(self, wanted: int) -> int:
+        """Return the target count as rules change it. The limits of the service stay, and one replica at least."""
+        if not self.ordered or not wanted:
+            return wanted
+        rules = self._declared.rules
+        least, most = (max(1, rules.least), rules.most) if rules is not None else (1, wanted + self.ordered)
+        return min(max(wanted + self.ordered, least), max(most, 1))
 
     def _back_off(self, never_ready: list[str]) -> None:
         """Set the backoff after replicas have ended. It doubles while some end without having been ready."""

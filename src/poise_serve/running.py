@@ -22,6 +22,7 @@ from poise_serve.embeddings import Embeddings
 from poise_serve.kernel.cache import Cache
 from poise_serve.large import Large
 from poise_serve.notes import Notes
+from poise_serve.orders import Orders
 from poise_serve.recording import Recorder
 from poise_serve.redis import Redis
 from poise_serve.replicas import Replicas
@@ -95,7 +96,13 @@ class Running:
         self._shared: dict[str, SharedAnswers] = {}
         self._recorders: dict[str, Recorder] = {}
         self._kept: list[_Kept] = []
+        self.orders = Orders(connect, self.services, self._replicas, say)
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def _replicas(self) -> dict[str, Replicas]:
+        """Return what maintains the replicas of each service, by its present name."""
+        kept = {one.service: one.replicas for one in self._kept}
+        return {name: kept[service] for name, service in self.services.items() if service in kept}
 
     def prepare(self, declared: DeclaredService) -> None:
         """Check a service's requirements before any service starts. Raises `InputError`."""

@@ -132,9 +132,11 @@ async def serve(
     await server.start(listening)
     url = url_of(listening, entrance.tls is not None)
     reporting = await reports.listen(folder, mark, partial(running.reports, url))
+    ordered = asyncio.create_task(running.orders.follow())
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([*keeping, stopped], return_when=asyncio.FIRST_COMPLETED)
     gateway.draining = server.is_ending = True
+    ordered.cancel()
     for keeper in keeping:
         keeper.cancel()
     if stop.is_set():

@@ -22,7 +22,7 @@ from system.watching import MARKUP, Seen, first_value, link, watched
 AXE = Path(__file__).resolve().parent.parent / "axe" / "axe.min.js"
 VIEWS = (
     *("/now", "/queue", "/jobs", "/nodes", "/services", "/training", "/timeline", "/decisions"),
-    *("/incidents", "/energy", "/what-if"),
+    *("/incidents", "/rules", "/energy", "/what-if"),
 )
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -359,6 +359,34 @@ def test_there_is_no_barrier_that_axe_finds(seen: Seen, width: int) -> None:
             assert wide <= 0, (path, "scrolls sideways")
     finally:
         seen.browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+ASKING = """
+kind: rules
+every: 5s
+rules:
+  - name: waits
+    mode: ask
+    trigger: nodes_up > 0
+    actions: [change_priority: {to: high, class: train}]
+"""
+
+
+def test_a_rule_that_asks_is_shown_with_the_command_that_answers(seen: Seen) -> None:
+    seen.living.file("rules.yaml", ASKING)
+    assert seen.living.poise("rules", "apply", "rules.yaml").code == 0
+    until(lambda: seen.client.rules().rules[0].firings, "the rule asks", seen.living.messages)
+    seen.go("/rules")
+    asked = until(lambda: seen.rows("Waiting for approval"), "it is shown", seen.text)[0]
+    assert asked[:2] == ["waits", "the fleet"]
+    assert asked[4:] == ["poise rules approve waits", "poise rules deny waits"]
+    assert "20 of 20" in seen.text()
+    no_barrier(seen)
+    assert seen.living.poise(*asked[4].split()[1:]).code == 0
+    until(lambda: not seen.rows("Waiting for approval"), "nothing waits any more", seen.text)
+    assert "19 of 20" in seen.text()
+    seen.living.file("rules.yaml", "{kind: rules, rules: []}")
+    assert seen.living.poise("rules", "apply", "rules.yaml").code == 0
 
 
 def test_an_incident_shows_its_cause_its_evidence_and_what_to_do(seen: Seen) -> None:

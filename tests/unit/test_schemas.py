@@ -222,6 +222,17 @@ MORE: dict[str, list[Any]] = {
                     "actions": [{"cordon": True}, {"notify": True}],
                 },
                 {"name": "b", "trigger": "waiting > 3", "actions": [{"set_policy": {"extends": "srtf"}}]},
+                {
+                    "name": "c",
+                    "trigger": "hot",
+                    "actions": [
+                        {"change_priority": {"to": "low", "class": "train", "name": "a-*"}},
+                        {"adjust_memory_limit": {"by": "50%", "most": "64GiB", "tenant": "ann"}},
+                        {"scale_down_replicas": {"service": "ann:chat", "by": 2}},
+                        {"mirror_traffic": {"service": "chat", "to": "chat-v2", "share": "10%"}},
+                        {"notify": ["webhook:https://hooks.example.org/poise", "command:mail"]},
+                    ],
+                },
             ],
         },
     ],
@@ -244,6 +255,10 @@ MORE: dict[str, list[Any]] = {
             "notify-on": ["failure", "start"],
         }
     ],
+    "intensity": [
+        {"kind": "intensity", "hours": [0.5, 1] * 12},
+        {"kind": "intensity", "hours": [0.25] * 168, "unit": "$/kWh"},
+    ],
     "notice": [
         {
             "id": "j1/end/0", "moment": "end", "job": "j1", "name": "", "tenant": "default", "user": "ann",
@@ -255,10 +270,6 @@ MORE: dict[str, list[Any]] = {
         {
             "kind": "upstreams",
             "upstreams": [
-    "intensity": [
-        {"kind": "intensity", "hours": [0.5, 1] * 12},
-        {"kind": "intensity", "hours": [0.25] * 168, "unit": "$/kWh"},
-    ],
                 {"name": "a", "url": "gpu1:8000", "models": ["m"], "key_from": "A_KEY", "weight": 2, "limit": 8},
                 {"name": "b", "url": "https://gpu2/v1", "models": None, "weight": 0.5},
             ],

@@ -99,6 +99,7 @@ def read_rules(file: Path) -> "tuple[Rules, dict[str, Any]]":
     """Return the rules of a file, and its content. Raises SpecError with the place in the file."""
     from poise.drivers.plugins import choose_rule_policy
     from poise.drivers.yamlfile import load_kind, place_in_file
+    from poise.model.rule_actions import policy_of
     from poise.model.rules import compile_rules
 
     document: dict[str, Any] = load_kind(file, "rules")
@@ -106,8 +107,8 @@ def read_rules(file: Path) -> "tuple[Rules, dict[str, Any]]":
         compiled = compile_rules(document)
         for place, rule in enumerate(compiled.rules):
             for action in rule.actions:
-                if action.name == "set_policy":
-                    choose_rule_policy(rule.name, action.value, place)
+                if (policy := policy_of(action)) is not None:
+                    choose_rule_policy(rule.name, policy, place)
     return compiled, document
 
 

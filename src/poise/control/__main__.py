@@ -37,6 +37,7 @@ from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
 from poise.control.incidents import Incidents
 from poise.control.intensity import Intensities
+from poise.control.judging import Judging
 from poise.control.lifetime import Lifetime
 from poise.control.loglines import Loglines
 from poise.control.notices import Notifier, Targets
@@ -228,6 +229,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tidying += [asyncio.create_task(incidents.run()), asyncio.create_task(incidents.tell(Targets(home)))]
     tidying.append(asyncio.create_task(deciders.resume(read_asked(home))))
     tidying += [asyncio.create_task(anomalies.run()), asyncio.create_task(Objectives(plane, home, incidents).run())]
+    tidying.append(asyncio.create_task(Judging(plane, home, deciders).run()))
     tidying.append(asyncio.create_task(Loglines(plane, home.logs).run()))
     if beyond is not None:  # output from nodes of other homes is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))

@@ -139,6 +139,7 @@ from poise.model.reports import (
     RulesReport,
     RulesRequest,
     ScheduleReport,
+    ServiceOrder,
     ShadowReport,
     SharesForeseen,
     SharesReport,
@@ -151,11 +152,12 @@ from poise.model.reports import (
     WhyNot,
 )
 from poise.model.reservations import Zones, compile_reservations
-from poise.model.rules import compile_rules
+from poise.model.rule_actions import policy_of
+from poise.model.rules import compile_rules, targets_of
 from poise.model.secrets import named
 from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
-from poise.model.tenants import Bearer, Role, Token
+from poise.model.tenants import Bearer, Role, Token, declared_class, tenant_of_class
 from poise.model.trees import HASH
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
@@ -1221,14 +1223,18 @@ def make_app(
     @routes.put("/v1/rules", summary="Set the rules", status=202, role=OPERATOR)
     async def set_rules(bearer: Bearer, data: RulesRequest) -> RulesReport:
         plane.check_leading()
+        compiled = compile_rules(data.document)
         wanted = {
-            rule.name: choose_rule_policy(rule.name, action.value, place)
-            for place, rule in enumerate(compile_rules(data.document).rules)
+            rule.name: choose_rule_policy(rule.name, policy, place)
+            for place, rule in enumerate(compiled.rules)
             for action in rule.actions
-            if action.name == "set_policy"
+            if (policy := policy_of(action)) is not None
         }
         if wanted and not bearer.may(ADMIN):
             raise Forbidden("a rule that sets the policy needs the role admin", hint="`poise whoami`")
+        if any(targets_of(rule) for rule in compiled.rules) and not bearer.may(ADMIN):
+            what = "a rule that notifies a target of its own needs the role admin"
+            raise Forbidden(what, hint="`notify: true`: the targets of incidents in `notifications.yaml`")
         policies: dict[str, dict[str, Any]] = {}
         for name, choice in wanted.items():
             await deciders.try_out(choice)
@@ -1236,6 +1242,15 @@ def make_app(
             policies[name] = {key: told[key] for key in ("policy", "recipe", "code")}
         await plane.request(lambda request: messages.SetRules(request, data.document, policies, bearer))
         return plane.controller.ruling.report()
+
+    @routes.get("/v1/rules/orders", summary="What rules ask of the services of this tenant", role=SUBMITTER)
+    async def service_orders(bearer: Bearer) -> list[ServiceOrder]:
+        await plane.settled()
+        return [
+            msgspec.structs.replace(order, service=declared_class(order.service))
+            for order in plane.controller.ruling.orders()
+            if tenant_of_class(order.service) == bearer.tenant
+        ]
 
     @routes.post("/v1/rules/answers", summary="Allow or deny what a rule asks for", status=202, role=OPERATOR)
     async def answer_rule(bearer: Bearer, data: RuleAnswer) -> RuleDone:

@@ -89,6 +89,11 @@ def incident(client: Client, asked: Asked) -> Any:
     return client.incident(needed(asked, "incident"))
 
 
+def rules(client: Client, asked: Asked) -> Any:
+    """`poise rules --json`."""
+    return client.rules()
+
+
 def profile(client: Client, asked: Asked) -> Any:
     """`poise profile NODE --json`."""
     return client.profiles(needed(asked, "node"))
@@ -115,6 +120,7 @@ ROUTES: dict[str, DataFunction] = {
     "log": log,
     "incidents": incidents,
     "incident": incident,
+    "rules": rules,
     "profile": profile,
     "why-not": why_not,
     "unblock": unblock,

@@ -25,7 +25,7 @@ from poise.errors import Fault
 SECONDS = 150.0
 """Timeout of a request in seconds: a report takes long on a busy machine."""
 
-_OF_ALL = ("timeline", "decisions", "training", "incidents", "services", "whoami")
+_OF_ALL = ("timeline", "decisions", "training", "incidents", "rules", "services", "whoami")
 _OF_EACH = {"job": ("job", "explanation", "log", "training"), "node": ("profile", "decisions")}
 
 _IMPORT = re.compile(r'(?<=from ")\.{1,2}/[\w./-]+(?=")|(?<=import ")\.{1,2}/[\w./-]+(?=")')

@@ -19,6 +19,7 @@ from poise.model import (
     keys,
     notices,
     reservations,
+    rule_actions,
     rules,
     servicefile,
     serving_upstreams,
@@ -40,7 +41,7 @@ from poise.model.fields import (
     declared,
     quantity,
 )
-from poise.model.job_fields import COUNT, COUNT_OR_NONE, RECORDS, SECRETS, JobSpec, records_in
+from poise.model.job_fields import COUNT, COUNT_OR_NONE, RECORDS, SECRETS, JobSpec, PriorityName, records_in
 from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
@@ -62,8 +63,8 @@ FILES = {
     "rules": "What follows from signals: `poise rules apply FILE.yaml`",
     "shares": "How tenants share the fleet: `poise shares apply FILE.yaml`",
     "reservations": "Nodes and devices that are kept for a time: `poise reserve apply FILE.yaml`",
-}
     "intensity": "When electricity is clean or cheap: `intensity.yaml` in the home",
+}
 """The kinds of files, with the purpose of each."""
 
 _ROOTS: dict[str, type[msgspec.Struct]] = {
@@ -81,8 +82,8 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "rules": rules.RulesSpec,
     "shares": sharefile.SharesSpec,
     "reservations": reservations.ReservationsSpec,
-}
     "intensity": intensity.IntensitySpec,
+}
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 _POWER = quantity(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\s*[mk]?W?", "700W")
@@ -92,7 +93,6 @@ _RATES = {
     "propertyNames": {"enum": list(fleetfile.PRECISIONS)},
     "additionalProperties": FLOPS,
 }
-_WEIGHT = {"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}
 _VALUE: Schema = {"type": "number", "minimum": 0, "maximum": intensity.MAX_VALUE}
 _HOURS: Schema = {
     "type": "array",
@@ -100,6 +100,7 @@ _HOURS: Schema = {
     "minItems": intensity.DAY_HOURS,
     "maxItems": intensity.WEEK_HOURS,
 }
+_WEIGHT = {"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}
 
 
 def _weights(terms: Any) -> Schema:
@@ -136,6 +137,64 @@ _CONDITION: Schema = {
         },
     ],
     "examples": ["avg_over(memory_usage, 10m) > 75%", {"memory_usage": ">75%"}],
+}
+
+
+def _one_of(required: list[str], **fields: Schema) -> Schema:
+    return {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+
+
+_OF_JOBS: dict[str, Schema] = {
+    "class": {"description": "Class of the jobs.", "type": "string"},
+    "name": {"description": "Name or id of the jobs, or a pattern.", "type": "string", "examples": ["train-*"]},
+    "tenant": {"description": "Tenant of the jobs.", "type": "string"},
+}
+_SERVICE: Schema = {"type": "string", "pattern": f"^(?:{NAME}:)?{NAME}$", "examples": ["chat", "ann:chat"]}
+_REPLICAS: Schema = _one_of(
+    ["service"],
+    service=_SERVICE,
+    by={"type": "integer", "minimum": 1, "maximum": rule_actions.MAX_REPLICAS, "default": 1},
+)
+_TARGET: Schema = notices.TARGETS["items"]
+_ACTIONS: dict[str, Schema] = {
+    "cordon": {"description": "Close the node to new work.", "const": True},
+    "migrate_task": {"description": "Close the node, and move its work.", "const": True},
+    "set_policy": {
+        "description": "Set the policy: a name, or the fields of a policy file.",
+        "anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "minProperties": 1}],
+    },
+    "promote": {
+        "description": "Promote a policy that is better in shadow: on trial for a share of the time, then for good.",
+        **_one_of(
+            ["policy"],
+            policy={"anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "minProperties": 1}]},
+            share=SHARE,
+            turn=DURATION,
+            **{"for": DURATION},
+        ),
+    },
+    "change_priority": {
+        "description": "Set the priority class of unfinished jobs.",
+        **_one_of(["to"], to={"enum": list(get_args(PriorityName))}, **_OF_JOBS),
+    },
+    "adjust_memory_limit": {
+        "description": "Set or raise the memory limit of unfinished jobs, from their next attempt on.",
+        **_one_of([], to=BYTES, by={"type": ["string", "number"], "examples": ["50%"]}, most=BYTES, **_OF_JOBS),
+    },
+    "scale_up_replicas": {"description": "Add replicas to a service, within its limits.", **_REPLICAS},
+    "scale_down_replicas": {"description": "Remove replicas of a service, within its limits.", **_REPLICAS},
+    "mirror_traffic": {
+        "description": "Copy a share of the requests of a service to another one of the same gateway.",
+        **_one_of(["service", "to"], service=_SERVICE, to={"type": "string", **NAMES}, share=SHARE),
+    },
+    "notify": {
+        "description": "Open an incident, and notify the targets of the home, or these as well.",
+        "anyOf": [
+            {"const": True},
+            _TARGET,
+            {"type": "array", "items": _TARGET, "minItems": 1, "maxItems": notices.MOST_TARGETS},
+        ],
+    },
 }
 
 
@@ -332,16 +391,7 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "rule.actions": {
         "minItems": 1,
         "maxItems": rules.MAX_ACTIONS,
-        "items": {
-            "type": "object",
-            "properties": {
-                "cordon": {"const": True},
-                "migrate_task": {"const": True},
-                "set_policy": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "minProperties": 1}]},
-                "notify": {"const": True},
-            },
-            "additionalProperties": False,
-        },
+        "items": {"type": "object", "properties": _ACTIONS, "additionalProperties": False},
     },
     "keys.kind": {"const": "keys"},
     "keys.keys": {"minItems": 1, "maxItems": keys.MOST_KEYS},
@@ -661,7 +711,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "rule.sustained_for": "Time for which `trigger`, or `clear`, must hold.",
     "rule.cool_down": "Minimum time from the end of a firing to the next one for the same node or the fleet.",
     "rule.scope": "Names of the nodes that the rule is about. By default all.",
-    "rule.actions": "Actions: `cordon`, `migrate_task`, `set_policy`, `notify`.",
+    "rule.actions": "Actions, which are undone when the rule is over.",
     "keys.kind": "`keys`.",
     "keys.keys": "All keys that the gateway accepts.",
     "key.name": "Name of the key in metrics and messages.",

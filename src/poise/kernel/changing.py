@@ -2,7 +2,8 @@
 nothing.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import msgspec
@@ -10,13 +11,15 @@ import msgspec
 from poise.errors import Conflict
 from poise.kernel.find import Found, find
 from poise.kernel.fitting import check_all
-from poise.kernel.ledger import JobState, Ledger
+from poise.kernel.ledger import JobState, Ledger, UnitState
 from poise.model.changing import AT_START, CHANGEABLE, HELD, changed
 from poise.model.events import JobChanged, JobsRemoved
+from poise.model.jobs import Priority, Unit
 from poise.model.reports import Changed
 from poise.model.resources import WHOLE
+from poise.model.rule_actions import Relimit, Reprioritize
 from poise.model.spec import Compiled
-from poise.model.tenants import Bearer
+from poise.model.tenants import Bearer, declared_class
 
 
 def to_hold(ledger: Ledger, name: str, bearer: Bearer) -> JobState:
@@ -63,6 +66,88 @@ def change(
     running = sum(unit.status == "active" for unit in units) if later else 0
     event = JobChanged(at=now, job=job.id, units=names, like=like, paths=paths, by=bearer.token)
     return event, Changed(job=found.name, units=len(names), running=running)
+
+
+MAX_ADJUSTED = 1_000
+"""Maximum number of units that one action of a rule changes."""
+
+Adjustment = Mapping[str, Sequence[int]]
+"""The value of a field before and after a change, by unit."""
+
+
+def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -> Adjustment:
+    """Return how an action of a rule changes the unfinished units that it concerns; with a `node`, those that hold room
+    there. Units that have the value already are left out. Raises `Conflict` if there are too many.
+    """
+    found: dict[str, Sequence[int]] = {}
+    held = {unit.id for unit, _ in ledger.active.on(node)} if node else None
+    for job in ledger.jobs.values():
+        which = wanted.jobs
+        if job.ended or (which.tenant and job.tenant != which.tenant):
+            continue
+        if which.name and not fnmatchcase(job.name, which.name) and not fnmatchcase(job.id, which.name):
+            continue
+        for unit in job.units:
+            if unit.over or (held is not None and unit.id not in held):
+                continue
+            if which.kind and declared_class(unit.spec.kind) != which.kind:
+                continue
+            if isinstance(wanted, Reprioritize):
+                before, after = _value(unit, "priority"), int(wanted.to)
+            else:
+                before = _value(unit, "shape.memory")
+                after = wanted.to or _raised(before, wanted)
+            if after != before:
+                found[unit.id] = [before, after]
+                if len(found) > MAX_ADJUSTED:
+                    what, hint = "the action concerns too many units", "name a class, a tenant or a pattern"
+                    raise Conflict(what, field="rule", need=f"at most {MAX_ADJUSTED}", hint=hint)
+    return found
+
+
+def undoing(ledger: Ledger, path: str, made: Adjustment) -> Adjustment:
+    """Return the changes that undo an adjustment, for unfinished units that still have the value that it set."""
+    units = {name: unit for name in made if (unit := ledger.jobs.unit(name)) is not None and not unit.over}
+    return {
+        name: (after, before)
+        for name, (before, after) in made.items()
+        if name in units and _value(units[name], path) == after
+    }
+
+
+def adjusting(ledger: Ledger, path: str, made: Adjustment, by: str, now: int) -> list[JobChanged]:
+    """Return the events that make an adjustment: one for each job and value. Raises `SpecError` for a unit that no
+    node could run then.
+    """
+    groups: dict[tuple[str, int], list[UnitState]] = {}
+    for name, (_, after) in made.items():
+        unit = ledger.jobs.units[name]
+        groups.setdefault((unit.job, after), []).append(unit)
+    events = []
+    for (job, value), units in groups.items():
+        like = [_with_value(unit.next_spec or unit.spec, path, value) for unit in units]
+        if path.startswith(HELD):
+            tenant = ledger.jobs[job].tenant
+            check_all(like, ledger.columns.room(), tenant, ledger.quotas.get(tenant))
+        names = tuple(unit.id for unit in units)
+        events.append(JobChanged(at=now, job=job, units=names, like=like[0], paths=(path,), by=by))
+    return events
+
+
+def _value(unit: UnitState, path: str) -> int:
+    spec = unit.next_spec or unit.spec
+    return int(spec.priority) if path == "priority" else spec.shape.memory
+
+
+def _raised(before: int, wanted: Relimit) -> int:
+    """Return a raised limit. A unit without a limit gets none, and no limit is lowered."""
+    return max(before, min(wanted.most, before + before * wanted.by // 1000)) if before else 0
+
+
+def _with_value(spec: Unit, path: str, value: int) -> Unit:
+    if path == "priority":
+        return msgspec.structs.replace(spec, priority=Priority(value))
+    return msgspec.structs.replace(spec, shape=msgspec.structs.replace(spec.shape, memory=value))
 
 
 def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:

@@ -57,6 +57,7 @@ from poise.kernel.messages import (
     HoldJob,
     HoldSchedule,
     IncidentDone,
+    JudgeShadows,
     Leave,
     Lend,
     Locked,
@@ -105,6 +106,7 @@ from poise.model.events import (
     Held,
     IncidentTold,
     JobCancelled,
+    JobChanged,
     JobHeld,
     JobsCancelled,
     JobsRemoved,
@@ -136,6 +138,7 @@ from poise.model.events import (
     ScheduleHeld,
     ScheduleRemoved,
     ScheduleTurn,
+    ShadowJudged,
     SharesSet,
     SpeedupsTold,
     Started,
@@ -294,6 +297,7 @@ QUIET = (
     ScheduleTurn,
     RulesSet,
     NodesMeasured,
+    ShadowJudged,
     RuleFired,
     RuleOver,
     RuleAnswered,
@@ -399,7 +403,13 @@ class Controller:
         self.hours = Hours(ledger, calendar, commit=self._commit)
         self.bookings = Bookings(ledger, commit=self._commit, clear=self._clear, renew=self._want_round)
         self._calendar = calendar
-        self.ruling = Ruling(ledger, commit=self._commit, drain=self._drain, configure=self._configure)
+        self.ruling = Ruling(
+            ledger,
+            commit=self._commit,
+            drain=self._drain,
+            configure=self._configure,
+            change=self._commit_change,
+        )
         self.rejections: Counter[tuple[str, str]] = Counter()
         """Decisions that the ledger rejected, by kind and by the code of the first reason."""
 
@@ -507,6 +517,9 @@ class Controller:
                 self._answer(message.request, lambda: self.ruling.set(message, now))
             case AnswerRule():
                 self._answer(message.request, lambda: self.ruling.answer(message, now))
+            case JudgeShadows():
+                if not self._full and message.better != self.ledger.rules.shadow_better:
+                    self._commit(ShadowJudged(at=now, better=message.better))
             case FromCallWorker():
                 if self._full:
                     return (HangCalls(),)
@@ -952,13 +965,16 @@ class Controller:
     def _change_job(self, message: ChangeJob, now: int) -> Changed:
         event, told = changing.change(self.ledger, message.job, message.compiled, message.fields, now, message.bearer)
         if event.units:
-            self._commit(event)
-            if event.job in self.ledger.jobs.cancelling:
-                self._lateness.submitted(event.job)
-            if LIVE in event.paths:
-                self._limit(event.units)
-            self._dirty = True
+            self._commit_change(event)
         return told
+
+    def _commit_change(self, event: JobChanged) -> None:
+        self._commit(event)
+        if event.job in self.ledger.jobs.cancelling:
+            self._lateness.submitted(event.job)
+        if LIVE in event.paths:
+            self._limit(event.units)
+        self._dirty = True
 
     def _limit(self, names: Iterable[str]) -> None:
         """Send nodes the new time limit of attempts of these units."""

@@ -422,13 +422,15 @@ class Incidents:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     def untold(self, targets: Iterable[str], since: int) -> Iterator[tuple[str, Moment, str]]:
-        """Yield incident, moment and target of each pending notice, for incidents that opened after an instant. For an
-        incident merged into another one, only the opening is reported.
+        """Yield incident, moment and target of each pending notice, for incidents that opened after an instant: for
+        these targets, and for those of the incident's symptoms. For an incident merged into another one, only the
+        opening is reported.
         """
         for incident in self._state.incidents.values():
             closed = incident.closed and not incident.part_of
             moments: tuple[Moment, ...] = ("opened", "closed") if closed else ("opened",)
-            for target in targets if incident.opened > since else ():
+            own = (target for symptom in incident.shows.values() for target in symptom.targets)
+            for target in dict.fromkeys((*targets, *own)) if incident.opened > since else ():
                 moment = next((of for of in moments if told_key(of, target) not in incident.told), None)
                 if moment is not None:
                     yield incident.id, moment, target

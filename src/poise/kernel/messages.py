@@ -174,6 +174,12 @@ class AnswerRule(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class JudgeShadows(msgspec.Struct, frozen=True):
+    """The policies in shadow whose figures allow a promotion, as in `ShadowJudged`. It is recorded if it differs."""
+
+    better: dict[str, str]
+
+
 class GiveUp(msgspec.Struct, frozen=True):
     """Report nodes as gone, from the system that runs them. It sends all missing nodes together, so that an outage is
     recognized as one. A node that speaks again can rejoin.
@@ -371,6 +377,7 @@ Message = (
     | FromNode
     | Locked
     | Saw
+    | JudgeShadows
     | Gone
     | Crowded
     | FromJobCaller

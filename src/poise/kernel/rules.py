@@ -379,5 +379,10 @@ def _of_fleet(ledger: Ledger, signal: str) -> float:
             return float(ledger.active.attempts())
         case "fleet_use":
             return ledger.columns.use() / 1000
+        case "out_of_memory":
+            unfinished = (unit for job in ledger.jobs.values() if not job.ended for unit in job.units)
+            return float(sum(bool(unit.ooms) and not unit.over for unit in unfinished))
+        case "shadow_better":
+            return float(bool(ledger.rules.shadow_better))
     closed = ledger.columns.room().closed
     return float((closed == OPEN).sum() if signal == "nodes_up" else ((closed == LOST) | (closed == SUSPECT)).sum())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from poise.errors import Conflict, NotFound, PoiseError
+from poise.kernel.changing import Adjustment, adjusting, adjustment, undoing
 from poise.kernel.ledger import Firing, Ledger
 from poise.kernel.messages import AnswerRule, Configure, Drain, SetRules
 from poise.kernel.rules import Change, Engine, Standing
@@ -15,6 +16,7 @@ from poise.kernel.watch import Watch
 from poise.model.events import (
     Began,
     Event,
+    JobChanged,
     NodesMeasured,
     Noticed,
     RuleAnswered,
@@ -22,9 +24,11 @@ from poise.model.events import (
     RuleOver,
     RulesSet,
 )
+from poise.model.expressions import reads_of
 from poise.model.load import Load, has_changed
-from poise.model.reports import RuleFiring, RuleReport, RulesReport
-from poise.model.rules import Rule, compile_rules
+from poise.model.reports import RuleFiring, RuleReport, RulesReport, ServiceOrder
+from poise.model.rule_actions import ADJUSTED, OF_SERVICES, Mirror, Rescale
+from poise.model.rules import Rule, compile_rules, targets_of
 from poise.model.tenants import DEFAULT, Bearer, Role
 from poise.units import format_duration
 
@@ -54,9 +58,10 @@ class Ruling:
         commit: Callable[[Event], None],
         drain: Callable[[Drain, int], Any],
         configure: Callable[[Configure, int], Any],
+        change: Callable[[JobChanged], None],
     ) -> None:
         self._ledger = ledger
-        self._commit, self._drain, self._configure = commit, drain, configure
+        self._commit, self._drain, self._configure, self._change = commit, drain, configure, change
         self.engine: Engine | None = None
         self._changes: list[Change] = []
         self._recorded = 0
@@ -90,9 +95,23 @@ class Ruling:
             rule = engine.rule(change.rule)
             if rule is not None:
                 self._carry_out(rule, change, now)
-        if engine.rules.measured and engine.evaluated != self._recorded:
+        if engine.evaluated != self._recorded:
             self._recorded = engine.evaluated
-            self._measure(engine, watch, now)
+            if any(action.name == "promote" for rule in engine.rules.rules for action in rule.actions):
+                self._take_turns(now)
+            if engine.rules.measured:
+                self._measure(engine, watch, now)
+
+    def reads(self, signal: str) -> bool:
+        """Whether an enabled rule reads a signal."""
+        rules = self.engine.rules.rules if self.engine is not None else ()
+        return any(
+            read.signal == signal
+            for rule in rules
+            if rule.mode != "off"
+            for of in (rule.trigger, rule.clear)
+            for read in reads_of(of)
+        )
 
     def set(self, message: SetRules, now: int) -> int:
         """Replace the rules. Undo the actions of removed and changed rules; the others keep their state."""
@@ -118,7 +137,7 @@ class Ruling:
         if firing is None or rule is None:
             what = f"rule `{message.rule}` has not fired for {where}"
             raise NotFound(what, field="rule", have=message.rule, hint="`poise rules`")
-        if firing.over or firing.outcome != "asked":
+        if not _asks(firing):
             what = f"rule `{message.rule}` asks for nothing for {where}"
             raise Conflict(what, field="rule", have="over" if firing.over else firing.outcome, hint="`poise rules`")
         done, failed, before = self._act(rule, message.subject, firing.have, now) if message.allowed else ((), "", {})
@@ -155,6 +174,7 @@ class Ruling:
                     actions=firing.actions,
                     failed=firing.failed,
                     over=firing.over,
+                    answer=_answer(name, subject) if _asks(firing) else "",
                 )
                 firings[name].append(told)
         return RulesReport(
@@ -174,14 +194,29 @@ class Ruling:
             spent=engine.spent,
         )
 
+    def orders(self) -> list[ServiceOrder]:
+        """Return what rules that have fired ask of services."""
+        found: list[ServiceOrder] = []
+        for name, _, firing in self._ledger.rules.firings():
+            rule = self.engine.rule(name) if self.engine is not None and not firing.over else None
+            for action in rule.actions if rule is not None else ():
+                if action.name not in firing.actions:
+                    continue
+                match action.value:
+                    case Rescale(service=service, by=by):
+                        found.append(ServiceOrder(service=service, rule=name, by=by))
+                    case Mirror(service=service, to=to, share=share):
+                        found.append(ServiceOrder(service=service, rule=name, to=to, share=share / 1000))
+        return found
+
     def _why_not(self, engine: Engine, rule: Rule) -> str:
         if rule.mode == "off":
             return "it is off"
         if held := engine.held_back(rule.name):
             return f"the budget of {engine.rules.budget} actions an hour is spent ({held} held back)"
         standing = [(subject, firing) for name, subject, firing in self._ledger.rules.firings() if name == rule.name]
-        if any(not firing.over and firing.outcome == "asked" for _, firing in standing):
-            return "it waits for approval"
+        if (asks := next((subject for subject, firing in standing if _asks(firing)), None)) is not None:
+            return f"it waits for approval: `{_answer(rule.name, asks)}`"
         if failed := next((firing.failed for _, firing in reversed(standing) if not firing.over and firing.failed), ""):
             return failed
         if any(not firing.over for _, firing in standing):
@@ -215,7 +250,7 @@ class Ruling:
         if rule.mode == "on":
             done, failed, before = self._act(rule, change.subject, change.have, now)
         elif rule.mode == "ask":
-            self._notice(rule.name, change.subject, f"asks for approval: {change.have}", now)
+            self._notice(rule.name, change.subject, f"asks for approval: {change.have}", now, targets_of(rule))
         self._commit(
             RuleFired(
                 at=now,
@@ -239,11 +274,19 @@ class Ruling:
             try:
                 match action.name:
                     case "notify":
-                        self._notice(rule.name, subject, have, now)
+                        self._notice(rule.name, subject, have, now, targets_of(rule))
                     case "set_policy":
-                        before = self._set_policy(rule.name, self._ledger.rules.policies[rule.name], now)
-                    case _:
-                        self._close(rule.name, subject, moves=action.name == "migrate_task", now=now)
+                        before |= self._set_policy(rule.name, self._ledger.rules.policies[rule.name], now)
+                    case "promote":
+                        before |= self._promoting(rule.name)
+                    case name if name in ADJUSTED:
+                        made = adjustment(self._ledger, action.value, subject)
+                        self._adjust(rule.name, name, made, now)
+                        before[name] = made
+                    case name if name in OF_SERVICES:
+                        pass  # gateways read `orders`
+                    case name:
+                        self._close(rule.name, subject, moves=name == "migrate_task", now=now)
             except PoiseError as error:
                 failed.append(f"{action.name}: {error.record.message}")
             else:
@@ -258,12 +301,44 @@ class Ruling:
             raise Conflict(f"node {node} is closed already", field="node", have=node)
         self._drain(Drain(0, node, True, _as(rule), moves=moves), now)
 
-    def _set_policy(self, rule: str, policy: dict[str, Any], now: int) -> dict[str, Any]:
+    def _adjust(self, rule: str, action: str, made: Adjustment, now: int) -> None:
+        for event in adjusting(self._ledger, ADJUSTED[action], made, _as(rule).token, now):
+            self._change(event)
+
+    def _promoting(self, rule: str) -> dict[str, Any]:
+        """Return the policies of a promotion, which `_take_turns` carries out. Raises `Conflict` for a policy that was
+        not better in shadow.
+        """
+        label, better = self._ledger.rules.policies[rule]["policy"], self._ledger.rules.shadow_better
+        if label not in better:
+            have = ", ".join(better) or "none"
+            raise Conflict(f"{label} was not better in shadow", field="policy", have=have, hint="`poise shadow report`")
+        return {"instead": label, "before": self._policy_now()}
+
+    def _take_turns(self, now: int) -> None:
+        """Let the policy of each standing promotion decide when it is its turn, and for good after the trial. A policy
+        that somebody else has set stays.
+        """
         began = self._ledger.leader.began
-        before: dict[str, Any] = {}
-        if began is not None:
-            before = {"policy": began.policy, "recipe": began.recipe, "code": began.code}
-        self._configure(Configure(request=0, asked=self._ledger.leader.wall(now), bearer=_as(rule), **policy), now)
+        for name, _, firing in self._ledger.rules.firings():
+            rule = self.engine.rule(name) if self.engine is not None and not firing.over else None
+            if rule is None or began is None or "promote" not in firing.actions:
+                continue
+            [trial] = [action.value for action in rule.actions if action.name == "promote"]
+            new, old = self._ledger.rules.policies[name], firing.before["before"]
+            passed = now - firing.at
+            wanted = new if passed >= trial.length or trial.is_turn(passed) else old
+            if began.policy in (new["policy"], old["policy"]) and began.policy != wanted["policy"]:
+                stage = "after its trial" if passed >= trial.length else f"{trial.share / 10:g} % of the time on trial"
+                self._set_policy(name, wanted, now, why=f"promotion of {new['policy']}, {stage}")
+
+    def _policy_now(self) -> dict[str, Any]:
+        began = self._ledger.leader.began
+        return {} if began is None else {"policy": began.policy, "recipe": began.recipe, "code": began.code}
+
+    def _set_policy(self, rule: str, policy: dict[str, Any], now: int, why: str = "") -> dict[str, Any]:
+        before, asked = self._policy_now(), self._ledger.leader.wall(now)
+        self._configure(Configure(request=0, asked=asked, bearer=_as(rule), why=why, **policy), now)
         return {"instead": policy["policy"], "before": before}
 
     def _undo(self, rule: str, subject: str, firing: Firing, have: str, now: int) -> tuple[str, ...]:
@@ -272,12 +347,13 @@ class Ruling:
         for name in firing.actions:
             if name == "notify":
                 self._notice(rule, subject, f"over: {have}", now, over=True)
-            elif name == "set_policy":
-                began = self._ledger.leader.began
-                if began is None or began.policy != firing.before["instead"]:
+            elif name in ("set_policy", "promote"):
+                if self._policy_now().get("policy") != firing.before["instead"]:
                     continue
-                self._set_policy(rule, firing.before["before"], now)
-            else:
+                self._set_policy(rule, firing.before["before"], now, why=f"rule {rule} is over: {have}")
+            elif name in ADJUSTED:
+                self._adjust(rule, name, undoing(self._ledger, ADJUSTED[name], firing.before[name]), now)
+            elif name not in OF_SERVICES:  # an order ends with the firing
                 state = self._ledger.nodes.get(subject)
                 if state is None or not state.drained:
                     continue
@@ -285,8 +361,11 @@ class Ruling:
             undone.append(name)
         return tuple(undone)
 
-    def _notice(self, rule: str, subject: str, have: str, now: int, *, over: bool = False) -> None:
-        self._commit(Noticed(at=now, kind="rule-fired", subject=subject, text=f"rule {rule}: {have}", over=over))
+    def _notice(
+        self, rule: str, subject: str, have: str, now: int, targets: tuple[str, ...] = (), *, over: bool = False
+    ) -> None:
+        text = f"rule {rule}: {have}"
+        self._commit(Noticed(at=now, kind="rule-fired", subject=subject, text=text, over=over, targets=targets))
 
     def _measure(self, engine: Engine, watch: Watch, now: int) -> None:
         """Record the measurements of agents that have changed noticeably since the last record."""
@@ -298,6 +377,15 @@ class Ruling:
                 nodes[name] = tuple(getattr(load, field) for field in Load.__struct_fields__)
         if nodes:
             self._commit(NodesMeasured(at=now, nodes=dict(sorted(nodes.items()))))
+
+
+def _asks(firing: Firing) -> bool:
+    return firing.outcome == "asked" and not firing.over
+
+
+def _answer(rule: str, subject: str) -> str:
+    """Return the command that allows what a rule asks for."""
+    return f"poise rules approve {rule} {subject}".strip()
 
 
 def _as(rule: str) -> Bearer:

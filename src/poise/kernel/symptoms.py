@@ -347,7 +347,7 @@ class Symptoms:
             case _:
                 suspects = self._above(event.subject)
         if suspects:
-            yield Symptom(event.at, revision, event.kind, event.subject, event.text, suspects)
+            yield Symptom(event.at, revision, event.kind, event.subject, event.text, suspects, event.targets)
 
     def _replicas(self, jobs: Iterable[str]) -> Iterator[Element]:
         """Yield the elements on which the replicas of a service run or have failed, and their program."""

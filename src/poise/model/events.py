@@ -395,8 +395,8 @@ class Triggered(msgspec.Struct, frozen=True, tag="triggered", kw_only=True, omit
 
 class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_defaults=True):
     """A detector noticed an anomaly of `subject` (a node, a task, a service, or the control plane if empty), or that it
-    is `over`. `text` describes the measurement for people; `jobs` are the replicas of a service. Only detectors write
-    this record, and no decision depends on it.
+    is `over`. `text` describes the measurement for people; `jobs` are the replicas of a service; `targets` are notified
+    beside those of the home. Only detectors write this record, and no decision depends on it.
     """
 
     at: int
@@ -405,6 +405,7 @@ class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_def
     text: str = ""
     over: bool = False
     jobs: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
 
 class IncidentTold(msgspec.Struct, frozen=True, tag="incident-told", kw_only=True, omit_defaults=True):
@@ -558,6 +559,15 @@ class RulesSet(msgspec.Struct, frozen=True, tag="rules-set", kw_only=True, omit_
     document: dict[str, Any] = {}
     policies: dict[str, dict[str, Any]] = {}
     by: str = ""
+
+
+class ShadowJudged(msgspec.Struct, frozen=True, tag="shadow-judged", kw_only=True, omit_defaults=True):
+    """The policies in shadow whose figures allow a promotion, each with the evidence. Recorded when they change, while
+    a rule reads it.
+    """
+
+    at: int
+    better: dict[str, str] = {}
 
 
 class NodesMeasured(msgspec.Struct, frozen=True, tag="nodes-measured", kw_only=True):
@@ -737,6 +747,7 @@ Event = (
     | IncidentTold
     | RulesSet
     | NodesMeasured
+    | ShadowJudged
     | RuleFired
     | RuleOver
     | RuleAnswered

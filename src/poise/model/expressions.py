@@ -40,9 +40,11 @@ SIGNALS: Mapping[str, Signal] = {
     "failures": Signal("node", "share", "attempts lost or failed on the node, smoothed"),
     "hot": Signal("node", "flag", "CPU use has been high for a sustained window"),
     "waiting": Signal("fleet", "number", "units that wait"),
+    "out_of_memory": Signal("fleet", "number", "unfinished units that have exceeded their memory limit"),
     "running": Signal("fleet", "number", "attempts that hold room"),
     "fleet_use": Signal("fleet", "share", "CPUs or devices of the open nodes that work holds, whichever is more"),
     "nodes_up": Signal("fleet", "number", "nodes that take new work"),
+    "shadow_better": Signal("fleet", "flag", "the figures of a policy in shadow allow its promotion"),
     "nodes_lost": Signal("fleet", "number", "nodes that are lost or silent"),
 }
 

@@ -42,7 +42,7 @@ class Element(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 class Symptom(msgspec.Struct, frozen=True, array_like=True):
     """A failure or anomaly, read from the event of `revision`. It was observed on `subject`; `suspects` are its
-    possible causes.
+    possible causes. `targets` are notified of its incident.
     """
 
     at: int
@@ -51,6 +51,7 @@ class Symptom(msgspec.Struct, frozen=True, array_like=True):
     subject: str
     text: str
     suspects: tuple[Element, ...]
+    targets: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> tuple[str, str]:

@@ -558,7 +558,8 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
 class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
     """The last firing of a rule for a `subject`: a node, or empty for the fleet. `outcome` is `done`, `shadow`, `asked`
     or `denied`, and `have` is the observation that triggered it. `actions` were carried out; `failed` is the reason why
-    others were not. `over` means that it has ended and its actions are undone. `at` is in seconds since 1970.
+    others were not. `over` means that it has ended and its actions are undone. `at` is in seconds since 1970. While it
+    asks for approval, `answer` is the command that gives it; `deny` in the place of `approve` refuses it.
     """
 
     subject: str
@@ -568,6 +569,7 @@ class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[str, ...] = ()
     failed: str = ""
     over: bool = False
+    answer: str = ""
 
 
 class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -592,6 +594,18 @@ class RulesReport(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: float = 0.0
     budget: int = 0
     spent: int = 0
+
+
+class ServiceOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A demand of a rule on a service, while the rule has fired: `by` replicas more than the service would have
+    (negative: fewer), or a copy of a `share` of its requests to the service `to`.
+    """
+
+    service: str
+    rule: str
+    by: int = 0
+    to: str = ""
+    share: float = 0.0
 
 
 class RulesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -669,20 +683,6 @@ class RulesTest(msgspec.Struct, frozen=True, kw_only=True):
     effect: RulesEffect | None = None
 
 
-class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A view, by its revision, on which two policies decide differently: the decisions that only one of them makes."""
-
-    revision: int
-    live: tuple[str, ...]
-    shadow: tuple[str, ...]
-
-
-class PairedFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure under the current policy (`live`) and under the other one (`shadow`): nanoseconds, a count or a share.
-    Less is better, except for `use`. `low` and `high` are the confidence interval of the `difference`.
-    """
-
-    name: str
 class LoadWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The forecast of one window that begins `at` (seconds since 1970): the expected load with its interval, of which
     `announced` comes at known times. Without enough history, `low` and `high` are unknown.
@@ -725,6 +725,20 @@ class LoadForecast(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: tuple[LoadAccuracy, ...] = ()
 
 
+class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A view, by its revision, on which two policies decide differently: the decisions that only one of them makes."""
+
+    revision: int
+    live: tuple[str, ...]
+    shadow: tuple[str, ...]
+
+
+class PairedFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure under the current policy (`live`) and under the other one (`shadow`): nanoseconds, a count or a share.
+    Less is better, except for `use`. `low` and `high` are the confidence interval of the `difference`.
+    """
+
+    name: str
     of: Literal["time", "count", "share"]
     live: float
     shadow: float

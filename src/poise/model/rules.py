@@ -15,6 +15,7 @@ held for as long, and its actions are undone. Each rule is off until its file se
 
 from collections.abc import Iterator
 from functools import partial, reduce
+from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from poise.errors import SpecError
 from poise.model.document import Findings, near
 from poise.model.expressions import SIGNALS, Both, Condition, Not, Scope, cost_of, parse_condition, reads_of
 from poise.model.fields import Quantity, parse_or_raise
+from poise.model.rule_actions import ACTIONS, CORDON, Action, Setting, compile_action, setting_of
 from poise.model.spec import check_name
 from poise.units import DAY, MINUTE, SECOND, parse_duration
 
@@ -37,26 +39,6 @@ MAX_RULES = 100
 MAX_ACTIONS = 8
 MAX_NODES_NAMED = 10_000
 MAX_TOTAL_COST = 20_000
-
-ACTIONS: dict[str, Scope | Literal[""]] = {
-    "cordon": "node",
-    "migrate_task": "node",
-    "set_policy": "fleet",
-    "notify": "",
-}
-"""Actions of rules, and the scope that each needs; empty: either."""
-
-UNAVAILABLE = {
-    "scale_up_replicas": "a service scales its replicas itself: `max` and `objective` of its file",
-    "scale_down_replicas": "a service scales its replicas itself: `min` and `objective` of its file",
-    "adjust_gpu_memory_limit": "no driver can change the memory limit of a running process",
-    "mirror_traffic": "a copy of live requests is declared in the file of a service",
-    "change_priority": "rules have no jobs as subjects: `poise set JOB --priority CLASS`",
-}
-"""Actions without an actuator, and their alternatives."""
-
-KNOBS = {"cordon": "the cordon of a node", "migrate_task": "the cordon of a node", "set_policy": "the policy"}
-"""The setting that an action changes. Each is owned by one rule."""
 
 
 class RuleSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,13 +61,6 @@ class RulesSpec(msgspec.Struct, forbid_unknown_fields=True):
     rules: list[RuleSpec]
     every: Quantity = "30s"
     budget: int = BUDGET
-
-
-class Action(NamedTuple):
-    """An action of a rule; `value` is the policy of `set_policy`, by name or as the content of a file."""
-
-    name: str
-    value: Any = True
 
 
 class Rule(NamedTuple):
@@ -114,6 +89,12 @@ class Rules(NamedTuple):
         """Whether an enabled rule reads signals that agents measure."""
         reads = (read for rule in self.rules if rule.mode != "off" for of in rule[2:4] for read in reads_of(of))
         return any(SIGNALS[read.signal].measured for read in reads)
+
+
+def targets_of(rule: Rule) -> tuple[str, ...]:
+    """Return the targets that a rule notifies beside those of the home."""
+    of_its_own = [action.value for action in rule.actions if action.name == "notify" and action.value is not True]
+    return tuple(target for targets in of_its_own for target in targets)
 
 
 def compile_rules(document: Any) -> Rules:
@@ -180,6 +161,10 @@ def _rule(spec: RuleSpec, at: str, every: int, found: Findings) -> Rule | None:
             what = f"`{action.name}` cannot follow from signals of {_whole(scope)}"
             hint = "a rule with its own trigger"
             found.add(SpecError(what, field=f"{at}.actions[{place}]", need=need, have=scope, hint=hint))
+    if clear is None and any(action.name == "promote" for action in actions):
+        what, need = "a promotion needs a condition on which it is undone", "a condition"
+        hint = "clear: avg_over(waiting, 1h) > 500"
+        found.add(SpecError(what, field=f"{at}.clear", need=need, hint=hint))
     if spec.scope is not None and (scope == "fleet" or not spec.scope or len(spec.scope) > MAX_NODES_NAMED):
         what, hint = "the scope names the nodes of a rule about nodes", "leave `scope` out for the whole fleet"
         found.add(SpecError(what, field=f"{at}.scope", need="names of nodes", have=str(spec.scope)[:80], hint=hint))
@@ -227,22 +212,7 @@ def _actions(spec: RuleSpec, at: str, found: Findings) -> Iterator[Action]:
         found.add(SpecError("a rule has actions", field=f"{at}.actions", need=f"1 to {MAX_ACTIONS}", have=have))
     for place, written in enumerate(spec.actions[:MAX_ACTIONS]):
         for name, value in written.items():
-            field = f"{at}.actions[{place}].{name}"
-            if name in UNAVAILABLE:
-                what = f"Poise cannot do `{name}` here: {UNAVAILABLE[name]}"
-                found.add(SpecError(what, field=field, need=", ".join(ACTIONS), have=name, hint="notify: true"))
-            elif name not in ACTIONS:
-                hint = near(name, ACTIONS) or "notify: true"
-                found.add(
-                    SpecError("there is no such action", field=field, need=", ".join(ACTIONS), have=name, hint=hint)
-                )
-            elif name == "set_policy" and not (isinstance(value, str | dict) and value):
-                hint = "set_policy: srtf"
-                found.add(SpecError("a policy is missing", field=field, need="a name, or its fields", hint=hint))
-            elif name != "set_policy" and value is not True:
-                found.add(SpecError("this action takes no value", field=field, need="true", hint=f"{name}: true"))
-            else:
-                yield Action(name, value)
+            yield from compile_action(name, value, f"{at}.actions[{place}].{name}", found)
 
 
 def _check_names(spec: RulesSpec, found: Findings) -> None:
@@ -259,19 +229,19 @@ def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
     """Check that each setting is owned by one rule, unless the rules have different nodes. Rules that are off count
     too.
     """
-    owners: dict[str, list[Rule]] = {}
+    owners: list[tuple[Setting, Rule]] = []
     for place, rule in enumerate(rules):
-        knobs = dict.fromkeys(KNOBS[action.name] for action in rule.actions if action.name in KNOBS)
-        count = sum(action.name in KNOBS for action in rule.actions)
-        if count > len(knobs):
+        at = f"rules[{place}].actions"
+        settings = [setting for action in rule.actions if (setting := setting_of(action)) is not None]
+        if any(one.overlaps(other) for one, other in combinations(settings, 2)):
             what, hint = f"`{rule.name}` sets one thing twice", "one action for each"
-            found.add(SpecError(what, code="E107", field=f"rules[{place}].actions", have=rule.name, hint=hint))
-        for knob in knobs:
-            for other in owners.setdefault(knob, []):
-                if rule.nodes is None or other.nodes is None or rule.nodes & other.nodes:
-                    what = f"`{other.name}` and `{rule.name}` both set {knob}"
+            found.add(SpecError(what, code="E107", field=at, have=rule.name, hint=hint))
+        for setting in dict.fromkeys(settings):
+            for theirs, other in owners:
+                apart = rule.nodes is not None and other.nodes is not None and not rule.nodes & other.nodes
+                if setting.overlaps(theirs) and not (apart and setting.kind == CORDON):
+                    what = f"`{other.name}` and `{rule.name}` both set {setting}"
                     need, have = "one rule for each", f"{other.name}, {rule.name}"
                     hint = f"join them into one rule, or give them different nodes: `scope` of {rule.name}"
-                    at = f"rules[{place}].actions"
                     found.add(SpecError(what, code="E107", field=at, need=need, have=have, hint=hint))
-            owners[knob].append(rule)
+        owners += [(setting, rule) for setting in settings]

@@ -79,6 +79,7 @@ NEEDS = {
     "GET /v1/rules": Role.OPERATOR,
     "PUT /v1/rules": Role.OPERATOR,
     "POST /v1/rules/answers": Role.OPERATOR,
+    "GET /v1/rules/orders": Role.SUBMITTER,
     "GET /v1/shadow": Role.OPERATOR,
     "PUT /v1/shadow": Role.ADMIN,
     "DELETE /v1/shadow/{policy}": Role.ADMIN,

@@ -442,6 +442,18 @@ def test_what_was_told_to_whom_is_known_from_the_log_and_moments_come_in_order()
     assert list(made.untold(["a"], 5 * MINUTE)) == [], "too old"
 
 
+def test_targets_of_a_rule_are_told_of_its_incident_alone() -> None:
+    log = Log().join("r1n1", "r1", at=1)
+    log.events.append(Noticed(at=9 * SECOND, kind="rule-fired", subject="r1n1", text="rule full", targets=("mine",)))
+    made = Incidents()
+    for revision, event in enumerate(log.events, start=1):
+        made.take(revision, event)
+    made.tick(50 * SECOND)
+    [name] = made.ids()
+    assert list(made.untold(["a", "mine"], 0)) == [(name, "opened", "a"), (name, "opened", "mine")]
+    assert list(made.untold([], 0)) == [(name, "opened", "mine")]
+
+
 def test_the_same_log_gives_the_same_however_it_is_read() -> None:
     events = rage(storm_of(1))
     at_once, ticked, saved = Incidents(), Incidents(), Incidents()

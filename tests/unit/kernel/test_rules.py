@@ -9,13 +9,14 @@ import pytest
 from poise.errors import Conflict
 from poise.kernel.backtest import backtest
 from poise.kernel.ledger import Ledger
-from poise.kernel.messages import AnswerRule, SetRules
+from poise.kernel.messages import AnswerRule, Configure, JudgeShadows, SetRules
 from poise.kernel.rules import Change, Engine
 from poise.kernel.ruling import engine_of
 from poise.model.events import (
     Began,
     Configured,
     Event,
+    JobChanged,
     NodeJoined,
     NodesMeasured,
     NodeSuspected,
@@ -27,6 +28,7 @@ from poise.model.events import (
 )
 from poise.model.load import Load
 from poise.model.messages import Beat
+from poise.model.reports import ServiceOrder
 from poise.model.rules import compile_rules
 from poise.testing import World, node
 from poise.units import HOUR, MINUTE, SECOND
@@ -190,6 +192,100 @@ def test_a_policy_is_set_and_set_back() -> None:
     assert [event.over for event in world.log if isinstance(event, Noticed)] == [False, True]
 
 
+CROWD: dict[str, Any] = {"name": "crowd", "mode": "on", "trigger": "waiting > 2", "clear": "waiting < 2"}
+
+
+def crowded(world: World, *actions: dict[str, Any]) -> World:
+    """A world in which five jobs wait for one CPU, after the rule has fired."""
+    load(world, rules(CROWD | {"actions": list(actions)}))
+    for name in ("train-a", "train-b", "train-c", "eval-a", "eval-b"):
+        world.job(name, resources={"cpu": 4, "memory": "1GiB"})
+    return minutes(world.round(), 2)
+
+
+def calm(world: World) -> World:
+    """The same world, after the jobs that wait were cancelled until the rule is over."""
+    for name in ("train-b", "eval-b", "eval-a"):
+        world.cancel(name)
+    return minutes(world, 2)
+
+
+def test_a_rule_changes_the_priority_of_jobs_and_changes_it_back() -> None:
+    world = World().nodes(1, cpu=4)
+    crowded(world, {"change_priority": {"to": "high", "name": "train-*"}})
+    priorities = {name: world.unit(name).spec.priority.name for name in ("train-a", "train-c", "eval-a")}
+    assert priorities == {"train-a": "HIGH", "train-c": "HIGH", "eval-a": "MEDIUM"}
+    world.change("train-a", priority="urgent")  # a user's later change stays
+    calm(world)
+    assert changed(world) == [("done", "crowd", ""), ("over", "crowd", "")]
+    assert [world.unit(name).spec.priority.name for name in ("train-a", "train-c")] == ["URGENT", "MEDIUM"]
+    assert {event.by for event in world.log if isinstance(event, JobChanged)} == {"rule:crowd", ""}
+
+
+def test_a_rule_raises_memory_limits_up_to_the_end_and_not_of_what_runs() -> None:
+    world = World().nodes(1, cpu=4, memory=4 << 30)
+    crowded(world, {"adjust_memory_limit": {"by": "300%", "most": "3GiB", "name": "*-a"}})
+    assert world.unit("eval-a").spec.shape.memory == 3 << 30
+    running = world.unit("train-a")
+    assert running.spec.shape.memory == 1 << 30
+    assert running.next_spec is not None
+    assert running.next_spec.shape.memory == 3 << 30
+    calm(world)
+    assert world.unit("train-a").next_spec is None
+
+
+def test_a_memory_limit_that_no_node_has_is_refused_and_said() -> None:
+    world = crowded(World().nodes(1, cpu=4, memory=4 << 30), {"adjust_memory_limit": {"to": "8GiB", "name": "train-*"}})
+    [fired] = [event for event in world.log if isinstance(event, RuleFired)]
+    assert fired.actions == ()
+    assert fired.failed.startswith("adjust_memory_limit: ")
+    assert world.unit("train-c").spec.shape.memory == 1 << 30
+
+
+def test_an_action_of_a_rule_about_a_node_concerns_the_work_there() -> None:
+    rule = FULL | {"actions": [{"change_priority": {"to": "low", "name": "*"}}]}
+    world = load(World().nodes(1, cpu=4), rules(rule))
+    busy(world).job("b", resources={"cpu": 4})
+    minutes(world, 3)
+    assert [world.unit(name).spec.priority.name for name in "ab"] == ["LOW", "MEDIUM"]
+
+
+def test_orders_for_services_stand_while_the_rule_has_fired() -> None:
+    world = World().nodes(1, cpu=4)
+    crowded(
+        world,
+        {"scale_down_replicas": {"service": "chat", "by": 2}},
+        {"mirror_traffic": {"service": "chat", "to": "chat-v2", "share": "25%"}},
+    )
+    assert world.controller.ruling.orders() == [
+        ServiceOrder(service="chat", rule="crowd", by=-2),
+        ServiceOrder(service="chat", rule="crowd", to="chat-v2", share=0.25),
+    ]
+    world.restart()
+    assert len(world.controller.ruling.orders()) == 2
+    calm(world)
+    assert world.controller.ruling.orders() == []
+
+
+def test_a_rule_that_asks_gives_no_orders_and_names_the_answer() -> None:
+    world = World().nodes(1, cpu=4)
+    load(world, rules(CROWD | {"mode": "ask", "actions": [{"scale_up_replicas": {"service": "chat"}}]}))
+    for name in "abcd":
+        world.job(name, resources={"cpu": 4})
+    minutes(world.round(), 2)
+    assert world.controller.ruling.orders() == []
+    [rule] = world.controller.ruling.report().rules
+    assert rule.firings[0].answer == "poise rules approve crowd"
+    world.ask(AnswerRule(world.request(), "crowd", "", True))
+    assert [order.by for order in world.controller.ruling.orders()] == [1]
+    assert world.controller.ruling.report().rules[0].firings[0].answer == ""
+
+
+def test_targets_of_a_rule_are_in_its_notice() -> None:
+    world = crowded(World().nodes(1, cpu=4), {"notify": "command:mail"})
+    assert [event.targets for event in world.log if isinstance(event, Noticed)] == [("command:mail",)]
+
+
 def test_what_is_measured_is_recorded_only_for_rules_and_missing_data_holds() -> None:
     rule = FULL | {"trigger": {"memory_usage": ">75%"}, "clear": {"memory_usage": "<50%"}}
     world = World().nodes(1)
@@ -298,3 +394,80 @@ def test_a_test_says_what_the_log_does_not_have() -> None:
     told = backtest(world.log, compile_rules(rules(FULL | {"trigger": "memory_usage > 1%", "clear": "hot"})), Ledger())
     assert told.missing == ("memory_usage",)
     assert told.changes == ()
+
+
+PROMOTION: dict[str, Any] = {
+    "name": "better",
+    "mode": "on",
+    "trigger": "shadow_better",
+    "clear": "waiting > 2",
+    "actions": [{"promote": {"policy": "srtf", "share": "50%", "for": "8m", "turn": "2m"}}],
+}
+
+
+def promoting(world: World) -> World:
+    load(world, rules(PROMOTION), better={"policy": "srtf"})
+    return world.say(JudgeShadows({"srtf": "mean completion -9 %"}))
+
+
+def policies(world: World) -> list[str]:
+    return [event.policy for event in world.log if isinstance(event, Configured)]
+
+
+def test_a_promotion_takes_turns_before_it_is_for_good() -> None:
+    world = promoting(World().nodes(1, cpu=4))
+    minutes(world, 20)
+    assert policies(world) == ["srtf", "poise", "srtf"]
+    told = [event for event in world.log if isinstance(event, Configured)]
+    assert [round((later.at - told[0].at) / MINUTE) for later in told] == [0, 2, 4]
+    assert {event.why for event in told} == {"promotion of srtf, 50 % of the time on trial"}
+    assert {event.by for event in told} == {"rule:better"}
+
+
+def test_a_promotion_is_undone_when_its_rule_is_over() -> None:
+    world = promoting(World().nodes(1, cpu=4))
+    minutes(world, 20)
+    assert world.ledger.leader.policy == "srtf"
+    world.say(JudgeShadows({}))
+    minutes(world, 2)
+    assert world.ledger.leader.policy == "srtf", "only `clear` ends it"
+    for name in "abcd":
+        world.job(name, resources={"cpu": 4})
+    minutes(world.round(), 3)
+    assert world.ledger.leader.policy == "poise"
+    assert changed(world) == [("done", "better", ""), ("over", "better", "")]
+
+
+def test_a_policy_that_a_user_sets_ends_the_turns() -> None:
+    world = promoting(World().nodes(1, cpu=4))
+    minutes(world, 3)
+    world.ask(Configure(world.request(), "fifo", 1.0))
+    minutes(world, 20)
+    assert world.ledger.leader.policy == "fifo"
+
+
+def test_a_policy_that_is_not_better_is_not_promoted() -> None:
+    world = load(World().nodes(1, cpu=4), rules(PROMOTION), better={"policy": "srtf"})
+    world.say(JudgeShadows({"las": "mean completion -9 %"}))
+    minutes(world, 3)
+    [fired] = [event for event in world.log if isinstance(event, RuleFired)]
+    assert fired.failed == "promote: srtf was not better in shadow"
+    assert policies(world) == []
+
+
+def test_units_that_ran_out_of_memory_are_a_signal() -> None:
+    rule = {
+        "name": "oom",
+        "mode": "on",
+        "trigger": "out_of_memory > 0",
+        "actions": [{"adjust_memory_limit": {"by": "100%", "most": "64GiB", "class": "train"}}],
+    }
+    world = load(World().nodes(1, cpu=4, memory=64 << 30), rules(rule, every="5s"))
+    world.job("a", resources={"cpu": 1, "memory": "1GiB"}, retry={"limit": 3, "when": ["oom"]}, **{"class": "train"})
+    world.round().start("a")
+    minutes(world, 1)
+    assert changed(world) == []
+    world.finish("a", outcome="oom")
+    minutes(world, 1)
+    unit = world.unit("a")
+    assert (unit.next_spec or unit.spec).shape.memory == 2 << 30

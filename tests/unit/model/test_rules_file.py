@@ -6,7 +6,9 @@ import pytest
 
 from poise.errors import SpecError
 from poise.model.expressions import MAX_LENGTH, Both, Compare, Not, Read, Truth, parse_condition
-from poise.model.rules import compile_rules
+from poise.model.jobs import Priority
+from poise.model.rule_actions import Mirror, Relimit, Reprioritize, Rescale, WhichJobs
+from poise.model.rules import compile_rules, targets_of
 from poise.units import MINUTE, SECOND
 
 
@@ -79,10 +81,48 @@ def test_one_rule_owns_what_an_action_sets() -> None:
 
 
 def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
-    for name in ("scale_up_replicas", "adjust_gpu_memory_limit", "mirror_traffic", "change_priority"):
-        [(field, message)] = refused(of(rule(actions=[{name: 2}])))
-        assert field == f"rules[0].actions[0].{name}"
-        assert f"cannot do `{name}`" in message
+    [(field, message)] = refused(of(rule(actions=[{"adjust_gpu_memory_limit": "12Gi"}])))
+    assert field == "rules[0].actions[0].adjust_gpu_memory_limit"
+    assert "cannot do `adjust_gpu_memory_limit`" in message
+
+
+def test_values_of_actions_are_compiled() -> None:
+    made = compile_rules(
+        of(
+            rule(
+                actions=[
+                    {"change_priority": {"to": "high", "class": "train"}},
+                    {"adjust_memory_limit": {"by": "50%", "most": "64GiB", "tenant": "ann"}},
+                    {"scale_up_replicas": {"service": "ann:chat", "by": 2}},
+                    {"mirror_traffic": {"service": "chat", "to": "chat-v2", "share": "10%"}},
+                    {"notify": ["webhook:https://hooks.example.org/poise"]},
+                ]
+            )
+        )
+    )
+    assert [action.value for action in made.rules[0].actions] == [
+        Reprioritize(jobs=WhichJobs(kind="train"), to=Priority.HIGH),
+        Relimit(jobs=WhichJobs(tenant="ann"), by=500, most=64 << 30),
+        Rescale(service="ann:chat", by=2),
+        Mirror(service="chat", to="chat-v2", share=100),
+        ("webhook:https://hooks.example.org/poise",),
+    ]
+    assert targets_of(made.rules[0]) == ("webhook:https://hooks.example.org/poise",)
+
+
+def test_settings_of_different_things_have_different_owners() -> None:
+    def scaling(name: str, **value: Any) -> dict[str, Any]:
+        return rule(name=name, actions=[{"scale_up_replicas": value}])
+
+    def priority(called: str, **which: str) -> dict[str, Any]:
+        return rule(name=called, actions=[{"change_priority": {"to": "high"} | which}])
+
+    compile_rules(of(scaling("a", service="chat"), scaling("b", service="image")))
+    told = refused(of(scaling("a", service="chat"), scaling("b", service="chat", by=3)))
+    assert told == [("rules[1].actions", "`a` and `b` both set the replicas of chat")]
+    compile_rules(of(priority("a", tenant="ann"), priority("b", tenant="bob")))
+    told = refused(of(priority("a", tenant="ann"), priority("b", name="train-*")))
+    assert told == [("rules[1].actions", "`a` and `b` both set the priority of jobs")]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +136,31 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
         (of(rule(trigger="waiting > 3 and hot")), "rules[0].trigger"),
         (of(rule(actions=[{"set_policy": "srtf"}])), "rules[0].actions[0]"),
         (of(rule(), rule()), "rules[1].name"),
+        (of(rule(actions=[{"change_priority": {"to": "high"}}])), "rules[0].actions[0].change_priority"),
+        (
+            of(rule(actions=[{"change_priority": {"to": "soon", "class": "a"}}])),
+            "rules[0].actions[0].change_priority.to",
+        ),
+        (
+            of(rule(actions=[{"adjust_memory_limit": {"by": "5%", "class": "a"}}])),
+            "rules[0].actions[0].adjust_memory_limit.most",
+        ),
+        (of(rule(actions=[{"adjust_memory_limit": {"class": "a"}}])), "rules[0].actions[0].adjust_memory_limit"),
+        (
+            of(rule(actions=[{"adjust_memory_limit": {"to": "1KiB", "class": "a"}}])),
+            "rules[0].actions[0].adjust_memory_limit.to",
+        ),
+        (
+            of(rule(actions=[{"scale_up_replicas": {"service": "a b"}}])),
+            "rules[0].actions[0].scale_up_replicas.service",
+        ),
+        (
+            of(rule(actions=[{"scale_up_replicas": {"service": "a", "by": 0}}])),
+            "rules[0].actions[0].scale_up_replicas.by",
+        ),
+        (of(rule(actions=[{"mirror_traffic": {"service": "a", "to": "a"}}])), "rules[0].actions[0].mirror_traffic.to"),
+        (of(rule(actions=[{"notify": "mail"}])), "rules[0].actions[0].notify"),
+        (of(rule(actions=[{"notify": []}])), "rules[0].actions[0].notify"),
         (of(rule(sustained_for="soon")), "rules[0].sustained_for"),
         (of(rule(), every="1s"), "every"),
         (of(rule(), budget=-1), "budget"),

@@ -16,7 +16,8 @@ import * as training from "./views/training.js";
 import * as timeline from "./views/timeline.js";
 import * as decisions from "./views/decisions.js";
 import * as incidents from "./views/incidents.js";
+import * as rules from "./views/rules.js";
 import * as energy from "./views/energy.js";
 import * as whatIf from "./views/what-if.js";
 
-export const VIEWS = [now, queue, jobs, nodes, services, training, timeline, decisions, incidents, energy, whatIf];
+export const VIEWS = [now, queue, jobs, nodes, services, training, timeline, decisions, incidents, rules, energy, whatIf];

@@ -7,7 +7,7 @@ import msgspec
 
 from poise.kernel.ledger.room import Handlers, Room
 from poise.kernel.ledger.state import Firing, State
-from poise.model.events import NodesMeasured, RuleAnswered, RuleFired, RuleOver, RulesSet
+from poise.model.events import NodesMeasured, RuleAnswered, RuleFired, RuleOver, RulesSet, ShadowJudged
 from poise.units import HOUR
 
 MAX_PAST = 10_000
@@ -20,7 +20,7 @@ def key_of(rule: str, subject: str) -> str:
 
 
 class RuleBook(Room):
-    """Owns `rules`, `rule_policies`, `firings` and `actions_spent`."""
+    """Owns `rules`, `rule_policies`, `firings`, `actions_spent` and `shadow_better`."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -40,6 +40,11 @@ class RuleBook(Room):
         """Instants of the actions in the last hour before the latest of them."""
         return self._state.actions_spent
 
+    @property
+    def shadow_better(self) -> dict[str, str]:
+        """Policies in shadow whose figures allow a promotion, with the evidence."""
+        return self._state.shadow_better
+
     def firing(self, rule: str, subject: str) -> Firing | None:
         """Return the last firing of a rule for a subject; None if there is none."""
         return self._state.firings.get(key_of(rule, subject))
@@ -57,10 +62,14 @@ class RuleBook(Room):
             RuleOver: self._over,
             RuleAnswered: self._answered,
             NodesMeasured: self._only_recorded,
+            ShadowJudged: self._judged,
         }
 
     def _set(self, event: RulesSet) -> None:
         self._state.rules, self._state.rule_policies = event.document, event.policies
+
+    def _judged(self, event: ShadowJudged) -> None:
+        self._state.shadow_better = event.better
 
     def _fired(self, event: RuleFired) -> None:
         firings, key = self._state.firings, key_of(event.rule, event.subject)

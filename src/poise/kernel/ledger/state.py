@@ -176,7 +176,7 @@ class State(msgspec.Struct):
     """All state in a checkpoint. `yielded` maps preempted units to the units that they made room for and that still
     wait. `quotas` are by tenant, `cordons` by the identity of a device, `firings` by `RULE/SUBJECT`. `actions_spent`
     are the instants of the actions of rules in the last hour. `debts` are by the name of a node of the `share_tree`.
-    `before` is the previous policy, as in `Configured`.
+    `before` is the previous policy, as in `Configured`; `shadow_better` is as in `ShadowJudged`.
     """
 
     revision: int = 0
@@ -213,6 +213,7 @@ class State(msgspec.Struct):
     before: dict[str, Any] = {}
     reservations: dict[str, ReservationState] = {}
     reservations_ever: int = 0
+    shadow_better: dict[str, str] = {}
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """Return an independent copy, with all jobs or with these. It shares unchanging parts: ended jobs, and records
@@ -230,6 +231,7 @@ class State(msgspec.Struct):
         made.cordons, made.firings = dict(self.cordons), dict(self.firings)
         made.rules, made.rule_policies = dict(self.rules), dict(self.rule_policies)
         made.actions_spent, made.debts = self.actions_spent.copy(), dict(self.debts)
+        made.shadow_better = dict(self.shadow_better)
         made.schedules = {schedule_id: copy(schedule) for schedule_id, schedule in self.schedules.items()}
         made.reservations = {name: copy(of) for name, of in self.reservations.items()}
         return made

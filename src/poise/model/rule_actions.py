@@ -1,0 +1,404 @@
+"""Actions of rules: their values as written, their compiled forms, and the settings that they change.
+
+    cordon: true                                          # close the node
+    change_priority: {to: high, class: train}             # of unfinished jobs
+    adjust_memory_limit: {by: 50%, most: 64GiB, tenant: ann}
+    scale_up_replicas: {service: chat, by: 2}
+    mirror_traffic: {service: chat, to: chat-v2, share: 10%}
+    promote: {policy: srtf, share: 25%, for: 2d}
+    notify: webhook:https://hooks.example.org/poise
+
+A setting is a kind of thing and the one thing that is meant, such as the replicas of `chat`. Two settings overlap if
+they are of the same kind and one of them means all things, or both mean the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.document import Findings, near
+from poise.model.expressions import Scope
+from poise.model.fields import LEAST_MEMORY, MAX_BYTES, Quantity, parse_or_raise
+from poise.model.job_fields import PriorityName
+from poise.model.jobs import Priority
+from poise.model.notices import MOST_TARGETS, check_target
+from poise.model.spec import check_name
+from poise.units import DAY, HOUR, MINUTE, parse_bytes, parse_duration, parse_share
+
+MAX_REPLICAS = 1_000
+"""Maximum number of replicas that a rule adds or removes."""
+
+MAX_TRIAL = 90 * DAY
+"""Maximum length of a trial of a policy."""
+
+MAX_RAISE = 9_000
+"""Maximum thousandths by which a rule raises a memory limit at once."""
+
+UNAVAILABLE = {
+    "adjust_gpu_memory_limit": "no driver can change the device memory of a running process",
+}
+"""Actions without an actuator, and the reason."""
+
+ACTIONS: Mapping[str, Scope | Literal[""]] = {
+    "cordon": "node",
+    "migrate_task": "node",
+    "set_policy": "fleet",
+    "promote": "fleet",
+    "change_priority": "",
+    "adjust_memory_limit": "",
+    "scale_up_replicas": "",
+    "scale_down_replicas": "",
+    "mirror_traffic": "",
+    "notify": "",
+}
+"""Actions of rules, and the scope that each needs; empty: either."""
+
+
+ADJUSTED: Mapping[str, str] = {"change_priority": "priority", "adjust_memory_limit": "shape.memory"}
+"""Actions that change a field of jobs, and the path of the field in a unit."""
+
+OF_SERVICES = frozenset({"scale_up_replicas", "scale_down_replicas", "mirror_traffic"})
+"""Actions that gateways carry out, while the rule has fired."""
+
+CORDON = "the cordon of a node"
+"""The kind of the setting that closes a node."""
+
+
+# --- as written ------------------------------------------------------------------------------------------------------
+
+
+class PrioritySpec(msgspec.Struct, forbid_unknown_fields=True, rename={"kind": "class"}):
+    """Which jobs get the priority class `to`: those with all of these properties."""
+
+    to: PriorityName
+    tenant: str = ""
+    name: str = ""
+    kind: str = ""
+
+
+class MemorySpec(msgspec.Struct, forbid_unknown_fields=True, rename={"kind": "class"}):
+    """Which jobs get another memory limit: `to` an amount, or raised `by` a share of the present limit up to `most`."""
+
+    to: Quantity = ""
+    by: Quantity = ""
+    most: Quantity = ""
+    tenant: str = ""
+    name: str = ""
+    kind: str = ""
+
+
+class ReplicasSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """The service, and the number of replicas that it gets or loses."""
+
+    service: str
+    by: int = 1
+
+
+class MirrorSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """The service whose requests are copied, the service that gets the copies, and the share of requests."""
+
+    service: str
+    to: str
+    share: Quantity = "10%"
+
+
+class PromoteSpec(msgspec.Struct, forbid_unknown_fields=True, rename={"length": "for"}):
+    """The policy in shadow to promote, the share of the time in which it decides first, for how long, and the length of
+    one turn.
+    """
+
+    policy: str | dict[str, Any]
+    share: Quantity = "25%"
+    length: Quantity = "1d"
+    turn: Quantity = "1h"
+
+
+# --- compiled --------------------------------------------------------------------------------------------------------
+
+
+class WhichJobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Unfinished jobs with all of these properties; an empty one is any. `name` is a pattern such as `train-*`."""
+
+    tenant: str = ""
+    name: str = ""
+    kind: str = ""
+
+
+class Reprioritize(msgspec.Struct, frozen=True, kw_only=True):
+    """Give `jobs` the priority class `to`."""
+
+    jobs: WhichJobs
+    to: Priority
+
+
+class Relimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Set the memory limit of `jobs` `to` bytes (0: no), or raise it `by` thousandths up to `most` bytes."""
+
+    jobs: WhichJobs
+    to: int = 0
+    by: int = 0
+    most: int = 0
+
+
+class Rescale(msgspec.Struct, frozen=True, kw_only=True):
+    """Add `by` replicas to what `service` would have; negative: remove. `service` is named as a class of its tenant."""
+
+    service: str
+    by: int
+
+
+class Mirror(msgspec.Struct, frozen=True, kw_only=True):
+    """Copy a `share` (thousandths) of the requests of `service` to the service `to`, and drop the answers."""
+
+    service: str
+    to: str
+    share: int
+
+
+class Promote(msgspec.Struct, frozen=True, kw_only=True):
+    """Let a policy, by name or as the content of a file, decide in a `share` (thousandths) of the turns of a trial of
+    this `length`, and always after it. Times in nanoseconds.
+    """
+
+    policy: str | dict[str, Any]
+    share: int
+    length: int
+    turn: int
+
+    def is_turn(self, passed: int) -> bool:
+        """Whether the policy decides in the turn at this time of the trial. Its turns are spread evenly."""
+        number = passed // self.turn
+        return (number + 1) * self.share // 1000 > number * self.share // 1000
+
+
+class Action(NamedTuple):
+    """An action of a rule. `value` is a compiled form, True, the targets of `notify`, or the policy of `set_policy`, by
+    name or as the content of a file.
+    """
+
+    name: str
+    value: Any = True
+
+
+class Setting(NamedTuple):
+    """A setting that an action changes: a kind of things, and `of` which one (empty: all of them)."""
+
+    kind: str
+    of: str = ""
+
+    def overlaps(self, other: "Setting") -> bool:
+        return self.kind == other.kind and (not self.of or not other.of or self.of == other.of)
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.of}" if self.of else self.kind
+
+
+def setting_of(action: Action) -> Setting | None:
+    """Return the setting that an action changes; None for a notification."""
+    match action.value:
+        case Reprioritize():
+            return Setting("the priority of jobs", _named(action.value.jobs))
+        case Relimit():
+            return Setting("the memory limit of jobs", _named(action.value.jobs))
+        case Rescale():
+            return Setting("the replicas", action.value.service)
+        case Mirror():
+            return Setting("the mirrored requests", action.value.service)
+        case Promote():
+            return Setting("the policy")
+    kinds = {"cordon": CORDON, "migrate_task": CORDON, "set_policy": "the policy"}
+    return Setting(kinds[action.name]) if action.name in kinds else None
+
+
+def policy_of(action: Action) -> str | dict[str, Any] | None:
+    """Return the policy that an action sets, by name or as the content of a file; None if it sets none."""
+    if isinstance(action.value, Promote):
+        return action.value.policy
+    policy: str | dict[str, Any] | None = action.value if action.name == "set_policy" else None
+    return policy
+
+
+def _named(jobs: WhichJobs) -> str:
+    """Return the one property by which jobs can be told apart for certain: their tenant."""
+    return f"tenant {jobs.tenant}" if jobs.tenant else ""
+
+
+# --- compiling -------------------------------------------------------------------------------------------------------
+
+
+def compile_action(name: str, value: Any, field: str, found: Findings) -> Iterator[Action]:
+    """Yield the compiled action, or nothing after errors."""
+    if name in UNAVAILABLE:
+        what = f"Poise cannot do `{name}` here: {UNAVAILABLE[name]}"
+        found.add(SpecError(what, field=field, need=", ".join(ACTIONS), have=name, hint="notify: true"))
+    elif name not in ACTIONS:
+        hint = near(name, ACTIONS) or "notify: true"
+        found.add(SpecError("there is no such action", field=field, need=", ".join(ACTIONS), have=name, hint=hint))
+    elif name in _READ:
+        made = _READ[name](value, field, found)
+        if made is not None and not found.doubts(field):
+            yield Action(name, made)
+    elif value is not True:
+        found.add(SpecError("this action takes no value", field=field, need="true", hint=f"{name}: true"))
+    else:
+        yield Action(name)
+
+
+def _policy(value: Any, field: str, found: Findings) -> str | dict[str, Any] | None:
+    if isinstance(value, str | dict) and value:
+        return value
+    hint = "set_policy: srtf"
+    found.add(SpecError("a policy is missing", field=field, need="a name, or its fields", hint=hint))
+    return None
+
+
+def _promotion(value: Any, field: str, found: Findings) -> Promote | None:
+    spec = found.convert(value, PromoteSpec, field)
+    if spec is None or not _policy(spec.policy, f"{field}.policy", found):
+        return None
+    share = found.get(1, parse_or_raise, parse_share, spec.share, f"{field}.share", 1000)
+    length = found.get(DAY, parse_or_raise, parse_duration, spec.length, f"{field}.for", MAX_TRIAL)
+    turn = found.get(HOUR, parse_or_raise, parse_duration, spec.turn, f"{field}.turn", MAX_TRIAL)
+    for name, have, least in (("share", share, 1), ("turn", turn, MINUTE)):
+        if have < least:
+            need = "0.1% to 100%" if name == "share" else "at least 1m"
+            found.add(SpecError(f"the {name} is too small", field=f"{field}.{name}", need=need, have=str(have)))
+    return Promote(policy=spec.policy, share=share, length=length, turn=turn)
+
+
+def _targets(value: Any, field: str, found: Findings) -> bool | tuple[str, ...] | None:
+    if value is True:
+        return True
+    targets = [value] if isinstance(value, str) else value
+    if not isinstance(targets, list) or not 1 <= len(targets) <= MOST_TARGETS:
+        need = f"true, or 1 to {MOST_TARGETS} targets"
+        hint = "notify: webhook:https://hooks.example.org/poise"
+        found.add(SpecError("this is no target", field=field, need=need, hint=hint))
+        return None
+    for target in targets:
+        found.get(None, check_target, str(target), field)
+    return tuple(dict.fromkeys(str(target) for target in targets))
+
+
+def _priority(value: Any, field: str, found: Findings) -> Reprioritize | None:
+    spec = found.convert(value, PrioritySpec, field)
+    jobs = _jobs(spec, field, found)
+    return None if spec is None or jobs is None else Reprioritize(jobs=jobs, to=Priority[spec.to.upper()])
+
+
+def _memory(value: Any, field: str, found: Findings) -> Relimit | None:
+    spec = found.convert(value, MemorySpec, field)
+    jobs = _jobs(spec, field, found)
+    if spec is None or jobs is None:
+        return None
+    if (spec.to == "") == (spec.by == "") or (spec.most != "" and spec.by == ""):
+        what, need = "the new limit is not clear", "either `to`, or `by` and `most`"
+        found.add(SpecError(what, field=field, need=need, hint="{by: 50%, most: 64GiB, class: train}"))
+        return None
+    if spec.to != "":
+        to = found.get(LEAST_MEMORY, parse_or_raise, parse_bytes, spec.to, f"{field}.to", MAX_BYTES)
+        _check_least(to, f"{field}.to", found)
+        return Relimit(jobs=jobs, to=to)
+    by = found.get(1, parse_or_raise, _parse_raise, spec.by, f"{field}.by", MAX_RAISE)
+    if spec.most == "":
+        found.add(SpecError("a limit that is raised has an end", field=f"{field}.most", hint="most: 64GiB"))
+        return None
+    most = found.get(LEAST_MEMORY, parse_or_raise, parse_bytes, spec.most, f"{field}.most", MAX_BYTES)
+    _check_least(most, f"{field}.most", found)
+    return Relimit(jobs=jobs, by=by, most=most)
+
+
+def _parse_raise(value: Quantity) -> int:
+    """Thousandths from `50%`, `300%` or `0.5`; above 0."""
+    text = str(value).strip()
+    number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"a share above 0 such as `50%`, not `{text[:40]}`")
+    return max(1, round(number * 1000))
+
+
+def _check_least(amount: int, field: str, found: Findings) -> None:
+    if amount < LEAST_MEMORY:
+        found.add(SpecError("the amount is too small", field=field, need="at least 1MiB", have=str(amount)))
+
+
+def _replicas(sign: int) -> Any:
+    def read(value: Any, field: str, found: Findings) -> Rescale | None:
+        spec = found.convert(value, ReplicasSpec, field)
+        if spec is None:
+            return None
+        _check_service(spec.service, f"{field}.service", found)
+        if not 1 <= spec.by <= MAX_REPLICAS:
+            need = f"1 to {MAX_REPLICAS}"
+            found.add(SpecError("the number is out of range", field=f"{field}.by", need=need, have=str(spec.by)))
+        return Rescale(service=spec.service, by=sign * spec.by)
+
+    return read
+
+
+def _mirror(value: Any, field: str, found: Findings) -> Mirror | None:
+    spec = found.convert(value, MirrorSpec, field)
+    if spec is None:
+        return None
+    _check_service(spec.service, f"{field}.service", found)
+    found.get(None, check_name, spec.to, f"{field}.to")
+    share = found.get(1, parse_or_raise, parse_share, spec.share, f"{field}.share", 1000)
+    if not share:
+        found.add(SpecError("the share must be above 0", field=f"{field}.share", need="0.1% to 100%", have="0"))
+    if spec.to == spec.service.rpartition(":")[2]:
+        what, hint = "a service does not mirror its own requests", f"to: {spec.to}-v2"
+        found.add(SpecError(what, field=f"{field}.to", need="another service", have=spec.to, hint=hint))
+    return Mirror(service=spec.service, to=spec.to, share=share)
+
+
+def _check_service(service: str, field: str, found: Findings) -> None:
+    """Check the name of a service, after that of its tenant: `chat`, `ann:chat`."""
+    tenant, colon, name = service.rpartition(":")
+    found.get(None, check_name, name, field)
+    if colon:
+        found.get(None, check_name, tenant, field)
+
+
+def _jobs(spec: PrioritySpec | MemorySpec | None, field: str, found: Findings) -> WhichJobs | None:
+    if spec is None:
+        return None
+    if not (spec.tenant or spec.name or spec.kind):
+        what, need = "the jobs are not named", "`class`, `name` or `tenant`"
+        found.add(SpecError(what, field=field, need=need, hint="class: train"))
+        return None
+    if spec.tenant:
+        found.get(None, check_name, spec.tenant, f"{field}.tenant")
+    return WhichJobs(tenant=spec.tenant, name=spec.name, kind=spec.kind)
+
+
+_READ: Mapping[str, Any] = {
+    "set_policy": _policy,
+    "promote": _promotion,
+    "notify": _targets,
+    "change_priority": _priority,
+    "adjust_memory_limit": _memory,
+    "scale_up_replicas": _replicas(1),
+    "scale_down_replicas": _replicas(-1),
+    "mirror_traffic": _mirror,
+}
+
+__all__ = [
+    "ACTIONS",
+    "ADJUSTED",
+    "CORDON",
+    "OF_SERVICES",
+    "UNAVAILABLE",
+    "Action",
+    "Mirror",
+    "Promote",
+    "Relimit",
+    "Reprioritize",
+    "Rescale",
+    "Setting",
+    "WhichJobs",
+    "compile_action",
+    "policy_of",
+    "setting_of",
+]

@@ -1,0 +1,161 @@
+"""What rules ask of services: replicas within the limits of the service, and copies that cost clients nothing."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from poise.client import Client
+from poise.errors import Unreachable
+from poise.model.reports import ServiceOrder
+from poise.model.servicefile import compile_service
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.notes import Notes
+from poise_serve.orders import MOST_COPIED, Mirror, Orders
+from poise_serve.replicas import Replicas
+from poise_serve.service import Service
+from unit.gateway.test_canary import Played, same
+
+
+class Gateway:
+    """A gateway with the services `chat` and `chat-v2`."""
+
+    loop: asyncio.AbstractEventLoop
+    asked: asyncio.Event
+
+    def __init__(self, tmp_path: Any, **fields: Any) -> None:
+        self.chat, self.other = Played(same), Played(same)
+        services = {"chat": cast(Service, self.chat), "chat-v2": cast(Service, self.other)}
+        self.said: list[str] = []
+        declared = compile_service({"kind": "service", "name": "chat", "model": "app.py:Model", **fields})
+        service = Service("chat", declared.limits, tmp_path / "chat.sock", cast(Any, None))
+        notes = Notes(tmp_path / "chat.json")
+        notes.noted.jobs = ["j1"]
+        self.replicas = Replicas(declared, service, self.connect, {"env": {}}, "ann", self.said.append, notes)
+        self.orders = Orders(self.connect, services, lambda: {"chat": self.replicas}, self.said.append)
+        self.reachable = True
+
+    def connect(self) -> Client:
+        reachable = self.reachable
+        self.loop.call_soon_threadsafe(self.asked.set)
+        if not reachable:
+            raise Unreachable("the control plane does not answer")
+        return cast(Client, self)
+
+    def __enter__(self) -> "Gateway":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def service_orders(self) -> list[ServiceOrder]:
+        return [ServiceOrder(service="chat", rule="night", by=-1)]
+
+    def answers(self, times: int) -> None:
+        for number in range(times):
+            self.chat.ask(b"%d" % number, lambda told: None)
+
+
+def scaled(by: int) -> ServiceOrder:
+    return ServiceOrder(service="chat", rule="crowd", by=by)
+
+
+def mirrored(share: float) -> ServiceOrder:
+    return ServiceOrder(service="chat", rule="try", to="chat-v2", share=share)
+
+
+@pytest.mark.parametrize(
+    ("fields", "by", "wanted", "made"),
+    [
+        ({"replicas": "1..4"}, 2, 1, 3),
+        ({"replicas": "1..4"}, 9, 1, 4),
+        ({"replicas": "2..4"}, -3, 4, 2),
+        ({"replicas": "0..4"}, -3, 2, 1),
+        ({"replicas": "0..4"}, 2, 0, 0),
+        ({"replicas": 2}, 3, 2, 5),
+        ({"replicas": 2}, -5, 2, 1),
+    ],
+)
+def test_replicas_change_within_the_limits_of_the_service(
+    fields: dict[str, Any], by: int, wanted: int, made: int, tmp_path: Any
+) -> None:
+    gateway = Gateway(tmp_path, **fields)
+    gateway.orders.take([scaled(by)])
+    assert gateway.replicas._with_orders(wanted) == made
+    gateway.orders.take([])
+    assert gateway.replicas._with_orders(wanted) == wanted
+
+
+def test_orders_are_said_once_and_sum_up(tmp_path: Any) -> None:
+    gateway = Gateway(tmp_path)
+    for _ in range(3):
+        gateway.orders.take([scaled(2), ServiceOrder(service="chat", rule="night", by=-1)])
+    assert gateway.replicas.ordered == 1
+    assert gateway.said == ["chat: +2 replicas by rule crowd", "chat: -1 replicas by rule night"]
+
+
+def test_a_share_of_the_answered_requests_is_copied_while_the_order_stands(tmp_path: Any) -> None:
+    gateway = Gateway(tmp_path)
+    gateway.orders.take([mirrored(0.25)])
+    gateway.answers(100)
+    assert len(gateway.other.asked) == 25
+    gateway.orders.take([mirrored(0.5)])
+    gateway.answers(100)
+    assert len(gateway.other.asked) == 75
+    gateway.orders.take([])
+    gateway.answers(100)
+    assert len(gateway.other.asked) == 75
+    assert gateway.chat.listeners == []
+
+
+def test_a_service_that_does_not_answer_gets_only_so_many_copies(tmp_path: Any) -> None:
+    gateway = Gateway(tmp_path)
+    gateway.other.holds = True
+    mirror = Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0)
+    for _ in range(8):
+        gateway.chat.ask(bytes(MOST_COPIED // 4), lambda told: None)
+    assert len(gateway.other.asked) == 4
+    gateway.other.release(1)
+    gateway.chat.ask(bytes(MOST_COPIED // 4), lambda told: None)
+    assert len(gateway.other.asked) == 5
+    mirror.end()
+    assert gateway.other.cancelled == [2, 3, 4, 5]
+
+
+def test_refused_requests_are_not_copied_and_refused_copies_leave_nothing(tmp_path: Any) -> None:
+    gateway = Gateway(tmp_path)
+    mirror = Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0)
+    gateway.other.answers = lambda body: Refuse(1, "full", "full")
+    gateway.answers(3)
+    mirror.end()
+    assert (len(gateway.other.asked), gateway.other.cancelled) == (3, [])
+    gateway.chat.answers = lambda body: Refuse(1, "full", "full")
+    Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0)
+    gateway.answers(3)
+    assert len(gateway.other.asked) == 3
+
+
+def test_copies_for_a_service_of_another_gateway_are_refused_in_words(tmp_path: Any) -> None:
+    gateway = Gateway(tmp_path)
+    gateway.orders.take([ServiceOrder(service="chat", rule="try", to="elsewhere", share=0.5)])
+    assert gateway.said == ["chat: no copies by rule try: this gateway has no service elsewhere"]
+
+
+def test_without_an_answer_the_last_orders_stay(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise_serve.orders.EVERY", 0.001)
+    gateway = Gateway(tmp_path)
+
+    async def followed() -> int:
+        gateway.loop, gateway.asked = asyncio.get_running_loop(), asyncio.Event()
+        following = asyncio.create_task(gateway.orders.follow())
+        await gateway.asked.wait()
+        gateway.reachable = False
+        gateway.asked.clear()
+        await gateway.asked.wait()
+        await asyncio.sleep(0.02)
+        stays = gateway.replicas.ordered
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        return stays
+
+    assert asyncio.run(followed()) == -1
+    assert gateway.replicas.ordered == 0
