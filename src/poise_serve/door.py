@@ -17,7 +17,7 @@ from typing import Any
 
 from poise_serve.asgi import ASKER, App, Receive, Scope, Send, answer
 from poise_serve.keys import Holder, Keys, Usage
-from poise_serve.openai import LETTERS_PER_TOKEN
+from poise_serve.openai import LETTERS_PER_TOKEN, USAGE_WITHIN, told_tokens
 from poise_serve.refusals import Refused, problem
 
 ANY = "*"
@@ -163,7 +163,7 @@ class Metered:
         usage.requests.labels(holder.name, holder.tenant, model, str(self._status)).inc()
         if not self._counts or self._status != 200:
             return
-        took = {"prompt": self._told(_PROMPT), "completion": self._told(_COMPLETION)}
+        took = {"prompt": told_tokens(self._end, "prompt"), "completion": told_tokens(self._end, "completion")}
         if took["prompt"] is None:  # a stream without usage, or an interrupted one
             took = {
                 "prompt": self._asked // LETTERS_PER_TOKEN,
@@ -172,16 +172,6 @@ class Metered:
         for kind, tokens in took.items():
             usage.tokens.labels(holder.name, holder.tenant, model, kind).inc(tokens or 0)
         holder.spend(sum(tokens or 0 for tokens in took.values()), time.monotonic_ns())
-
-    def _told(self, of: "re.Pattern[bytes]") -> int | None:
-        found = of.findall(self._end)
-        return int(found[-1]) if found else None
-
-
-USAGE_WITHIN = 4096
-"""Bytes at the end of an answer that are searched for its usage."""
-
-_PROMPT, _COMPLETION = (re.compile(rb'"%b_tokens"\s*:\s*([0-9]{1,12})' % kind) for kind in (b"prompt", b"completion"))
 
 
 def _needed(method: str, path: str) -> str | None:

@@ -1,6 +1,11 @@
-"""Health probes of upstreams, and discovery of their models."""
+"""Health probes of upstreams, and discovery of their models and of the size of their prefix caches.
+
+vLLM and SGLang tell in their metrics how many tokens of prompts they keep. A server without such metrics is asked again
+only after it was unhealthy.
+"""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +17,8 @@ from poise_serve.client import FAILURES, Client
 from poise_serve.metrics import Metrics
 from poise_serve.openai import MODELS
 from poise_serve.pool import Member, Pool
+
+METRICS = "/metrics"
 
 STARTING_EVERY = SECOND
 """Maximum probe interval of an upstream before its first success, because users wait for it."""
@@ -51,7 +58,11 @@ class Prober:
             went_well = await self._ask(member)
         except (*FAILURES, TimeoutError):
             went_well = False
+        was_healthy = member.health.state == "healthy"
         member.health.on_probe(self._now(), went_well)
+        if member.health.state == "healthy" and not was_healthy:
+            self._pool.prefixes(member.name).forget()  # it may have restarted
+            await self._ask_for_cache(member)
         self._metrics.healthy.labels(member.name).set(member.health.state == "healthy")
         self._pool.wake()
 
@@ -65,6 +76,39 @@ class Prober:
             member.models = _models(answer)
             return bool(member.models)
         return status == 200
+
+    async def _ask_for_cache(self, member: Member) -> None:
+        """Ask how many tokens of prompts the server keeps, unless that was configured."""
+        if member.told.cache is not None:
+            return
+        try:
+            status, body = await self._client.get(member.told, METRICS, self._rules.timeout)
+        except (*FAILURES, TimeoutError):
+            return
+        tokens = kept_tokens(body) if status == 200 else None
+        if tokens is not None:
+            self._pool.prefixes(member.name).become(tokens)
+
+
+_VLLM = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
+_LABEL = re.compile(rb'(\w+)="([^"]*)"')
+_SGLANG = re.compile(rb"^sglang:max_total_num_tokens(?:\{[^\n]*\})? ([0-9.e+]+)$", re.MULTILINE)
+
+
+def kept_tokens(metrics: bytes) -> float | None:
+    """Return how many tokens of prompts a server keeps, by its metrics; None if they do not tell."""
+    if (found := _VLLM.search(metrics)) is not None:
+        labels = dict(_LABEL.findall(found[1]))
+        if labels.get(b"enable_prefix_caching") == b"False":
+            return 0.0
+        blocks, size = labels.get(b"num_gpu_blocks", b""), labels.get(b"block_size", b"")
+        return float(int(blocks) * int(size)) if blocks.isdigit() and size.isdigit() else None
+    if (told := _SGLANG.search(metrics)) is not None:
+        try:
+            return float(told[1])
+        except ValueError:
+            return None
+    return None
 
 
 def _models(body: bytes) -> dict[str, Any]:

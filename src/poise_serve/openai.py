@@ -3,8 +3,12 @@
 Bodies are forwarded unchanged; only the fields for routing are read. The **size** of a request, in tokens, is the
 number of letters in its prompt divided by four, plus the maximum tokens of the answer (`max_tokens` times `n`;
 `USUAL_TOKENS` if it is not set, none for embeddings). It is an estimate: it only has to grow with the work.
+
+The prompt is also cut into blocks of `BLOCK` bytes, as it is written in the request: a conversation that goes on begins
+with the same bytes as before. Prompts of other models, tools or cache salts have other blocks.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -13,6 +17,8 @@ import msgspec
 from poise.decoding import json_decoder
 from poise.units import MILLISECOND, SECOND, is_plain
 from poise_serve.kernel.quarantine import digest
+from poise_serve.model.prefixes import blocks_of
+from poise_serve.model.routing import Prompt
 
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
 
@@ -25,6 +31,12 @@ LETTERS_PER_TOKEN = 4
 
 USUAL_TOKENS = 256
 """Assumed answer length without a limit: the order of the mean in public traces of conversations."""
+
+BLOCK = 256
+"""Bytes of a block. Servers keep blocks of 16 to 256 tokens, which are 64 to 1,024 letters."""
+
+MOST_BLOCKS = 4096
+"""Blocks of a prompt that are told apart; what follows counts as new."""
 
 LONGEST_KEY = 256
 
@@ -60,6 +72,8 @@ class Body(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    cache_salt: msgspec.Raw = msgspec.Raw(b"")
     prompt_cache_key: Any = None
     user: Any = None
 
@@ -80,14 +94,15 @@ class Inputs(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A request: its model, whether it streams, its estimated size in tokens, and its `key` (requests with the same key
-    should go to the same upstream, for its prompt cache).
+    """A request: its model, whether it streams, its estimated size in tokens, its `key` (requests with the same key
+    should go to the same upstream, for its prompt cache), and its prompt; None for embeddings.
     """
 
     model: str
     stream: bool
     size: float
     key: str
+    prompt: Prompt | None = None
 
 
 class Refused(Exception):
@@ -139,7 +154,9 @@ def read_question(path: str, body: bytes) -> Question:
     asked = _read(_decode, path, body)
     if not asked.model:
         raise Refused(400, "`model` is empty; GET /v1/models lists what there is", code="invalid_body", param="model")
-    return Question(asked.model, bool(asked.stream), _size(path, asked), _key(asked))
+    prompt = None if path == EMBEDDINGS else _prompt(asked)
+    size = _letters(asked) / LETTERS_PER_TOKEN if prompt is None else prompt.tokens + prompt.writes
+    return Question(asked.model, bool(asked.stream), max(1.0, size), _key(asked), prompt)
 
 
 def read_inputs(body: bytes) -> Inputs:
@@ -192,13 +209,22 @@ _EXAMPLES = {
 }
 
 
-def _size(path: str, asked: Body) -> float:
-    letters = len(bytes(asked.messages)) + len(bytes(asked.prompt)) + len(bytes(asked.input))
-    if path == EMBEDDINGS:
-        return max(1.0, letters / LETTERS_PER_TOKEN)
+def _letters(asked: Body) -> int:
+    return len(bytes(asked.messages)) + len(bytes(asked.prompt)) + len(bytes(asked.input))
+
+
+def _prompt(asked: Body) -> Prompt:
     said = next((most for most in (asked.max_completion_tokens, asked.max_tokens) if _is_count(most)), USUAL_TOKENS)
     answers = asked.n if _is_count(asked.n) else 1
-    return float(letters / LETTERS_PER_TOKEN + said * answers)
+    text = bytes(asked.messages) or bytes(asked.prompt)
+    seed = b"\0".join((asked.model.encode("utf-8", "surrogatepass"), bytes(asked.tools), bytes(asked.cache_salt)))
+    return Prompt(
+        tokens=_letters(asked) / LETTERS_PER_TOKEN,
+        writes=float(said * answers),
+        blocks=blocks_of(text, BLOCK, MOST_BLOCKS, seed),
+        block=BLOCK / LETTERS_PER_TOKEN,
+        streams=bool(asked.stream),
+    )
 
 
 def _is_count(value: Any) -> bool:
@@ -266,6 +292,29 @@ class FrontErrorBody(msgspec.Struct, frozen=True):
 def error_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return msgspec.json.encode(FrontErrorBody(FrontProblem(message, kind, param, code)))
+
+
+USAGE_WITHIN = 4096
+"""Bytes at the end of an answer that are searched for its usage."""
+
+
+def told_tokens(end: bytes, kind: Literal["prompt", "completion", "cached"]) -> int | None:
+    """Return the number of tokens in the usage at the end of an answer; None if it is not told."""
+    found = _TOLD[kind].findall(end)
+    return int(found[-1]) if found else None
+
+
+_TOLD = {
+    kind: re.compile(rb'"%b_tokens"\s*:\s*([0-9]{1,12})' % kind.encode()) for kind in ("prompt", "completion", "cached")
+}
+
+
+def cached_share(end: bytes) -> float | None:
+    """Return the part of the prompt, from 0 to 1, that the server kept from earlier ones; None if it does not tell."""
+    if b'"cached_tokens"' not in end:
+        return None
+    cached, prompt = told_tokens(end, "cached"), told_tokens(end, "prompt")
+    return min(1.0, cached / prompt) if cached is not None and prompt else None
 
 
 def error_event(message: str, code: str) -> bytes:

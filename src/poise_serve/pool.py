@@ -18,8 +18,9 @@ from poise.units import MILLISECOND, SECOND, format_duration
 from poise_serve.kernel.lanes import Line
 from poise_serve.kernel.resilience import Breaker, Concurrency, Health, is_slow
 from poise_serve.metrics import Metrics
+from poise_serve.model.estimates import Estimates, Known
+from poise_serve.model.prefixes import USUAL, Prefixes
 from poise_serve.model.routing import Asked, RouteView
-from poise_serve.model.speeds import Known, Reckoner
 from poise_serve.openai import Question, Refused, unknown_model
 from poise_serve.policy.route import Lane, lane_of
 
@@ -101,6 +102,7 @@ class Place(NamedTuple):
 
     member: Member
     question: Question
+    asked: Asked
     turn: int
     sent: int
 
@@ -128,9 +130,10 @@ class Pool:
         self._waiting: dict[str, Line[_Waiter]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
-        self._reckoner = Reckoner()
+        self._estimates = Estimates()
         for member in self.members:
-            self._reckoner.add(member.name, now())
+            cache = member.told.cache
+            self._estimates.add(member.name, now(), keeps=USUAL if cache is None else float(cache))
         self._by_name = {member.name: member for member in self.members}
         for member in self.members:
             metrics.healthy.labels(member.name).set(0)
@@ -161,7 +164,7 @@ class Pool:
         """
         began = self._now()
         self._turn += 1
-        asked = Asked(size=question.size, key=question.key, due=due)
+        asked = Asked(size=question.size, key=question.key, due=due, prompt=question.prompt)
         line = self._waiting.get(question.model)
         place = None if line else self._take(asked, question, self._turn, tried)
         if place is None:
@@ -169,10 +172,16 @@ class Pool:
         self._metrics.routing.observe((self._now() - began) / MILLISECOND)
         return place
 
-    def give_back(self, place: Place, outcome: Outcome, held: int) -> None:
-        """End a request at this upstream. `held`: nanoseconds during which its client did not read. A request that took
-        far too long counts as a failure even if its client disconnected, so that short client timeouts do not hide a
-        hung upstream.
+    def began(self, place: Place) -> None:
+        """Record the first byte of an answer that streams."""
+        self._estimates.began(place.member.name, str(place.turn), self._now())
+
+    def give_back(
+        self, place: Place, outcome: Outcome, held: int, *, wrote: float = 0.0, cached: float | None = None
+    ) -> None:
+        """End a request at this upstream. `held`: nanoseconds during which its client did not read. `wrote` and
+        `cached` are as in `Estimates.answered`. A request that took far too long counts as a failure even if its client
+        disconnected, so that short client timeouts do not hide a hung upstream.
         """
         now, member = self._now(), place.member
         member.add(-1)
@@ -181,9 +190,9 @@ class Pool:
         slow = self._was_slow(place, took, now)
         member.follow(took, now, answered=outcome == "answered")
         if outcome == "answered":
-            self._reckoner.answered(member.name, str(place.turn), now, held)
+            self._estimates.answered(member.name, str(place.turn), now, held, wrote=wrote, cached=cached)
         else:
-            self._reckoner.dropped(member.name, str(place.turn), now)
+            self._estimates.dropped(member.name, str(place.turn), now)
         if outcome == "failed" or slow:
             self._failed(member, now)
         elif outcome == "neither":
@@ -194,6 +203,10 @@ class Pool:
             member.tell()
         if self._waiting:
             self.wake()
+
+    def prefixes(self, name: str) -> Prefixes:
+        """Return the prompts that an upstream is believed to keep."""
+        return self._estimates.prefixes(name)
 
     def failed(self, member: Member) -> None:
         """Record a failure of a request that was already given back."""
@@ -274,18 +287,18 @@ class Pool:
         member = self._by_name[chosen]
         member.add(1)
         member.breaker.on_sent()
-        self._reckoner.sent(member.name, str(turn), question.size, now, question.model)
-        return Place(member, question, turn, now)
+        self._estimates.sent(member.name, str(turn), asked, now, question.model)
+        return Place(member, question, asked, turn, now)
 
     def _view(self, asked: Asked, model: str, members: list[Member], turn: int, now: int) -> RouteView:
         known = [Known(member.name, member.told.weight, member.running, member.has_room(now)) for member in members]
-        return self._reckoner.view(asked, known, turn, now, model)
+        return self._estimates.view(asked, known, turn, now, model)
 
     async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
         if sum(map(len, self._waiting.values())) >= self._front.queue:
             few = [why for member in self.serving(question.model) if (why := member.why_so_few())]
             message = "; ".join(["All upstreams have as many requests as they may, and as many wait", *few[:10]])
-            away = self._seconds_away(question)
+            away = self._seconds_away(asked, question.model)
             raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(self._turn, asked, question, place)
@@ -308,7 +321,7 @@ class Pool:
 
     def _was_slow(self, place: Place, took: int, now: int) -> bool:
         others = [
-            self._reckoner.lasting(member.name, place.question.size, now, place.question.model)
+            self._estimates.lasting(member.name, place.asked, now, place.question.model)
             for member in self.serving(place.question.model)
             if member is not place.member
         ]
@@ -345,10 +358,11 @@ class Pool:
             retry_after=_seconds(away),
         )
 
-    def _seconds_away(self, question: Question) -> int:
+    def _seconds_away(self, asked: Asked, model: str) -> int:
         """Estimate in how many seconds the first upstream with the model could answer."""
-        serving, now = self.serving(question.model), self._now()
-        away = [sum(self._reckoner.known(member.name, question.size, now, question.model)[1:]) for member in serving]
+        now = self._now()
+        known = [self._estimates.known(member.name, asked, now, model) for member in self.serving(model)]
+        away = [foreseen.backlog + foreseen.cost for foreseen in known]
         return _seconds(min(away))
 
 

@@ -65,8 +65,10 @@ from poise_serve.openai import (
     END_OF_EVENT,
     MODELS,
     NOT_AGAIN,
+    USAGE_WITHIN,
     Question,
     Refused,
+    cached_share,
     error_event,
     left,
     only_embeddings,
@@ -74,6 +76,7 @@ from poise_serve.openai import (
     read_deadlines,
     read_lane,
     read_question,
+    told_tokens,
     unknown_model,
 )
 from poise_serve.pool import Choose, Member, Outcome, Place, Pool, model_of
@@ -118,7 +121,7 @@ class Upstreams:
         self._front = front
         self._metrics = metrics
         self._own = own or {}
-        self._pool = Pool(front, choose, metrics, _now, self._own)
+        self.pool = Pool(front, choose, metrics, _now, self._own)
         self._keys = _keys(front, keys)
         self._budget = RetryBudget(front.retries)
         self._quarantine = Quarantine()
@@ -131,7 +134,7 @@ class Upstreams:
     async def start(self) -> None:
         """Start; returns after probing every upstream once, with or without success."""
         self._client = Client(self._keys, self._front.health.timeout)
-        self._prober = Prober(self._pool, self._client, self._front.health, self._metrics, _now)
+        self._prober = Prober(self.pool, self._client, self._front.health, self._metrics, _now)
         await self._prober.start()
 
     async def drained(self) -> None:
@@ -147,14 +150,14 @@ class Upstreams:
             for task in left_over:
                 task.cancel()
             await asyncio.wait(left_over)
-        self._pool.close()
+        self.pool.close()
         await self._prober.stop()
         await self._client.close()
 
     @property
     def models(self) -> dict[str, list[str]]:
         """Names of the models known now, by route."""
-        known = list(self._pool.models())
+        known = list(self.pool.models())
         return {path: known + list(self._own) * (path == EMBEDDINGS) for path in ASKED}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,7 +178,7 @@ class Upstreams:
             await answer(send, refused.status, refused.body(), refused.headers())
 
     async def _list(self, name: str, send: Send) -> None:
-        models = self._pool.models() | {own: model_of(own, "poise") for own in self._own}
+        models = self.pool.models() | {own: model_of(own, "poise") for own in self._own}
         if name and name not in models:
             raise unknown_model(name, list(models))
         found = models[name] if name else {"object": "list", "data": list(models.values())}
@@ -244,7 +247,7 @@ class Upstreams:
         request.question = read_question(scope["path"], request.body)
         request.own = self._own.get(request.question.model)
         if request.own is None:
-            self._pool.serving(request.question.model)
+            self.pool.serving(request.question.model)
             self._check_quarantine(request)
         elif scope["path"] != EMBEDDINGS:
             raise only_embeddings(request.own.name)
@@ -305,7 +308,7 @@ class Upstreams:
             due = min(due, request.began + self._front.objective)
         tried: set[str] = set()
         while True:
-            place = await self._pool.admit(request.question, due, tried, deferred=request.is_deferred)
+            place = await self.pool.admit(request.question, due, tried, deferred=request.is_deferred)
             request.server = name = place.member.name
             outcome: Outcome = "neither"
             may_again = len(tried) < self._front.retries.most
@@ -329,7 +332,8 @@ class Upstreams:
                     outcome = "failed"
                 raise
             finally:
-                self._pool.give_back(place, outcome, request.held)
+                wrote, cached = request.wrote, cached_share(request.end)
+                self.pool.give_back(place, outcome, request.held, wrote=wrote, cached=cached)
             if not reason:
                 return
             self._metrics.retries.labels(name, reason).inc()
@@ -344,14 +348,14 @@ class Upstreams:
                 request.lost += 1
             may_again = may_again and request.lost < LOSSES and not _is_final(response)
             if status in RESTS:
-                self._pool.rest(place.member, told_to_wait(response))
-            refuses_us = status in REFUSES_US and len(self._pool.serving(request.question.model)) > 1
+                self.pool.rest(place.member, told_to_wait(response))
+            refuses_us = status in REFUSES_US and len(self.pool.serving(request.question.model)) > 1
             outcome: Outcome = "failed" if status in FAULTY else "neither" if refuses_us else "refused"
             if refuses_us:
                 request.refused_by.append(place.member)
             elif status < 300:
                 for member in request.refused_by:
-                    self._pool.failed(member)
+                    self.pool.failed(member)
             may_again = may_again and self._is_another_open(request, tried)
             if may_again and (refuses_us or (status in AGAIN and self._budget.take(_now()))):
                 return outcome, str(status)
@@ -373,13 +377,15 @@ class Upstreams:
     def _is_another_open(self, request: "_Request", tried: set[str]) -> bool:
         """Whether another upstream could take the request."""
         now = _now()
-        others = [member for member in self._pool.serving(request.question.model) if member.name not in tried]
+        others = [member for member in self.pool.serving(request.question.model) if member.name not in tried]
         return any(member.is_open(now) for member in others)
 
     async def _pass_on(self, request: "_Request", place: Place, response: aiohttp.ClientResponse) -> None:
         """Stream the answer to the client. Send nothing before its first byte: until then a retry is possible."""
         chunk = await response.content.readany()
         request.is_stream = response.content_type == "text/event-stream"
+        if request.is_stream and response.status < 300:
+            self.pool.began(place)
         await self._begin(request, response.status, answered_on(response, place.member))
         while chunk and not response.content.at_eof():
             await request.pass_on(chunk)
@@ -441,7 +447,9 @@ class _Request:
         self.refused_by: list[Member] = []  # a failure only if another upstream succeeds
         self.lost = 0  # number of upstreams lost with this request
         self._stalled = stalled
-        self._last = b""
+        self.end = b""
+        """Last bytes of the answer."""
+        self._events = 0
 
     def end_within(self, usual: int, whole: int, first: int) -> None:
         """Set the deadlines: the usual timeout, or the client's timeouts for the `whole` answer and its `first` byte if
@@ -453,12 +461,18 @@ class _Request:
         self.is_ours = timeout == usual and self.first_by == self.due
 
     @property
+    def wrote(self) -> float:
+        """Number of tokens of the answer, or of its events; 0 if it was in one piece and does not tell."""
+        return float(told_tokens(self.end, "completion") or self._events)
+
+    @property
     def is_between_events(self) -> bool:
-        return not self._last or self._last.endswith(END_OF_EVENT)
+        return not self.end or self.end.endswith(END_OF_EVENT)
 
     async def pass_on(self, chunk: bytes, more: bool = True) -> None:
         """Send a chunk. Raises `Stalled` if the client does not read in time."""
-        self._last = chunk if len(chunk) >= len(END_OF_EVENT[-1]) else self._last[-4:] + chunk
+        self.end = (self.end + chunk)[-USAGE_WITHIN:]
+        self._events += chunk.count(b"data:") if self.is_stream else 0
         began = _now()
         try:
             async with asyncio.timeout(self._stalled):

@@ -1,4 +1,4 @@
-"""A front on a port of its own, in a thread, with a small router: the least outstanding."""
+"""A front on a port of its own, in a thread, with a small router unless the test names one: the least outstanding."""
 
 import asyncio
 import concurrent.futures
@@ -15,6 +15,7 @@ from gateway.server import Serving
 from poise.model.serving_upstreams import compile_upstreams
 from poise_serve.metrics import Metrics
 from poise_serve.model.routing import RouteView
+from poise_serve.pool import Choose
 from poise_serve.upstreams import Upstreams
 
 QUICK = {"delay": "0s", "every": "100ms", "timeout": "1s", "failures": 2}
@@ -31,11 +32,13 @@ def least_outstanding(view: RouteView) -> str:
 class Front:
     """The ASGI application that `poise serve` makes of a file, without the rest of it."""
 
-    def __init__(self, urls: list[str], keys: dict[str, str], first: dict[str, Any], said: dict[str, Any]) -> None:
+    def __init__(
+        self, urls: list[str], keys: dict[str, str], first: dict[str, Any], said: dict[str, Any], choose: Choose
+    ) -> None:
         upstreams = [{"name": f"u{place}", "url": url} | first for place, url in enumerate(urls)]
         document = {"kind": "upstreams", "upstreams": upstreams, "health": QUICK, "ejection": EJECTS} | said
         self.metrics = Metrics(CollectorRegistry())
-        self.upstreams = Upstreams(compile_upstreams(document), least_outstanding, self.metrics, keys)
+        self.upstreams = Upstreams(compile_upstreams(document), choose, self.metrics, keys)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["path"] == "/metrics":
@@ -68,10 +71,11 @@ def front(
     seconds: float = 30.0,
     keys: dict[str, str] | None = None,
     each: dict[str, Any] | None = None,
+    choose: Choose = least_outstanding,
     **said: Any,
 ) -> Iterator[tuple[Front, str]]:
     """A front before these servers, and its address. `each` is said of every upstream, `said` in the file."""
-    app = Front(urls, keys or {}, each or {}, said)
+    app = Front(urls, keys or {}, each or {}, said, choose)
     with Serving(app, seconds, app.running) as serving:
         yield app, serving.url
 

@@ -305,6 +305,7 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "replica.prompt": _TAKES,
     "replica.token": _TAKES,
     "replica.slots": {"minimum": 0, "maximum": worldfile.MOST_ITEMS},
+    "replica.cache": {"minimum": 0, "maximum": worldfile.MOST_CACHE},
     "replica.price": {"minimum": 0, "maximum": worldfile.MOST_PRICE},
     "hangup.share": SHARE,
     "hangup.after": DURATION,
@@ -430,6 +431,9 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
         "maximum": serving_upstreams.MAX_WEIGHT,
     },
     "upstream.limit": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
+    "upstream.cache": {
+        "anyOf": [{"type": "integer", "minimum": 0, "maximum": serving_upstreams.MAX_CACHE}, {"type": "null"}]
+    },
     "concurrency.target_p99": DURATION,
     "concurrency.min": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
     "retries.share": SHARE,
@@ -761,6 +765,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "replica.token": "Duration of one token of each answer, by the number of answers at once.",
     "replica.measured": "`prompt` and `token` from a file of measurements, in the form of Splitwise's "
     "`perf_model.csv`.",
+    "replica.cache": "Tokens of earlier prompts that an upstream keeps, so that it does not read them again.",
     "replica.slots": "Number of requests that an upstream answers at once; others wait there. `0`: no limit.",
     "replica.price": "Price of one replica for an hour.",
     "measured.file": "Path, relative to the folder of this file.",
@@ -817,6 +822,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "upstream.models": "Its models. By default those that its `/v1/models` lists.",
     "upstream.key_from": "Environment variable with the key for this upstream. Keys of clients are not forwarded.",
     "upstream.weight": "Weight, for routers that use it.",
+    "upstream.cache": "Tokens of earlier prompts that it keeps. By default learned from its metrics and its answers.",
     "upstream.limit": "Maximum number of concurrent requests; with `concurrency`, the upper limit.",
     "upstream.concurrency": "Let the number of concurrent requests follow latencies, from `min` to `limit`.",
     "concurrency.target_p99": "Target latency, which one answer in a hundred may exceed.",

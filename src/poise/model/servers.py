@@ -62,13 +62,14 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """An available replica. `price` per hour. `slots`: maximum concurrent requests of an upstream, which queues the
-    others; 0 for no limit.
+    others; 0 for no limit. `cache`: tokens of earlier prompts that it keeps, so that they are not read again.
     """
 
     name: str
     speed: Speed
     price: float = 0.0
     slots: int = 0
+    cache: int = 0
 
 
 class HangUp(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
     kind: upstreams
     upstreams:
       - {name: big, url: "gpu1:8000", models: [llama-8b], key_from: BIG_KEY, weight: 4, limit: 256}
-      - {name: small, url: "gpu2:8000", limit: 32}       # its models are what its /v1/models says
+      - {name: small, url: "gpu2:8000", limit: 32, cache: 400000}   # its models are what its /v1/models says
     router: least-outstanding
     timeout: 10m
     objective: {latency_p99: 5s}
@@ -32,6 +32,9 @@ MAX_MODELS = 1000
 MAX_LIMIT = 100_000
 """Maximum number of concurrent requests at one upstream, and of waiting requests."""
 
+MAX_CACHE = 10**10
+"""Maximum number of tokens of earlier prompts that one upstream keeps."""
+
 MAX_WEIGHT = 1e6
 MAX_BODY = 2**30
 MAX_BODIES = 2**40
@@ -59,6 +62,7 @@ class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):
     key_from: str = ""
     weight: float = 1.0
     limit: int = 64
+    cache: int | None = None
     concurrency: ConcurrencySpec | None = None
 
 
@@ -118,8 +122,8 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     """One server. `url` ends without `/` and without `/v1`; without `models`, the server is asked for them. `limit`:
-    its maximum number of concurrent requests, also with `concurrency`. `key_from`: the environment variable with its
-    API key.
+    its maximum number of concurrent requests, also with `concurrency`. `cache`: tokens of earlier prompts that it
+    keeps; None if that is to be learned. `key_from`: the environment variable with its API key.
     """
 
     name: str
@@ -128,6 +132,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     key_from: str = ""
     weight: float = 1.0
     limit: int = 64
+    cache: int | None = None
     concurrency: Following | None = None
 
 
@@ -210,6 +215,7 @@ _EXAMPLES = {
     "key_from": "key_from: GPU1_KEY",
     "weight": "weight: 2",
     "limit": "limit: 64",
+    "cache": "cache: 400000",
     "concurrency": "concurrency: {target_p99: 500ms}",
     "target_p99": "concurrency: {target_p99: 500ms}",
     "min": "concurrency: {target_p99: 500ms, min: 2}",
@@ -320,6 +326,7 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, time: Any, fou
             key_from=spec.key_from,
             weight=real(spec.weight, 1 / MAX_WEIGHT, MAX_WEIGHT, f"{at}.weight"),
             limit=number(spec.limit, 1, MAX_LIMIT, f"{at}.limit"),
+            cache=None if spec.cache is None else number(spec.cache, 0, MAX_CACHE, f"{at}.cache"),
             concurrency=None
             if spec.concurrency is None
             else Following(

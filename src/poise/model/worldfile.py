@@ -40,6 +40,9 @@ MOST_SERVERS = 1000
 MOST_ITEMS = 10_000_000
 """Maximum number of concurrent requests, or tokens, in a table of durations."""
 
+MOST_CACHE = 10_000_000_000
+"""Maximum number of tokens of prompts that a replica keeps."""
+
 MOST_SIZES = 1000
 """Maximum number of rows of such a table."""
 
@@ -129,6 +132,7 @@ class ReplicaSpec(msgspec.Struct, forbid_unknown_fields=True):
     token: Takes = []
     measured: MeasuredSpec | None = None
     slots: int = 0
+    cache: int = 0
     price: float = 0.0
 
 
@@ -354,6 +358,7 @@ def _serving(spec: ServingSpec, share: Any, time: Any, found: Findings) -> Servi
         for field, value, least, most in (
             ("count", one.count, 1, MOST_SERVERS),
             ("slots", one.slots, 0, MOST_ITEMS),
+            ("cache", one.cache, 0, MOST_CACHE),
             ("price", one.price, 0, MOST_PRICE),
         ):
             if not least <= value <= most:
@@ -368,7 +373,7 @@ def _serving(spec: ServingSpec, share: Any, time: Any, found: Findings) -> Servi
             if name in servers:
                 what = f"there is another replica `{name}`"
                 found.add(SpecError(what, code="E107", field=f"{at}.name", have=name))
-            servers[name] = Server(name=name, speed=speed, price=one.price, slots=one.slots)
+            servers[name] = Server(name=name, speed=speed, price=one.price, slots=one.slots, cache=one.cache)
     hang_up = spec.hang_up
     return Serving(
         servers=tuple(servers.values()),

@@ -8,7 +8,9 @@ duration of a batch comes from a table instead of a clock. All randomness comes 
     stories = trial.run()
 
 An upstream reads prompts one after the other and writes nothing meanwhile; then it does one step for all requests that
-have begun, like a server with continuous batching. Requests above its `slots` wait there in order of arrival.
+have begun, like a server with continuous batching. Requests above its `slots` wait there in order of arrival. A server
+with a `cache` reads only the tokens of a prompt that follow the longest prefix that it keeps, and forgets the least
+recently used blocks. The first byte of an answer comes when its prompt is read, and its end tells how many were kept.
 
 Open loop: requests arrive at fixed times. Closed loop (`Clients`): each client sends its next request a think time
 after an answer or a refusal. Instants and durations are in nanoseconds.
@@ -35,8 +37,9 @@ from poise_serve.kernel.lanes import Line
 from poise_serve.kernel.quarantine import LOSSES
 from poise_serve.kernel.resilience import Breaker, Health, RetryBudget, is_slow
 from poise_serve.kernel.scaler import LOOK_EVERY, Scaler, Seen
-from poise_serve.model.routing import Asked, RouteView
-from poise_serve.model.speeds import Known, Reckoner
+from poise_serve.model.estimates import Estimates, Known
+from poise_serve.model.prefixes import USUAL
+from poise_serve.model.routing import Asked, Prompt, RouteView
 from poise_serve.policy.batching import Batching
 from poise_serve.policy.route import RouterPolicy, lane_of
 
@@ -49,7 +52,8 @@ CANCELLED = "cancelled"
 class Request(NamedTuple):
     """One request. `size` is its duration relative to the usual one, `prompt` and `tokens` are the numbers of tokens
     read and written, and `guess` is the size that a router expects at arrival. Requests with the same `key` should go
-    to the same server.
+    to the same server. `blocks`: names of the blocks of the prompt, `block` tokens each (512 in Mooncake's traces);
+    prompts that begin with the same blocks begin with the same tokens.
     """
 
     at: int
@@ -58,6 +62,8 @@ class Request(NamedTuple):
     tokens: int = 0
     guess: float = 1.0
     key: str = ""
+    blocks: tuple[int, ...] = ()
+    block: int = 512
 
 
 class Story(NamedTuple):
@@ -461,6 +467,7 @@ class _Member:
         self.done = 0.0  # number of steps completed
         self.since = 0
         self.plan = 0
+        self.kept: dict[int, None] = {}  # blocks of prompts, in order of last use
 
     @property
     def name(self) -> str:
@@ -488,6 +495,19 @@ class _Member:
             self.done += (now - self.since) / self.speed.steps_take(len(self.writing))
         self.since = now
 
+    def to_be_read(self, request: Request) -> int:
+        """Return the number of tokens of a prompt that the server does not keep; at least one."""
+        kept = next((at for at, one in enumerate(request.blocks) if one not in self.kept), len(request.blocks))
+        return max(min(1, request.prompt), request.prompt - kept * request.block)
+
+    def keep(self, request: Request) -> None:
+        """Keep a prompt that was read, as far as there is room."""
+        for one in reversed(request.blocks):  # the last block is the first to be forgotten
+            self.kept.pop(one, None)
+            self.kept[one] = None
+        while len(self.kept) * request.block > self.place.server.cache:
+            del self.kept[next(iter(self.kept))]
+
     def forget(self, number: int) -> None:
         if self.to_read and self.to_read[0] == number:
             self.reading = -1
@@ -512,6 +532,7 @@ class SentTo(NamedTuple):
     member: _Member
     turn: int
     at: int
+    asked: Asked
 
 
 Outcome = Literal["answered", "failed", "neither"]
@@ -538,13 +559,14 @@ class FrontTwin(Trial):
         self.places = [by_name[told.name] for told in front.upstreams]
         self._front = front
         self._router = router
-        self._reckoner = Reckoner()
+        self._estimates = Estimates()
         self._budget = RetryBudget(front.retries)
         self._members: dict[str, _Member] = {}
         self._turn = 0
         self._line: Line[_Waiter] = Line()
         self._sent: dict[int, SentTo] = {}
         self._tried: dict[int, set[str]] = {}
+        self._cached: dict[int, float] = {}  # part of each prompt that its server had kept
         self.keyed = 0
         """Number of requests with a key."""
         self._lost: dict[int, int] = {}  # number of servers lost while they served the request
@@ -552,7 +574,7 @@ class FrontTwin(Trial):
     def _start(self) -> None:
         for told, place in zip(self._front.upstreams, self.places, strict=True):
             self._members[told.name] = _Member(told, place, self._front)
-            self._reckoner.add(told.name, 0)
+            self._estimates.add(told.name, 0, keeps=USUAL if told.cache is None else float(told.cache))
         self._at(self._front.health.every, self._probe)
 
     def _end(self) -> None:
@@ -574,6 +596,12 @@ class FrontTwin(Trial):
         self._at(self.now + self._front.timeout, partial(self._expires, number))
         self._admit(number)
 
+    def _prompt(self, request: Request) -> Prompt | None:
+        """Return the prompt as the router sees it: without the length of the answer."""
+        if not (request.prompt and request.tokens):
+            return None
+        return Prompt(float(request.prompt), blocks=request.blocks, block=float(request.block), streams=True)
+
     def _admit(self, number: int) -> None:
         """Send a request or put it in the queue. A server that was tried before is used again only if no other one is
         open.
@@ -581,7 +609,8 @@ class FrontTwin(Trial):
         self._turn += 1
         request, front = self._open[number], self._front
         due = request.at + min(front.timeout, front.objective or front.timeout)
-        waiter = _Waiter(number, self._turn, Asked(size=request.guess, key=request.key, due=due))
+        asked = Asked(size=request.guess, key=request.key, due=due, prompt=self._prompt(request))
+        waiter = _Waiter(number, self._turn, asked)
         if not self._line and self._take(waiter, self._tried[number]):
             return
         if len(self._line) >= front.queue:
@@ -605,8 +634,8 @@ class FrontTwin(Trial):
         member = self._members[chosen]
         member.running += 1
         member.breaker.on_sent()
-        self._reckoner.sent(chosen, str(waiter.turn), waiter.asked.size, now)
-        self._sent[number] = SentTo(member, waiter.turn, now)
+        self._estimates.sent(chosen, str(waiter.turn), waiter.asked, now)
+        self._sent[number] = SentTo(member, waiter.turn, now, waiter.asked)
         self._tried[number].add(chosen)
         if member.place.there:
             member.serve(now)
@@ -618,7 +647,7 @@ class FrontTwin(Trial):
 
     def _view(self, waiter: _Waiter, members: Iterable[_Member]) -> RouteView:
         known = [Known(one.name, one.told.weight, one.running, one.has_room(self.now)) for one in members]
-        return self._reckoner.view(waiter.asked, known, waiter.turn, self.now)
+        return self._estimates.view(waiter.asked, known, waiter.turn, self.now)
 
     def _wake(self) -> None:
         while self._line:
@@ -638,19 +667,20 @@ class FrontTwin(Trial):
         return bool(room) and lane_of(self._view(waiter, room)) == "deferred"
 
     def _give_back(self, number: int, outcome: Outcome) -> SentTo:
-        sent = self._sent.pop(number)
+        sent, cached = self._sent.pop(number), self._cached.pop(number, None)
         member, now = sent.member, self.now
         member.running -= 1
         others = [
-            self._reckoner.lasting(other.name, self._open[number].guess, now)
+            self._estimates.lasting(other.name, sent.asked, now)
             for other in self._members.values()
             if other is not member
         ]
         slow = is_slow(now - sent.at, [each for each in others if each], self._front.ejection)
         if outcome == "answered":
-            self._reckoner.answered(member.name, str(sent.turn), now)
+            wrote = float(self._open[number].tokens)
+            self._estimates.answered(member.name, str(sent.turn), now, wrote=wrote, cached=cached)
         else:
-            self._reckoner.dropped(member.name, str(sent.turn), now)
+            self._estimates.dropped(member.name, str(sent.turn), now)
         if outcome == "failed" or slow:
             others_open = any(other is not member and other.is_open(now) for other in self._members.values())
             if member.breaker.on_failure(now, may_eject=others_open):
@@ -706,19 +736,21 @@ class FrontTwin(Trial):
             if member.speed.reading_takes(self._open[number].prompt):
                 member.to_read.append(number)
             else:
-                self._write(member, number)
+                self._begins(member, number)
         member.plan += 1
         if member.to_read:
             if member.reading < 0:
-                takes = member.speed.reading_takes(self._open[member.to_read[0]].prompt)
+                takes = member.speed.reading_takes(member.to_be_read(self._open[member.to_read[0]]))
                 member.reading = self.now + self._varied(takes)
             self._at(member.reading, partial(self._has_read, member, member.plan))
         elif member.writing:
             left = max(0.0, member.writing[0][0] - member.done) * member.speed.steps_take(len(member.writing))
             self._at(self.now + max(1, round(left)), partial(self._has_written, member, member.plan))
 
-    def _write(self, member: _Member, number: int) -> None:
-        request = self._open[number]
+    def _begins(self, member: _Member, number: int) -> None:
+        """Begin to write an answer."""
+        request, sent = self._open[number], self._sent[number]
+        self._estimates.began(member.name, str(sent.turn), self.now)
         steps = member.speed.steps(request.size, request.tokens)
         varied = self._varied(steps * SECOND) / SECOND if self._serving.spread else steps
         heappush(member.writing, (member.done + varied, number))
@@ -728,7 +760,11 @@ class FrontTwin(Trial):
             return
         member.serve(self.now)
         member.reading = -1
-        self._write(member, member.to_read.popleft())
+        number = member.to_read.popleft()
+        request = self._open[number]
+        self._cached[number] = 1.0 - member.to_be_read(request) / request.prompt
+        member.keep(request)
+        self._begins(member, number)
         self._go_on(member)
 
     def _has_written(self, member: _Member, plan: int) -> None:
@@ -754,7 +790,9 @@ class FrontTwin(Trial):
     def _comes(self, place: Place) -> None:
         def is_there() -> None:
             place.there = True
-            self._members[place.server.name].since = self.now
+            member = self._members[place.server.name]
+            member.since = self.now
+            member.kept.clear()
 
         self._at(self.now + self._serving.start, is_there)
 

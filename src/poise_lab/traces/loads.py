@@ -164,7 +164,8 @@ def _of_trace(path: Path, tally: Tally, wanted: Wanted) -> Iterator[Request]:
         at = round((call.at - first) / wanted.load * SECOND)
         if wanted.until and at >= wanted.until:
             return
-        yield Request(at, 1.0, call.prompt, call.tokens, max(1.0, float(call.prompt)))
+        guess = max(1.0, float(call.prompt))
+        yield Request(at, 1.0, call.prompt, call.tokens, guess, blocks=call.blocks)
 
 
 def _of_rates(path: Path, tally: Tally, wanted: Wanted, seed: int) -> Iterator[Request]:

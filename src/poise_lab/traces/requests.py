@@ -8,7 +8,7 @@
 
 A device stands for one replica of a model, and serves `Options.requests` concurrently. A request takes the time of its
 prompt plus the time of each token: those of Llama-2-70B on eight devices, as in `PACES`. Interference between requests
-is left to `poise rehearse`; shared prefixes of prompts (`hash_ids`) are ignored.
+and shared prefixes of prompts (`hash_ids`) are left to `poise rehearse`.
 
 Sources: Patel et al., "Splitwise", ISCA 2024, github.com/Azure/AzurePublicDataset (CC BY 4.0); Wang et al., "BurstGPT",
 2024, github.com/HPMLL/BurstGPT; Qin et al., "Mooncake", FAST 2025, github.com/kvcache-ai/Mooncake, FAST25-release
@@ -26,12 +26,13 @@ from poise.model.resources import SHARED_CAP, WHOLE
 from poise.model.workload import Workload
 from poise_lab.traces.making import Maker, Said
 from poise_lab.traces.options import Options
-from poise_lab.traces.rows import BadRow, Tally, header_of, lines_of, table
+from poise_lab.traces.rows import BadRow, Row, Tally, header_of, lines_of, table
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 SECONDS = ("arrival_s", "input_tokens", "output_tokens")
 BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 MILLISECONDS = ("arrival_ms", "input_tokens", "output_tokens")
+BLOCKS = "prefix_block_ids"
 MAX_TOKENS = 10_000_000
 KIND = "request"
 
@@ -53,14 +54,18 @@ class _Request(msgspec.Struct):
     timestamp: float
     input_length: int
     output_length: int
+    hash_ids: tuple[int, ...] = ()
 
 
 class Call(NamedTuple):
-    """A request: seconds since an arbitrary origin, the number of prompt tokens and the number of generated tokens."""
+    """A request: seconds since an arbitrary origin, the number of prompt tokens and the number of generated tokens.
+    `blocks` of 512 tokens each: prompts that begin with the same blocks begin with the same tokens.
+    """
 
     at: float
     prompt: int
     tokens: int
+    blocks: tuple[int, ...] = ()
 
 
 def read_azure(path: Path, options: Options) -> Workload:
@@ -96,13 +101,22 @@ def calls(name: str, path: Path, tally: Tally) -> Iterator[Call]:
         try:
             instant, asked = row.instant(at, scale), row.whole(prompt, most=MAX_TOKENS)
             made = row.whole(tokens, most=MAX_TOKENS)
+            blocks = _blocks(row) if names is MILLISECONDS else ()
         except BadRow as why:
             tally.bad(row.line, why)
             continue
         if not made and names is BURSTGPT:
             tally.leave_out("the request failed")
         else:
-            yield Call(instant, asked, made)
+            yield Call(instant, asked, made, blocks)
+
+
+def _blocks(row: Row) -> tuple[int, ...]:
+    """Return the blocks of a prompt; none without that column."""
+    try:
+        return tuple(map(int, row.text(BLOCKS).split()))
+    except ValueError:
+        raise BadRow("the blocks are not numbers", BLOCKS, "whole numbers", row.text(BLOCKS)[:40]) from None
 
 
 def _records(path: Path, tally: Tally) -> Iterator[Call]:
@@ -116,7 +130,7 @@ def _records(path: Path, tally: Tally) -> Iterator[Call]:
             continue
         prompt, tokens = record.input_length, record.output_length
         if 0 <= prompt <= MAX_TOKENS and 0 <= tokens <= MAX_TOKENS:
-            yield Call(record.timestamp / 1000, prompt, tokens)
+            yield Call(record.timestamp / 1000, prompt, tokens, record.hash_ids)
         else:
             need = f"0 to {MAX_TOKENS} tokens"
             tally.bad(number, BadRow("the lengths are absurd", "input_length", need, f"{prompt}, {tokens}"))

@@ -3,17 +3,34 @@
 import msgspec
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """The prompt of a request to a language model.
+
+    `tokens`: its length. `blocks`: names of its blocks of `block` tokens each, see `poise_serve.model.prefixes`.
+    `writes`: tokens of the answer, as far as they can be foreseen. `streams`: the first byte of the answer comes when
+    the prompt is read.
+    """
+
+    tokens: float
+    writes: float = 0.0
+    blocks: tuple[int, ...] = ()
+    block: float = 1.0
+    streams: bool = False
+
+
 class Asked(msgspec.Struct, frozen=True):
     """One request to be routed.
 
     `size`: its work as far as it can be foreseen, in units in which the speeds of replicas are learned (tokens, items;
     1 where nothing is known). `key`: requests of the same key had better meet the same replica (a session, a prefix).
-    `due`: the instant by which it must be answered, 0 if there is none.
+    `due`: the instant by which it must be answered, 0 if there is none. `prompt`: None if the request has none, or
+    nothing is known of it.
     """
 
     size: float = 1.0
     key: str = ""
     due: int = 0
+    prompt: Prompt | None = None
 
 
 class ReplicaView(msgspec.Struct, frozen=True):
@@ -23,7 +40,9 @@ class ReplicaView(msgspec.Struct, frozen=True):
     foreseen to take from now. `cost`: how long this request is foreseen to take there, once it is its turn. `told`:
     how long requests of others would have taken there by the replica's own metrics, `age` ago: the backlog that these
     told, less this router's own at that instant; -1 if they told none. `weight`: its share in weighted policies.
-    `open`: it may be sent requests (healthy, not draining, not ejected).
+    `cached`: tokens of the prompt that it is believed to keep; `cost` is without these. `delays`: by how much the
+    request is foreseen to delay the others there, in total. `open`: it may be sent requests (healthy, not draining, not
+    ejected).
     """
 
     name: str
@@ -34,6 +53,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     told: int = -1
     age: int = 0
     open: bool = True
+    cached: float = 0.0
+    delays: int = 0
 
 
 class RouteView(msgspec.Struct, frozen=True):
@@ -52,4 +73,4 @@ class Route(msgspec.Struct, frozen=True):
     replica: str
 
 
-__all__ = ["Asked", "ReplicaView", "Route", "RouteView"]
+__all__ = ["Asked", "Prompt", "ReplicaView", "Route", "RouteView"]

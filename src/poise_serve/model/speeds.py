@@ -24,7 +24,7 @@ slowdown beyond the crowds seen so far is assumed to be proportional; otherwise 
 requests until it answers.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from math import exp, exp2, inf, log, sqrt
 from statistics import median
 from typing import NamedTuple
@@ -32,7 +32,6 @@ from typing import NamedTuple
 import msgspec
 
 from poise.units import MILLISECOND, SECOND
-from poise_serve.model.routing import Asked, ReplicaView, RouteView
 
 UNKNOWN = 100.0 * MILLISECOND
 """Initial pace before any replica has answered. Until then only the comparison of replicas matters."""
@@ -237,13 +236,18 @@ class Throughput(msgspec.Struct, frozen=True):
         pace, usual = self.lately.pace, self.usually.pace
         return max(SHORTEST, usual + (pace - usual) * exp2(-max(0, now - self.seen) / FADES))
 
-    def observe(self, work: float, took: float, now: int) -> "Throughput":
-        """Add an answer; `took` is its time without concurrent requests."""
+    def observe(self, work: float, took: float, now: int, crowd: float = 1.0) -> "Throughput":
+        """Add an answer; `took` is its time without concurrent requests. The sums remember a whole `crowd` at least,
+        because those that were served at once were all slow or all fast.
+        """
         lately = (
             msgspec.structs.replace(self.lately, took=self.lately.work * self.at(now)) if self.count else self.lately
         )
         return Throughput(
-            lately.add(work, took, LEAST_WEIGHT), self.usually.add(work, took, USUAL_WEIGHT), self.count + 1, now
+            lately.add(work, took, min(LEAST_WEIGHT, 1.0 / crowd)),
+            self.usually.add(work, took, USUAL_WEIGHT),
+            self.count + 1,
+            now,
         )
 
 
@@ -260,7 +264,7 @@ class Sent(NamedTuple):
     work: float
     at: int
     crowded: int
-    kind: str
+    kind: Hashable
 
 
 class InFlight:
@@ -270,7 +274,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._sent: dict[str, Sent] = {}
-        self._work: dict[str, float] = {}
+        self._work: dict[Hashable, float] = {}
         self.beside = False
         self._crowded = self._counted = 0  # request-nanoseconds in flight, and the instant of that count
         self._served = 0  # start of service of the oldest request, if it was sent by then
@@ -279,11 +283,11 @@ class InFlight:
         return len(self._sent)
 
     @property
-    def kinds(self) -> Collection[str]:
+    def kinds(self) -> Collection[Hashable]:
         """Kinds of the requests in flight."""
         return self._work.keys()
 
-    def sent(self, request: str, size: float, work: float, now: int, kind: str = "") -> None:
+    def sent(self, request: str, size: float, work: float, now: int, kind: Hashable = "") -> None:
         self._count(now)
         self._sent[request] = Sent(size, work, now, self._crowded, kind)
         self._work[kind] = self._work.get(kind, 0.0) + work
@@ -322,7 +326,7 @@ class InFlight:
             self._work.clear()
         return sent
 
-    def left(self, paces: Mapping[str, float], now: int) -> int:
+    def left(self, paces: Mapping[Hashable, float], now: int) -> int:
         """Estimated nanoseconds to serve all requests in flight, by the pace of each kind. The remaining time of the
         oldest is at least the time that it has taken so far: a long time so far makes a large request likely.
         """
@@ -333,17 +337,6 @@ class InFlight:
         whole = oldest.work * paces[oldest.kind]
         rest = max(0.0, sum(work * paces[kind] for kind, work in self._work.items()) - whole)
         return int(rest + max(whole - served, served))
-
-
-class Known(NamedTuple):
-    """A replica as the router knows it without learning: its weight, its number of requests from this router, and
-    whether it has room for one more.
-    """
-
-    name: str
-    weight: float
-    running: int
-    has_room: bool
 
 
 class _Kind:
@@ -367,7 +360,7 @@ class Reckoner:
     def __init__(self) -> None:
         self._likes: dict[str, str] = {}
         self._flights: dict[str, InFlight] = {}
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[Hashable, _Kind] = {}
 
     def add(self, replica: str, now: int, like: str = "") -> None:
         """Add a replica, estimated by replicas of the same class, or by all if none of these has answered."""
@@ -381,7 +374,7 @@ class Reckoner:
         for kind in self._kinds.values():
             del kind.speeds[replica], kind.lasting[replica], kind.crowds[replica]
 
-    def _kind(self, name: str, now: int) -> _Kind:
+    def _kind(self, name: Hashable, now: int) -> _Kind:
         kind = self._kinds.get(name)
         if kind is None:
             kind = self._kinds[name] = _Kind()
@@ -399,26 +392,34 @@ class Reckoner:
         known = [speed for speed in alike if speed.count]
         return Speed.of(known or kind.speeds.values(), now)
 
-    def sent(self, replica: str, request: str, size: float, now: int, kind: str = "") -> None:
+    def sent(self, replica: str, request: str, size: float, now: int, kind: Hashable = "") -> None:
         self._flights[replica].sent(request, size, self._kind(kind, now).sizes.work(size), now, kind)
 
-    def answered(self, replica: str, request: str, now: int, held: int = 0) -> None:
-        """Record an answer. `held`: nanoseconds during which its client did not read and blocked the replica."""
+    def answered(self, replica: str, request: str, now: int, held: int = 0, size: float = 0.0) -> None:
+        """Record an answer. `held`: nanoseconds during which its client did not read and blocked the replica. `size`:
+        that of the request, if it turned out to be another one than was expected.
+        """
         flight = self._flights[replica]
         known = flight.answered(request, now)
         if known is None:
             return
         sent, busy = known
         kind = self._kinds[sent.kind]
+        if size > 0.0:
+            sent = sent._replace(size=size, work=kind.sizes.work(size))
         lasted = max(0, now - sent.at - held)
         kind.lasting[replica] = kind.lasting[replica].observe(sent.work, lasted, now)
         busy, before = min(busy, lasted), kind.speeds[replica]
+        speed: Speed | Throughput
         if flight.beside:
             crowd = flight.crowd(sent, now)
             kind.crowds[replica].observe(crowd, sent.work, lasted)
             busy = int(lasted / kind.crowds[replica].slower(crowd))
             before = before if isinstance(before, Throughput) else Throughput.of(before, now)
-        speed = kind.speeds[replica] = before.observe(sent.work, busy, now)
+            speed = before.observe(sent.work, busy, now, crowd)
+        else:
+            speed = before.observe(sent.work, busy, now)
+        kind.speeds[replica] = speed
         if not before.count:  # the first answer also updates the replicas that have not answered
             kind.speeds |= {name: self._new(kind, name, now) for name, one in kind.speeds.items() if not one.count}
         kind.sizes = kind.sizes.observe(sent.size, min(busy / speed.at(now), OUTLIER * sent.work))
@@ -427,7 +428,7 @@ class Reckoner:
         """Remove a cancelled or failed request; estimates do not change."""
         self._flights[replica].dropped(request, now)
 
-    def known(self, replica: str, size: float, now: int, kind: str = "") -> tuple[int, int, int]:
+    def known(self, replica: str, size: float, now: int, kind: Hashable = "") -> tuple[int, int, int]:
         """Return `outstanding`, `backlog` and `cost` of a `ReplicaView`, for a request of this size and kind."""
         flight, asked = self._flights[replica], self._kind(kind, now)
         paces = {name: self._kinds[name].speeds[replica].at(now) for name in flight.kinds}
@@ -436,24 +437,7 @@ class Reckoner:
             left = int(left * (asked.crowds[replica].slower(outstanding + 1.0) - 1.0) / outstanding)
         return outstanding, left, int(asked.speeds[replica].at(now) * asked.sizes.work(size))
 
-    def view(self, asked: Asked, servers: Iterable[Known], turn: int, now: int, kind: str = "") -> RouteView:
-        """Build a router's view of a request and the candidate replicas. The random seed is `turn`."""
-        replicas = []
-        for server in servers:
-            _, backlog, cost = self.known(server.name, asked.size, now, kind)
-            replicas.append(
-                ReplicaView(
-                    name=server.name,
-                    weight=server.weight,
-                    outstanding=server.running,
-                    backlog=backlog,
-                    cost=cost,
-                    open=server.has_room,
-                )
-            )
-        return RouteView(now=now, asked=asked, replicas=tuple(replicas), turn=turn, seed=turn)
-
-    def lasting(self, replica: str, size: float, now: int, kind: str = "") -> float:
+    def lasting(self, replica: str, size: float, now: int, kind: Hashable = "") -> float:
         """Estimated nanoseconds from sending a request of this size to the end of its answer, including the effect of
         concurrent requests; 0 before the first answer.
         """
@@ -462,4 +446,4 @@ class Reckoner:
         return lasting.at(now) * asked.sizes.work(size) if lasting.count else 0.0
 
 
-__all__ = ["Crowds", "InFlight", "Known", "Reckoner", "Sent", "Sizes", "Speed", "Sums", "Throughput"]
+__all__ = ["Crowds", "InFlight", "Reckoner", "Sent", "Sizes", "Speed", "Sums", "Throughput"]

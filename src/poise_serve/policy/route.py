@@ -105,8 +105,8 @@ def _power_of_two(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaVi
 
 
 def _expected_delay(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaView:
-    """Take the replica with the shortest expected delay."""
-    return _least(view, replicas, foreseen)
+    """Take the replica with the shortest expected delay, that of the others there included."""
+    return _least(view, replicas, lambda replica: foreseen(replica) + replica.delays)
 
 
 def _consistent_hash(view: RouteView, replicas: Sequence[ReplicaView]) -> ReplicaView:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 
 from poise.units import MILLISECOND, MINUTE, SECOND
+from poise_serve.model.estimates import Estimates, Known
 from poise_serve.model.routing import Asked
-from poise_serve.model.speeds import FADES, UNKNOWN, InFlight, Known, Reckoner, Sizes, Speed
+from poise_serve.model.speeds import FADES, UNKNOWN, InFlight, Reckoner, Sizes, Speed
 from poise_serve.policy.route import router_named
 
 
@@ -204,10 +205,10 @@ def shares_by_minute(minutes: int, rate: float, late: Callable[[int, int, int], 
     """The part of requests that the first of two equal servers gets, which take 50 to 150 ms, 16 side by side; `late`
     says when one of its own that was to begin and to end at instants is really answered.
     """
-    random, reckoner, router = Random(1), Reckoner(), router_named("expected-delay")  # noqa: S311
+    random, estimates, router = Random(1), Estimates(), router_named("expected-delay")  # noqa: S311
     free, running = {name: [0] * 16 for name in "ab"}, dict.fromkeys("ab", 0)
     for name in free:
-        reckoner.add(name, 0)
+        estimates.add(name, 0)
     ends: list[tuple[int, str, str]] = []
     counts = [dict.fromkeys("ab", 0) for _ in range(minutes)]
     now = number = 0
@@ -215,11 +216,11 @@ def shares_by_minute(minutes: int, rate: float, late: Callable[[int, int, int], 
         number += 1
         while ends and ends[0][0] <= now:
             end, name, request = heappop(ends)
-            reckoner.answered(name, request, end)
+            estimates.answered(name, request, end)
             running[name] -= 1
         servers = [Known(name, 1.0, many, has_room=True) for name, many in running.items()]
-        name = router.decide(reckoner.view(Asked(), servers, number, now)).replica
-        reckoner.sent(name, str(number), 1.0, now)
+        name = router.decide(estimates.view(Asked(), servers, number, now)).replica
+        estimates.sent(name, str(number), Asked(), now)
         running[name] += 1
         begin = max(now, heappop(free[name]))
         end = begin + int(random.uniform(0.05, 0.15) * SECOND)
