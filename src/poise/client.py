@@ -55,6 +55,7 @@ from poise.model.reports import (
     LogPiece,
     NodeReport,
     Overview,
+    PartReport,
     PlanReport,
     PolicyReport,
     PolicyRequest,
@@ -789,6 +790,14 @@ class Client:
                         yield msgspec.structs.replace(piece, data=piece.data[repeated:])
             self.status()  # wait for the control plane to return, or raise
 
+    def results(self, name: str) -> Iterator[PartReport]:
+        """Yield a row for each task of a job that is over: in order, or, of an array, as they ended. Raises
+        NotFound.
+        """
+        decode = json_decoder(PartReport).decode
+        with self._stream(f"/v1/jobs/{_part(name)}/results") as response:
+            yield from (decode(line) for line in response if line != b"\n")
+
     def give(
         self,
         name: str,
@@ -840,11 +849,26 @@ class Client:
         Raises Unreachable if the control plane ends, which also ends the command.
         """
         body = {"run": [*run], "task": task, "rank": rank, "env": dict(env or {}), "stdin": stdin, "tty": tty}
+        yield from self._beside(name, "exec", body)
+
+    def connect(
+        self, name: str, *, port: int = 0, key: str = "", task: str = "", rank: int | None = None
+    ) -> Generator[ExecLine]:
+        """Connect to a TCP port on the node of a running task or, with a public `key`, to an SSH server there, and
+        yield what it sends, then the end. `feed_exec` sends. `task` and `rank` are those of `exec`.
+
+        Its `err` stream has lines of JSON: `{"sent": N}` once the service has ended its direction after N bytes, or
+        `{"message": …, "hint": …}`. Raises what `exec` raises.
+        """
+        yield from self._beside(name, "connect", {"port": port, "key": key, "task": task, "rank": rank})
+
+    def _beside(self, name: str, what: str, body: dict[str, Any]) -> Generator[ExecLine]:
+        """Yield what a program beside a running task writes, then its end."""
         decode = json_decoder(ExecLine).decode
         self._find_leader()
         self.status()  # check that there is one to ask
         try:
-            with self._stream(f"/v1/jobs/{_part(name)}/exec", body=body) as response:
+            with self._stream(f"/v1/jobs/{_part(name)}/{what}", body=body) as response:
                 for line in response:
                     if line != b"\n":
                         yield (told := decode(line))

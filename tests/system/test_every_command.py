@@ -39,6 +39,7 @@ WORKS = {
     "unblock": "unblock --json JOB",
     "logs": "logs --json JOB",
     "attach": "attach --json JOB",
+    "results": "results --json JOB",
     "get": "get --json over:some.txt copied.txt",
     "exec": "exec --json RUNS -- true",
     "capture": "capture --json JOB --list",
@@ -83,7 +84,7 @@ WORKS = {
     "rehearse": f"rehearse --json {REHEARSED}-service.yaml poisson:requests=50 --world {REHEARSED}-replicas.yaml",
     "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
-LONG = {"demo", "tune", "bench-devices", "serve", "join", "dashboard"}
+LONG = {"forward", "ssh", "demo", "tune", "bench-devices", "serve", "join", "dashboard"}
 """Take long, or go on until they are told to end, and have tests of their own."""
 
 ASKS = (

@@ -19,6 +19,7 @@ from poise.cli.render import (
     counts_text,
     over_memory,
     print_json,
+    progress_text,
     say,
     shorten,
     status_text,
@@ -161,6 +162,9 @@ def _job_shown(report: JobReport) -> Shown:
         f"{click.style(title, bold=True)}  {_status_of(report)}  {report.command}",
         f"submitted {ago(report.submitted)} ago{who}{whose}{ended}",
     ]
+    if report.array is not None:
+        head.append(counts_text(report.counts))
+        head.append(f"{progress_text(report)}; `poise results {report.id}`")
     if report.critical_path:
         left = f" ({format_duration(report.remaining)} of it expected still to come)" if report.remaining else ""
         left = " (the rest of it has an unknown run time)" if report.remaining is None else left

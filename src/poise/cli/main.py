@@ -36,9 +36,12 @@ COMMANDS = {
     "dashboard": ("poise.cli.dashboard", "Show the fleet, the queue and jobs in a browser, live"),
     "top": ("poise.cli.top", "Show the fleet and its jobs, live"),
     "logs": ("poise.cli.logs", "Print the output of a job"),
+    "results": ("poise.cli.results", "List the results of all tasks of a job"),
     "get": ("poise.cli.get", "Copy a file or a folder of a job from its node"),
     "attach": ("poise.cli.attach", "Follow a running job, and send it input"),
     "exec": ("poise.cli.exec", "Run a command beside a running task: in its folder, on its devices"),
+    "ssh": ("poise.cli.ssh", "Open an SSH session beside a running job, also for editors"),
+    "forward": ("poise.cli.forward", "Open ports of this machine that lead to a running job"),
     "capture": ("poise.cli.capture", "Capture what a running task does: a flame graph, or a trace of PyTorch"),
     "wait": ("poise.cli.jobs", "Wait until jobs have ended"),
     "cancel": ("poise.cli.jobs", "Cancel jobs"),
@@ -88,7 +91,21 @@ COMMANDS = {
 
 GROUPS = {
     "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
-    "Jobs": ("get", "exec", "attach", "capture", "hold", "release", "set", "retry", "rm", "schedules"),
+    "Jobs": (
+        "results",
+        "get",
+        "exec",
+        "attach",
+        "ssh",
+        "forward",
+        "capture",
+        "hold",
+        "release",
+        "set",
+        "retry",
+        "rm",
+        "schedules",
+    ),
     "Forecasts": ("plan", "eta", "forecast", "what-if"),
     "Fleet": (
         "status",
@@ -119,7 +136,7 @@ COMPLETE = "__complete"
 """The hidden command that shells call for completion."""
 
 OWN_FAILURE = 125
-GIVES_CHILD_CODE = frozenset({"run", "wait", "exec", "attach"})
+GIVES_CHILD_CODE = frozenset({"run", "wait", "exec", "attach", "ssh"})
 
 
 def help_text() -> str:

@@ -43,6 +43,7 @@ from poise.model.reports import (
     LoadForecast,
     LogLine,
     NodeReport,
+    PartReport,
     PlanReport,
     ScheduleReport,
     StatusReport,
@@ -140,6 +141,18 @@ def job(home: Home, name: str, at: str | None = None) -> JobReport:
     found = find(ledger, name)
     kept = tuple(captures_of(home.logs, found.job.id)) if at is None else ()
     return msgspec.structs.replace(found_report(ledger, found, now), captures=kept)
+
+
+def results(home: Home, name: str) -> Iterator[PartReport]:
+    """Yield a row for each task of a job that is over."""
+    from poise.drivers.results import rows_of
+    from poise.kernel.results import Results, results_of
+
+    ledger = load(home)
+    of = find(ledger, name).job
+    yield from (
+        results_of(ledger, of, instant(ledger)) if of.array is None else rows_of(home, Results(ledger, of, of.array))
+    )
 
 
 def incidents(home: Home) -> list[IncidentReport]:

@@ -10,7 +10,7 @@ import click
 from poise.errors import ErrorRecord, PoiseError
 
 if TYPE_CHECKING:
-    from poise.model.reports import TaskReport
+    from poise.model.reports import JobReport, TaskReport
 
 STATUS_STYLE = {
     "done": "green",
@@ -152,6 +152,20 @@ def ago(moment: float) -> str:
 def counts_text(counts: dict[str, int]) -> str:
     """Format counts: `3 done, 1 running`."""
     return ", ".join(f"{count} {status_text(status)}" for status, count in counts.items())
+
+
+def progress_text(report: "JobReport", width: int = 20) -> str:
+    """Format the progress of an array: `[####······] 41.2 % of 100000 over, 3 failed (3, 17-18; 50 may fail)`."""
+    array = report.array
+    if array is None:
+        return ""
+    over = sum(report.counts.get(status, 0) for status in ("done", "failed", "cancelled", "skipped"))
+    whole = max(1, sum(report.counts.values()))
+    bar = "#" * (width * over // whole)
+    failed = report.counts.get("failed", 0)
+    allowed = f"; {array.allow_failed} may fail" if array.allow_failed else ""
+    which = f", {failed} failed ({array.failed}{allowed})" if failed else ""
+    return f"[{bar:·<{width}}] {100 * over / whole:.1f} % of {whole} over{which}"
 
 
 def shorten(text: str, width: int) -> str:

@@ -15,7 +15,7 @@ import click
 
 from poise.cli.asking import Asking, asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
-from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
+from poise.cli.render import NOT_FOUND, over_memory, print_json, progress_text, say, tell
 from poise.cli.secrets import with_values
 from poise.cli.terminal import (
     PATIENCE,
@@ -34,6 +34,7 @@ from poise.drivers.giving import Giving, Source, comes_in
 from poise.errors import PoiseError, SpecError, Unreachable, placed
 
 SAY_WHY_AFTER = 1.5
+PROGRESS_SECONDS = 1.0
 
 _SHELL = re.compile(r"[\s|&;<>$`*?]")
 
@@ -71,6 +72,8 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
         telling.start()
         if has_deadline(spec) and not (quiet or as_json):
             threading.Thread(target=_say_chance, args=(home, job, over), daemon=True).start()
+        if (spec.get("parts") or spec.get("sweep")) and not (quiet or as_json) and sys.stderr.isatty():
+            threading.Thread(target=_draw_progress, args=(home, job, over), daemon=True).start()
         try:
             interrupts.job_is(job)
             with _feeding(home, job, source) if source is not None else contextlib.nullcontext():
@@ -106,9 +109,11 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
             elif task.outcome not in ("", "done", "failed") or task.note:
                 seen = "; ".join(part for part in (over_memory(task), task.note) if part)
                 say(f"poise: {task.task} {task.outcome}{f': {seen}' if seen else ''}")
-            elif task.outcome == "failed" and len(report.tasks) > 1:
+            elif task.outcome == "failed" and (len(report.tasks) > 1 or report.array is not None):
                 tried = ", ".join(f"{name}={value}" for name, value in task.sweep.items())
                 say(f"poise: {task.task}{f' ({tried})' if tried else ''} failed with {task.exit_code}")
+        if report.array is not None:
+            say(f"poise: {progress_text(report)}; `poise results {job}`")
         if code == NOT_FOUND and len(command) == 1 and _SHELL.search(command[0]):
             say(f"poise: to use a shell: `poise run -- sh -c {shlex.quote(command[0])}`")
     return code
@@ -217,6 +222,20 @@ def _say_chance(home: Home, job: str, over: threading.Event) -> None:
     told = forecast_of(Client(home, patience=0), job)
     if told is not None and not over.is_set():
         tell(told.sentence())
+
+
+def _draw_progress(home: Home, job: str, over: threading.Event) -> None:
+    """Redraw the progress of an array each second, in the last line of the terminal."""
+    client = Client(home, patience=0)
+    while not over.wait(PROGRESS_SECONDS):
+        with contextlib.suppress(PoiseError, OSError):
+            report = client.job(job)
+            if report.array is None:
+                return
+            sys.stderr.write(f"\r\x1b[K{progress_text(report)}")
+            sys.stderr.flush()
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()
 
 
 def _say_why(home: Home, job: str, over: threading.Event) -> None:

@@ -31,6 +31,7 @@ from poise.control.lifetime import Lifetime
 from poise.control.notices import Targets
 from poise.control.openapi import SCHEMA, LoggedEvent, document
 from poise.control.plane import Plane
+from poise.control.results import results_of_job
 from poise.control.routes import Content, Redirect, Request, Routes, Stream
 from poise.control.scrape import Scrape
 from poise.control.shares import Turns
@@ -52,6 +53,7 @@ from poise.drivers.plugins import (
 )
 from poise.drivers.security import caller_key, same_token, worker_key
 from poise.drivers.series import Series
+from poise.drivers.session import SSH_KEY
 from poise.drivers.system import Effort
 from poise.drivers.tidy import remove_folders
 from poise.drivers.vault import Vault
@@ -326,6 +328,17 @@ class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = {}
     stdin: bool = False
     tty: str = ""
+
+
+class ConnectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A connection to a TCP `port` on the node of a running task or, with a public `key`, to an SSH server that accepts
+    it. `task` is required if several tasks run; for a gang, `rank` selects one (default 0).
+    """
+
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    key: Annotated[str, msgspec.Meta(max_length=4096, pattern="^[^\\x00-\\x1f]*$")] = ""
+    task: str = ""
+    rank: Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)] | None = None
 
 
 class CaptureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -864,6 +877,16 @@ def make_app(
         pieces = follow_job(home.logs, lambda: plane.ledger, job, tasks, follow=follow, wanted=wanted, rest=rest)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
+    @routes.get(
+        "/v1/jobs/{name}/results",
+        summary="Lines of JSON: the parameters, status, node, times, exit code and result of each task that is over",
+        role=VIEWER,
+    )
+    async def results(bearer: Bearer, name: str) -> Stream:
+        ledger, found = await settled_job(bearer, name)
+        rows = results_of_job(home, ledger, found.job, plane.clock.now())
+        return Stream(_lines(rows, lambda: gate.stands(bearer)), "application/x-ndjson")
+
     @routes.post(
         "/v1/jobs/{name}/input",
         summary="Send a task a piece of its standard input; the answer says how much was accepted",
@@ -909,6 +932,26 @@ def make_app(
         node, attempt = unit.tasks[index].node, attempt_of(unit, index)
         _log.info("%s of %s runs `%s` beside %s", bearer.name or "somebody", bearer.tenant, argv[0], attempt)
         pieces = consoles.run(node, attempt, bearer, argv, env, stdin=data.stdin, tty=tty)
+        return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
+
+    @routes.post(
+        "/v1/jobs/{name}/connect",
+        summary="Connect to a port of a running task, or to an SSH server beside it; what it sends comes as lines of "
+        "JSON, as for `exec`",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def connect(bearer: Bearer, name: str, data: ConnectRequest) -> Stream:
+        plane.check_leading()
+        ledger, found = await settled_job(bearer, name, data.task)
+        unit, index = the_one_that_runs(found, ledger, data.rank)
+        if bool(data.port) == bool(data.key):
+            raise SpecError("a connection is to a port, or by SSH", field="port", need="`port` or `key`")
+        session = ("port", str(data.port)) if data.port else ("ssh",)
+        node, attempt = unit.tasks[index].node, attempt_of(unit, index)
+        _log.info("%s of %s connects to %s: %s", bearer.name or "somebody", bearer.tenant, attempt, " ".join(session))
+        env = {SSH_KEY: data.key} if data.key else {}
+        pieces = consoles.run(node, attempt, bearer, (), env, stdin=True, session=session)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
     @routes.post(

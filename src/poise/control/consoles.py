@@ -89,12 +89,22 @@ class Consoles:
         stdin: bool = False,
         tty: int = 0,
         capture: tuple[str, ...] = (),
+        session: tuple[str, ...] = (),
     ) -> AsyncGenerator[ExecLine]:
-        """Run a command beside an attempt on this node, or the capture program with the arguments `capture`. It runs as
-        long as its output is read. Raises `Busy`.
+        """Run a command beside an attempt on this node, or the node's program for captures or for connections with the
+        arguments `capture` or `session`. It runs as long as its output is read. Raises `Busy`.
         """
         running = self._new(node, bearer)
-        order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty, capture=capture)
+        order = Exec(
+            name=running.name,
+            attempt=attempt,
+            argv=argv,
+            env=env,
+            stdin=stdin,
+            tty=tty,
+            capture=capture,
+            session=session,
+        )
         async with contextlib.aclosing(self._said(running, order)) as lines:
             async for line in lines:
                 yield line

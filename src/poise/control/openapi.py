@@ -15,7 +15,7 @@ from poise.control.routes import Content, Redirect, Route, Stream
 from poise.model.captures import CaptureLine
 from poise.model.events import Event
 from poise.model.job_fields import JobSpec
-from poise.model.reports import AuditReport, ExecLine, LogLine
+from poise.model.reports import AuditReport, ExecLine, LogLine, PartReport
 
 SCHEMA = "/v1/schema/openapi.json"
 """The path of the document."""
@@ -51,7 +51,7 @@ class LoggedEvent(msgspec.Struct, frozen=True):
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """Return the document for all routes but its own."""
     told = [route for route in routes if route.path != SCHEMA]
-    known = [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, ExecLine, CaptureLine, JobSpec]
+    known = [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, ExecLine, CaptureLine, PartReport, JobSpec]
     kinds = [*known, *dict.fromkeys(kind for route in told for kind in _kinds(route))]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(kinds, schemas, strict=True))
@@ -135,6 +135,11 @@ def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         case "/v1/jobs/{name}/files":
             about = "Lines: `started`, the archive piece by piece, and its `end`; some are empty"
             return _answer(about, schema_of[ExecLine], LINES)
+        case "/v1/jobs/{name}/connect":
+            about = "Lines: `started`, with the id that its input is sent to, what comes, and the `end`; some are empty"
+            return _answer(about, schema_of[ExecLine], LINES)
+        case "/v1/jobs/{name}/results":
+            return _answer("Lines: one for each task that is over; some are empty", schema_of[PartReport], LINES)
         case "/v1/jobs/{name}/capture":
             about = "Lines: `started`, with the node, and `ended`, with the capture or an error; some are empty"
             return _answer(about, schema_of[CaptureLine], LINES)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from poise.drivers.logs import Moments, last_lines, line_at, piece
 from poise.drivers.places import log_paths
 from poise.kernel.explain import exit_code
+from poise.kernel.find import part_named
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.messages import Attempt
 from poise.model.reports import LogEnd, LogLine, LogPiece
@@ -114,7 +115,10 @@ async def follow_job(
 def _attempts(job: JobState, tasks: Collection[str]) -> list[tuple[Attempt, int]]:
     """Return attempts, each with its rank if several tasks of a gang are requested, else -1."""
     attempts = []
-    for unit in job.units:
+    units = job.units
+    if job.array is not None:
+        units = [part for name in tasks if (part := part_named(job, job.array, name)) is not None]
+    for unit in units:
         asked = [(spec, state) for spec, state in zip(unit.spec.tasks, unit.tasks, strict=True) if spec.name in tasks]
         for spec, state in asked:
             name, rank = f"{job.id}.{spec.name}", spec.rank if len(asked) > 1 else -1

@@ -152,6 +152,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, tag="keeper"):
 
 
 CAPTURE = str(Path(__file__).with_name("capture.py"))
+SESSION = str(Path(__file__).with_name("session.py"))
 """The program that takes captures of attempts, run as a side command."""
 
 _TRY = b'["try"]\n'
@@ -409,7 +410,10 @@ class Keepers:
                     self.on_console(Left(name=message.name, code=126, note="its task does not run here any more"))
                     return
                 self._beside[message.name] = slot
-                argv = (sys.executable, "-I", "-S", CAPTURE, *message.capture) if message.capture else message.argv
+                argv = message.argv
+                if message.capture or message.session:
+                    program = CAPTURE if message.capture else SESSION
+                    argv = (sys.executable, "-I", "-S", program, *message.capture, *message.session)
                 order = {"argv": argv, "env": message.env, "stdin": message.stdin, "tty": message.tty}
                 slot.say("exec", message.name, message.attempt, order)
             case Feed():

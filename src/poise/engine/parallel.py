@@ -265,6 +265,7 @@ class World:
         for schedule in list(fork.schedules.values()):  # the log has their submissions, and the effects of rules
             fork.apply(ScheduleRemoved(at=fork.now, schedule=schedule.id, tenant=schedule.job.tenant))
         fork.apply(RulesSet(at=fork.now))
+        fork.parts.freeze()
         self.policy = policy.name
         self.guessed: set[str] = set()
         self.converted: set[str] = set()
@@ -507,7 +508,7 @@ class Worlds:
     def _submitted(self, job: Job, at: int) -> None:
         state = self.ledger.jobs[job.id]
         if not _counts(state):
-            self.left_out["jobs that serve"] += 1
+            self.left_out["arrays" if state.array is not None else "jobs that serve"] += 1
             return
         truths = {unit.id: self._known.truth(unit, unit.id, at) for unit in state.units}
         self._everywhere(lambda twin, when: twin.take_in(job, truths, when), at)
@@ -525,8 +526,10 @@ class Worlds:
 
 
 def _counts(job: JobState) -> bool:
-    """Return whether a job ends without being stopped: it serves neither calls nor requests."""
-    return job.calls is None and not any(unit.spec.serves for unit in job.units)
+    """Return whether a job is compared: it serves neither calls nor requests, so it ends without being stopped, and all
+    of its units exist.
+    """
+    return job.array is None and job.calls is None and not any(unit.spec.serves for unit in job.units)
 
 
 def _devices(shape: Shape) -> float:

@@ -4,17 +4,19 @@ nothing.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
 from poise.errors import Conflict
-from poise.kernel.find import Found, find
+from poise.kernel.find import Found, check_exist, find
 from poise.kernel.fitting import check_all
-from poise.kernel.ledger import JobState, Ledger, UnitState
+from poise.kernel.ledger import ArrayState, JobState, Ledger, UnitState
+from poise.model.arrays import each, first_unit, number_at, size_of, spans_of
 from poise.model.changing import AT_START, CHANGEABLE, HELD, changed
 from poise.model.events import JobChanged, JobsRemoved
-from poise.model.jobs import Priority, Unit
+from poise.model.jobs import Array, Priority, Unit
 from poise.model.reports import Changed
 from poise.model.resources import WHOLE
 from poise.model.rule_actions import Relimit, Reprioritize
@@ -44,6 +46,7 @@ def change(
     """
     found = find(ledger, name, bearer=bearer)
     _check_unfinished(found)
+    check_exist(ledger, found)
     job, units = found.job, [unit for unit in found.units if not unit.over]
     paths = tuple(path for field in fields for path in CHANGEABLE[field])
     sizes = any(path.startswith(HELD) for path in paths)
@@ -61,7 +64,10 @@ def change(
         if not shape.gpus and (shape.gpu_memory or shape.share != WHOLE or shape.wants.models):
             what, hint = f"{spec.name} asks for no device", f"poise set {found.name} gpu=1"
             raise Conflict(what, field="resources", need="gpu", hint=hint)
-    names = tuple(unit.id for unit, old, new in zip(units, before, anew, strict=True) if old != new)
+    differ = [unit for unit, old, new in zip(units, before, anew, strict=True) if old != new]
+    if found.whole and job.array is not None:  # the parts that are still to be made may differ
+        differ = units
+    names = tuple(unit.id for unit in differ)
     later = sizes or any(path in AT_START for path in paths)
     running = sum(unit.status == "active" for unit in units) if later else 0
     event = JobChanged(at=now, job=job.id, units=names, like=like, paths=paths, by=bearer.token)
@@ -171,6 +177,9 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         raise Conflict(f"{again.id} already retries {job.id}", field="job", hint=f"`poise show {again.id}`")
     done = {unit.spec.name for unit in job.units if unit.status == "done"}
     left = [unit.next_spec or unit.spec for unit in job.units if unit.spec.name not in done]
+    array = None if job.array is None else _left_of(job.array)
+    if job.array is not None:
+        left = [] if array is None else [first_unit(array)]
     if not left:
         raise Conflict(f"all of job {job.id} is done", field="job", hint=f"`poise show {job.id}`")
     units = tuple(
@@ -192,8 +201,21 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         notify=job.notify,
         tree=job.tree,
         project=job.project,
+        allow_failed=job.allow_failed,
+        array=array,
     )
     return compiled, job.user
+
+
+def _left_of(state: ArrayState) -> Array | None:
+    """Return the parts that an ended array has not done, with its merge; None if all is done."""
+    rule, parts = state.rule, size_of(state.rule)
+    undone = sorted(int(place) for place, over in state.odd.items() if over.status != "done")
+    if not undone and not state.left:
+        return None
+    places = chain((place for place in undone if place < parts), range(state.made, parts))
+    left = msgspec.structs.replace(rule, spans=spans_of(number_at(rule, place) for place in places))
+    return each(left, deadline=0, begin=0)
 
 
 def to_remove(ledger: Ledger, names: Iterable[str], bearer: Bearer) -> list[JobState]:
@@ -227,6 +249,8 @@ def remove(ledger: Ledger, names: Iterable[str], now: int, bearer: Bearer) -> Re
     jobs = to_remove(ledger, names, bearer)
     by_node: dict[str, dict[str, None]] = {}
     for job in jobs:
+        for node in job.array.nodes if job.array is not None else ():
+            by_node.setdefault(node, {})[job.id] = None
         for task in (task for unit in job.units for task in unit.tasks):
             for node in (task.node, *(past.node for past in task.past)):
                 by_node.setdefault(node, {})[job.id] = None

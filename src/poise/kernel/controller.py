@@ -22,11 +22,11 @@ from poise.kernel import changing
 from poise.kernel.bookings import Bookings
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
-from poise.kernel.find import find, find_node
+from poise.kernel.find import check_exist, find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.hours import Hours
 from poise.kernel.lateness import Lateness
-from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
+from poise.kernel.ledger import WINDOW, JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
 from poise.kernel.messages import (
     AddToken,
     AnswerRule,
@@ -877,7 +877,7 @@ class Controller:
     def would_submit(self, compiled: Compiled, user: str = "") -> Job:
         """Return the job that a submission would create now, without effect. Raises the error of a refusal."""
         tenant = compiled.tenant
-        self._check_room(tenant, len(compiled.units))
+        self._check_room(tenant, min(compiled.size, max(len(compiled.units), WINDOW)))
         if compiled.name and (held := self.ledger.jobs.named(compiled.name, tenant)):
             raise Conflict(
                 f"the name `{compiled.name}` is taken by an unfinished job",
@@ -922,6 +922,7 @@ class Controller:
         if not units:
             what = f"job {job.id}" if found.whole else found.name
             raise Conflict(f"{what} is over already", field="job", hint=f"`poise show {found.name}`")
+        check_exist(self.ledger, found)
         if job.calls is not None and not found.whole:
             raise Conflict(
                 f"{found.name} is a worker of {job.id}, which has as many as it needs",

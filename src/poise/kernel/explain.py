@@ -5,6 +5,7 @@ holds all that it needs of the ledger, so the ledger may change meanwhile.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from poise.kernel.fitting import nowhere
 from poise.kernel.lateness import lost_deadlines
 from poise.kernel.ledger import (
     CAUSES,
+    ArrayState,
     Cordon,
     JobState,
     Ledger,
@@ -31,13 +33,16 @@ from poise.kernel.ledger import (
 )
 from poise.kernel.timetable import wall_of
 from poise.model import graph
+from poise.model.arrays import number_at, size_of, spans_of
 from poise.model.decisions import UNKNOWN, Reason, Why
+from poise.model.document import some
 from poise.model.events import Preempted, Resized, Straggling
 from poise.model.jobs import Ending, Unit, retries_of
 from poise.model.load import LEVELS, Load, Upkeep
 from poise.model.profiles import estimate_run
 from poise.model.quotas import BASE, Amounts, Quota, asked
 from poise.model.reports import (
+    ArrayReport,
     AttemptReport,
     CallsReport,
     JobReport,
@@ -94,12 +99,13 @@ def job_report(
     heard: Callable[[UnitState], LastWord | None] = logged,
 ) -> JobReport:
     """Report one job as of `now`; with its tasks if asked, and their training as `heard` returns it."""
-    counts: dict[str, int] = {}
-    for unit in job.units:
+    counts = job.array.counts if job.array is not None else {}
+    for unit in job.existing:
         for task in unit.tasks:
             status = task_status(job, unit, task)
             counts[status] = counts.get(status, 0) + 1
-    path, slack = paths(job) if tasks and len(job.units) > 1 and job.calls is None else ((), {})
+    is_graph = len(job.units) > 1 and job.calls is None and job.array is None
+    path, slack = paths(job) if tasks and is_graph else ((), {})
     lost = lost_deadlines(ledger, job, now) if tasks and not job.ended else {}
     return JobReport(
         id=job.id,
@@ -128,12 +134,33 @@ def job_report(
         ),
         tasks=tuple(
             task_report(ledger, job, unit, index, now, slack.get(unit.spec.name, unit.slack), lost.get(unit.id))
-            for unit in job.units
+            for unit in (job.units if job.array is None else _telling(job, job.array))
             for index in range(len(unit.tasks))
         )
         if tasks
         else (),
+        array=_array_report(job, job.array) if job.array is not None else None,
         unnotified={name: why for name, why in job.notified.items() if why} if tasks else {},
+    )
+
+
+def _telling(job: JobState, array: ArrayState) -> list[UnitState]:
+    """Return the parts of an array to report: the first failed ones, those that run, and the first that waits."""
+    failed = [array.past(job.id, place) for place in islice(array.failures(), SOME)]
+    active = [unit for unit in job.existing if unit.status == "active"]
+    return [*failed, *active, *islice((unit for unit in job.existing if unit.status != "active"), 1)]
+
+
+def _array_report(job: JobState, array: ArrayState) -> ArrayReport:
+    rule = array.rule
+    parts = size_of(rule)
+    failed = spans_of(number_at(rule, place) for place in array.failures() if place < parts)
+    return ArrayReport(
+        name=rule.like.name,
+        parts=parts,
+        at_most=rule.like.at_most,
+        allow_failed=job.allow_failed,
+        failed=some([str(first) if many == 1 else f"{first}-{first + many - 1}" for first, many in failed], FEW),
     )
 
 
@@ -154,6 +181,8 @@ def job_text(job: JobState, tasks: int) -> str:
     """Return a short text of the command or functions of a job."""
     if job.calls is not None:
         return f"calls of {', '.join(function.name for function in job.calls.functions[:FEW]) or 'functions'}"
+    if job.array is not None:
+        return f"array of {tasks} tasks"
     if len(job.units) == 1:
         return _command(job.units[0].spec.tasks[0].argv)
     return f"graph of {tasks} tasks"
@@ -201,7 +230,7 @@ def task_report(
         slack=slack,
         critical=len(job.units) > 1 and slack == 0,
         outcome=ending.outcome if has_ended else "",
-        exit_code=_exit_code(ending) if has_ended else None,
+        exit_code=ending_code(ending) if has_ended else None,
         peak=ending.peak,
         limit=ending.limit,
         time_limit=unit.spec.time_limit,
@@ -222,7 +251,7 @@ def task_report(
             )
             for past in task.past
         ),
-        result=_result(ending.result),
+        result=result_of(ending.result),
         sweep=values_in(spec.env),
         artifact=unit.spec.artifact_of(unit.variant) if unit.epoch else "",
     )
@@ -665,7 +694,12 @@ def who_report(ledger: Ledger, bearer: Bearer) -> WhoReport:
 
 def exit_code(job: JobState) -> int | None:
     """Return 0 if all is done, the first failed task's code, 125 if Poise could not run it, 130 if cancelled."""
-    return units_exit_code(job.units)
+    if job.array is not None and job.ended:
+        failed = [job.array.past(job.id, place) for place in islice(job.array.failures(), 1)]
+        code = units_exit_code(failed) if failed else {"cancelled": 130}.get(job_status(job), 125)
+    else:
+        code = units_exit_code(job.units)
+    return 0 if code and job_status(job) == "done" else code
 
 
 def units_exit_code(units: Sequence[UnitState]) -> int | None:
@@ -674,7 +708,7 @@ def units_exit_code(units: Sequence[UnitState]) -> int | None:
         return None
     for unit in units:
         if unit.status == "failed":
-            return _exit_code(deciding_ending(unit))
+            return ending_code(deciding_ending(unit))
     return {"done": 0, "cancelled": 130}.get(units_status(units), 125)
 
 
@@ -865,7 +899,7 @@ def _place_in_queue(unit: UnitState) -> tuple[int, int]:
     return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 
 
-def _exit_code(ending: Ending) -> int:
+def ending_code(ending: Ending) -> int:
     """Return a shell's exit code: 128 + signal, 125 if Poise lost or stopped it, 124 for a timeout like `timeout`."""
     if ending.outcome in ("lost", "stopped", "returned"):
         return 125
@@ -880,7 +914,7 @@ def _command(argv: tuple[str, ...]) -> str:
     return argv[2] if argv[:2] == ("/bin/sh", "-c") and len(argv) == 3 else " ".join(argv)
 
 
-def _result(text: str) -> object:
+def result_of(text: str) -> object:
     if not text:
         return None
     try:

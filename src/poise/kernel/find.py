@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from poise.errors import NotFound
-from poise.kernel.explain import LastWord, job_report, logged, units_exit_code
-from poise.kernel.ledger import JobState, Ledger, UnitState, job_status, units_status
+from poise.errors import Conflict, NotFound
+from poise.kernel.explain import LastWord, job_report, logged, task_report, units_exit_code
+from poise.kernel.ledger import ArrayState, JobState, Ledger, UnitState, job_status, units_status
 from poise.model.document import near, some
 from poise.model.reports import JobReport
 from poise.model.tenants import HOME, Bearer
@@ -108,7 +108,11 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
 
 
 def of_rank(found: Found, rank: int) -> frozenset[str]:
-    """Return the names of the tasks with this rank in a gang; all of them for -1. Raises NotFound."""
+    """Return the names of the tasks with this rank in a gang; all of them for -1, but none of an array as a whole: its
+    output is read by part. Raises NotFound.
+    """
+    if found.whole and found.job.array is not None:
+        return frozenset()
     if rank < 0:
         return found.tasks
     members = [task for unit in found.units for task in unit.spec.tasks if task.world > 1 and task.name in found.tasks]
@@ -194,8 +198,12 @@ def found_report(
     if found.whole:
         return report
     asked = {unit.id for unit in found.units}
-    units = [unit for unit in job.units if unit.id in asked]
-    tasks = tuple(task for task in report.tasks if task.name in found.tasks)
+    if job.array is None:
+        units = [unit for unit in job.units if unit.id in asked]
+        tasks = tuple(task for task in report.tasks if task.name in found.tasks)
+    else:
+        units = [part for unit in found.units if (part := part_named(job, job.array, unit.spec.name)) is not None]
+        tasks = tuple(task_report(ledger, job, unit, 0, now, unit.slack) for unit in units)
     counts: dict[str, int] = {}
     for task in tasks:
         counts[task.status] = counts.get(task.status, 0) + 1
@@ -206,6 +214,7 @@ def found_report(
         counts=counts,
         tasks=tasks,
         training=tuple(one for one in report.training if one.unit in asked),
+        array=None,
     )
 
 
@@ -238,11 +247,31 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
         yield name[:place], name[place + 1 :]
 
 
+def part_named(job: JobState, array: ArrayState, name: str) -> UnitState | None:
+    """Return a part of an array, `main[7]`; what is known of it if it does not exist. None if there is no such part."""
+    place = array.place_named(name)
+    if place is None:
+        return None
+    existing = (unit for unit in job.existing if unit.ordinal == array.ordinal + place)
+    return next(existing, None) or array.past(job.id, place)
+
+
+def check_exist(ledger: Ledger, found: Found) -> None:
+    """Raise `Conflict` if a requested part of an array has not been made."""
+    unknown = next((unit for unit in found.units if not unit.over and ledger.jobs.unit(unit.id) is None), None)
+    if unknown is not None:
+        what = f"{unknown.id} is made when it may start soon, and cannot be changed or cancelled before"
+        raise Conflict(what, field="job", have=found.name, hint=f"`poise show {found.job.id}`")
+
+
 def _narrowed(job: JobState, name: str) -> Found:
     every = frozenset(task.name for unit in job.units for task in unit.spec.tasks)
     if not name:
         return Found(job, tuple(job.units), every, job.id)
     name = name.removeprefix(f"{job.id}.")
+    part = None if job.array is None else part_named(job, job.array, name)
+    if part is not None:
+        return Found(job, (part,), frozenset(task.name for task in part.spec.tasks), f"{job.id}.{name}")
     given = dict.fromkeys((*map(_given, job.units), *(unit.spec.name for unit in job.units)), "")
     if name not in given and name not in every:
         name = only(name, dict.fromkeys(map(_given, job.units), ""), "task") or name

@@ -440,7 +440,7 @@ def _is_in(line: JobLine, window: Window, now: int) -> bool:
 
 def _line(job: JobState, now: int) -> JobLine:
     """Return the line of a job with instants of the log, without the figures from its attempts."""
-    tasks = sum(len(unit.tasks) for unit in job.units)
+    tasks = job.size
     return JobLine(
         id=job.id,
         name=job.name,

@@ -143,8 +143,7 @@ class Spans:
             f"job {job.name}".strip(),
             job.submitted,
             job.ended,
-            attributes=_of_job(job)
-            | {"poise.status": status, "poise.tasks": sum(len(unit.tasks) for unit in job.units)},
+            attributes=_of_job(job) | {"poise.status": status, "poise.tasks": job.size},
             links=(Link(root_of(again), {"poise.link": "retry of"}),) if again is not None else (),
             error=f"job {job.id} failed" if status == "failed" else "",
         )

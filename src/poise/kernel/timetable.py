@@ -74,6 +74,8 @@ def compiled(ledger: Ledger, schedule: ScheduleState, turn: Turn) -> Compiled:
         notify=job.notify,
         tree=job.tree,
         project=job.project,
+        allow_failed=job.allow_failed,
+        array=job.array,
     )
 
 

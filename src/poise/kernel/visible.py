@@ -16,6 +16,7 @@ from poise.kernel.explain import quota_report, schedule_report
 from poise.kernel.ledger import JobState, Ledger
 from poise.kernel.reserved import reservation_reports
 from poise.kernel.sharing import shares_report
+from poise.model.arrays import each
 from poise.model.events import (
     Began,
     Called,
@@ -115,7 +116,8 @@ def _hidden(job: Job) -> Job:
     if not job.secrets and not any(unit.secrets for unit in job.units):
         return job
     units = tuple(replace(unit, secrets=dict.fromkeys(unit.secrets, HIDDEN)) for unit in job.units)
-    return replace(job, secrets=dict.fromkeys(job.secrets, HIDDEN), units=units)
+    array = None if job.array is None else each(job.array, secrets=units[0].secrets)
+    return replace(job, secrets=dict.fromkeys(job.secrets, HIDDEN), units=units, array=array)
 
 
 class Sight:

@@ -9,7 +9,7 @@ from poise.errors import SpecError
 from poise.model.document import near
 from poise.model.fields import declared
 from poise.model.job_fields import JobSpec, ResourcesSpec
-from poise.model.jobs import Unit
+from poise.model.jobs import Array, Unit
 
 CHANGEABLE: Mapping[str, tuple[str, ...]] = {
     "priority": ("priority",),
@@ -82,6 +82,14 @@ def changed(unit: Unit, like: Unit, paths: Collection[str], *, at_rest: bool) ->
         if at_rest or not path.startswith(HELD):
             made = _with(made, like, path.split("."))
     return made
+
+
+def each_changed(array: Array, like: Unit, paths: Collection[str]) -> Array:
+    """Return the array with the values of `like` at these paths of its parts and of its merge."""
+    made = msgspec.structs.replace(array, like=changed(array.like, like, paths, at_rest=True))
+    if made.merge is None:
+        return made
+    return msgspec.structs.replace(made, merge=changed(made.merge, like, paths, at_rest=True))
 
 
 def _with(record: Any, like: Any, path: list[str]) -> Any:

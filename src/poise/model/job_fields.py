@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from poise.errors import SpecError
+from poise.model.arrays import MAX_PARTS
 from poise.model.catalogue import CATALOGUE
 from poise.model.deadlines import IfLate
 from poise.model.document import shown
@@ -47,8 +48,8 @@ Command = str | list[str]
 PriorityName = Literal["urgent", "high", "medium", "low"]
 
 MAX_TASKS = 10_000
-"""Maximum number of tasks of one job: accepting ten times as many takes 3 s, after which a local node counts as
-lost.
+"""Maximum number of tasks of one job that exist at once: accepting ten times as many takes 3 s, after which a local
+node counts as lost. The parts of a larger job are made one after the other (`model/arrays.py`).
 """
 
 LEAST_HANG = 1 * SECOND
@@ -58,6 +59,7 @@ PHASES = ("initial", "convergence", "fine-tuning")
 
 COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_TASKS}
 COUNT_OR_NONE = COUNT | {"minimum": 0}
+PARTS_OR_NONE: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_PARTS}
 _SECRET: Schema = {"type": "string", "pattern": f"^(?!{OURS})[A-Za-z_][A-Za-z0-9_]{{0,127}}$"}
 _SWEPT: Schema = {"pattern": "^[a-z][a-z0-9_]{0,62}$"}
 _SCALAR: Schema = {"type": ["string", "number", "boolean"]}
@@ -634,7 +636,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
         Field(
             "Cut by data into this many tasks; each finds its number in `POISE_PART`, the count in `POISE_PARTS`.",
             example="4",
-            form=COUNT_OR_NONE,
+            form=PARTS_OR_NONE,
             flag=Flag("--parts", "N", "Cut by data: N tasks, each with its POISE_PART of POISE_PARTS.", as_number),
         ),
     ] = 0
@@ -669,7 +671,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
         Field(
             "Maximum number of parts, or tasks of a sweep, to run concurrently. 0: no limit.",
             example="4",
-            form=COUNT_OR_NONE,
+            form=PARTS_OR_NONE,
             flag=Flag("--at-most", "N", "Maximum number of parts or sweep tasks to run concurrently.", as_number),
             calls=False,
         ),
@@ -1038,6 +1040,17 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
             python=True,
         ),
     ] = []
+    allow_failed: Annotated[
+        int | str,
+        Field(
+            "Number of parts, or share of them, that may fail: the job is done all the same, and its `merge` runs.",
+            example="5%",
+            form={"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_PARTS}, SHARE]},
+            flag=Flag("--allow-failed", "N|N%", "Parts that may fail while the job still counts as done.", as_number),
+            calls=False,
+            python=True,
+        ),
+    ] = msgspec.field(name="allow-failed", default=0)
     notify_on: Annotated[
         list[Moment],
         Field(

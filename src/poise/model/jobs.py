@@ -13,6 +13,7 @@ import msgspec
 from poise.model.deadlines import IfLate
 from poise.model.notices import Notify
 from poise.model.resources import Shape
+from poise.model.sweep import Axis
 from poise.model.tenants import DEFAULT
 from poise.model.trees import Tree
 from poise.units import SECOND
@@ -309,6 +310,24 @@ def limits_of(held: "Unit | Limits") -> dict[str, Any]:
     return {name: getattr(held, name) for name in Limits.__struct_fields__}
 
 
+class Array(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Many parts of one command, of which only those that may start soon exist as units (`model/arrays.py`).
+
+    `like` is the unit that the parts have in common, with the name of the task. There are `parts` of them. `spans` has
+    the parts that this job runs, each as the first one and their number; a retry runs some of them only. `axes` are the
+    values of a sweep, which become variables if the command is a text for a `shell`. `items` are cut into equal shares
+    (0: no items). The unit `merge` runs after the last part.
+    """
+
+    like: Unit
+    parts: int
+    spans: tuple[tuple[int, int], ...]
+    axes: tuple[Axis, ...] = ()
+    shell: bool = False
+    items: int = 0
+    merge: Unit | None = None
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A compiled job. `name` is empty unless the user set one. `after` holds ids of jobs that must be over first: those
     in `after_any` with any outcome, those in `after_failure` by failing, and all others by being done. `note` is the
@@ -316,7 +335,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     workers that serve function calls. A job on `hold` waits until it is released. `retry_of` is the job whose
     unfinished work it runs again. `secrets` are variables of all its units, as sealed texts (`model/secrets.py`).
     `notify` lists the notification targets. With a `tree` its commands run in a copy of the files that were sent with
-    it. `project` is the project of its tenant that it is accounted to, if any.
+    it. `project` is the project of its tenant that it is accounted to, if any. The job is done although at most
+    `allow_failed` parts have failed. If it is an `array`, `units` has the first part only, as an example.
     """
 
     id: str
@@ -337,6 +357,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     notify: Notify | None = None
     tree: Tree | None = None
     project: str = ""
+    allow_failed: int = 0
+    array: Array | None = None
 
     def sealed_texts(self) -> Iterator[str]:
         """Yield the sealed texts of the job and of its units."""

@@ -277,7 +277,7 @@ class Feed(msgspec.Struct, frozen=True, tag="feed", kw_only=True):
 class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=True):
     """Run a named command beside that of an attempt, for as long as this connection lasts. Its output comes as `Said`,
     at most `CREDIT` bytes before a `Credit`; at its end comes `Left`. `env` adds to the attempt's. With `capture` the
-    command is the node's own capture program, with these arguments.
+    command is the node's own capture program, with these arguments; with `session`, its program for connections.
     """
 
     name: str
@@ -287,6 +287,7 @@ class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=
     stdin: bool = False
     tty: int = 0
     capture: tuple[str, ...] = ()
+    session: tuple[str, ...] = ()
 
 
 class Get(msgspec.Struct, frozen=True, tag="get", kw_only=True, omit_defaults=True):

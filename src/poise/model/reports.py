@@ -115,7 +115,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     `retries` is described in `PlanReport`. `secrets` has the names of the secrets. `remaining` is the expected run time
     of the rest of the critical path; None if a run time in it is unknown. `hold` means that the job is on hold: tasks
     that have not started do not start. `unnotified` has the notices that could not be delivered, each with the reason.
-    `tree` is the hash of the files that the job brings along.
+    `tree` is the hash of the files that the job brings along. `array` is set if the parts of the job exist only while
+    they wait or run.
     """
 
     id: str
@@ -141,6 +142,37 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     unnotified: dict[str, str] = {}
     captures: tuple[Capture, ...] = ()
     tree: str = ""
+    array: "ArrayReport | None" = None
+
+
+class PartReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one task. `sweep` has its parameters. `run` is the run time of its last attempt, in nanoseconds,
+    and `ended` its end, in seconds since 1970 (0: not known). `exit_code` is None if it never ran. `result` is what it
+    wrote to `POISE_RESULT`.
+    """
+
+    task: str
+    sweep: dict[str, str]
+    status: str
+    exit_code: int | None
+    run: int
+    ended: float
+    node: str
+    epoch: int
+    result: Any
+
+
+class ArrayReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An array: the `name` of its task, and the number of its `parts`, of which `at_most` run at once (0: no limit) and
+    `allow_failed` may fail. `failed` lists the first parts that have failed, `3, 17-20`. Of an array, `JobReport.tasks`
+    has some failed parts, those that run, and the next one; `poise results` has all.
+    """
+
+    name: str
+    parts: int
+    at_most: int
+    allow_failed: int
+    failed: str
 
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]

@@ -11,7 +11,7 @@ A task with `workers: 2` becomes a gang `name` of tasks `name[0]`, `name[1]`; on
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model import graph
+from poise.model.arrays import MAX_PARTS, each, first_unit, part_of, shared_out, units_in
 from poise.model.catalogue import models_named
 from poise.model.deadlines import IfLate
 from poise.model.document import Findings, field_parts, near, shown
@@ -59,6 +60,7 @@ from poise.model.jobs import (
     LOSSES,
     NEVER,
     NO_WORK,
+    Array,
     InPhase,
     Job,
     Outcome,
@@ -75,7 +77,7 @@ from poise.model.recurring import DEFAULT_ZONE, Rule, check_cron
 from poise.model.resources import ANY_GPU, ANYWHERE, CONTAINERS, PLENTY, WHOLE, Shape, Wants, Where
 from poise.model.secrets import compiled as compiled_secrets
 from poise.model.secrets import size_of
-from poise.model.sweep import check_placeholders, combinations, in_env, in_words, names_of
+from poise.model.sweep import NO_COMBINATIONS, Combinations, check_placeholders, combinations, in_env
 from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.model.trees import Tree, is_safe
 from poise.units import (
@@ -170,6 +172,13 @@ class Compiled(NamedTuple):
     tree: Tree | None = None
     project: str = ""
     flexible: int = 0
+    allow_failed: int = 0
+    array: Array | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of units that the job will have."""
+        return len(self.units) if self.array is None else units_in(self.array)
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -202,6 +211,8 @@ class Compiled(NamedTuple):
             notify=self.notify,
             project=self.project,
             tree=self.tree,
+            allow_failed=self.allow_failed,
+            array=self.array,
         )
 
 
@@ -261,12 +272,14 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
     begin = found.get(0, _time_to, top.begin, "begin", wall, "begin")
     inherited = _Defaults(top.priority or "medium", deadline, wall, top.name, cut, tenant, env)
     due_by: dict[str, str] = {}
+    array: Array | None = None
     if top.kind == "graph" or (top.tasks and found.doubts("kind")):
         units = _graph_units(top, inherited, due_by, found)
     else:
-        units = _job_units(top, env, inherited, found)
+        units, array = _job_units(top, env, inherited, found)
     if begin:
         units = [msgspec.structs.replace(unit, begin=begin) for unit in units]
+        array = None if array is None else each(array, begin=begin)
         for unit in units:
             if 0 < unit.deadline <= begin:
                 field, have = due_by.get(unit.name, "deadline"), format_duration(unit.deadline)
@@ -292,7 +305,27 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         tree=_tree(top, found),
         project=top.project,
         flexible=0 if top.flexible is None else found.get(0, duration, top.flexible, "flexible"),
+        allow_failed=_allow_failed(top, units[0].tasks[0].parts if units and not top.tasks else 0, found),
+        array=array,
     )
+
+
+def _allow_failed(top: JobSpec, parts: int, found: Findings) -> int:
+    """Return how many of the parts may fail, from `5%` or a number."""
+    asked = top.allow_failed
+    if not asked:
+        return 0
+    if not parts:
+        what, need = "`allow-failed` is for the parts of a job", "`parts`, `split` or `sweep`"
+        error = SpecError(what, field="allow-failed", need=need, hint="parts: 100")
+        found.add(error, "parts", "split", "sweep")
+        return 0
+    if isinstance(asked, str):
+        return parts * found.get(0, parse_or_raise, parse_share, asked, "allow-failed", 1000) // 1000
+    if not 0 <= asked <= parts:
+        need, have = f"0 to {parts}, or a share such as 5%", shown(asked)
+        found.add(SpecError("the number is out of range", code="E103", field="allow-failed", need=need, have=have))
+    return asked
 
 
 def _tree(top: JobSpec, found: Findings) -> Tree | None:
@@ -415,14 +448,17 @@ class _Size(NamedTuple):
     least: int
     most: int
     parts: int
-    sweep: Sequence[Mapping[str, str]] = ()
+    sweep: Combinations = NO_COMBINATIONS
 
 
-def _job_units(top: JobSpec, env: Mapping[str, str], inherited: _Defaults, found: Findings) -> list[Unit]:
+def _job_units(
+    top: JobSpec, env: Mapping[str, str], inherited: _Defaults, found: Findings
+) -> tuple[list[Unit], Array | None]:
+    """Return the units of a job that is not a graph. Of an array, return its rule and the first part."""
     if top.tasks:
         what = "a job has `run`, a graph has `tasks`"
         found.add(SpecError(what, field="kind", have="job", need="graph", hint="add `kind: graph`"))
-        return []
+        return [], None
     if top.needs:
         what = "`needs` belongs to the tasks of a graph"
         found.add(SpecError(what, field="needs", code="E105", hint="use `after: [JOB]`"))
@@ -431,9 +467,20 @@ def _job_units(top: JobSpec, env: Mapping[str, str], inherited: _Defaults, found
     own = msgspec.structs.replace(
         top, env={name: env[name] for name, value in swept.items() if value != env[name]}, deadline=None, secrets=[]
     )
-    sizes = _bounded({"": own}, {"": size}, found, size_of(top.secrets))
+    large = size.parts + (top.merge is not None) > MAX_TASKS
+    bounded = size if not large else size._replace(parts=1)  # of an array, one part is sent at a time
+    sizes = _bounded({"": own}, {"": bounded}, found, size_of(top.secrets))
+    if large and sizes[""] == bounded:
+        sizes = {"": size}
     made = _units("main", own, sizes[""], "", inherited, found)
-    return [inherited.deadline.of(unit) for unit in made]
+    if isinstance(made, Array):
+        due, if_late = inherited.deadline
+        if if_late != "run":
+            what, hint = "the parts of an array are not cancelled one by one", "if-late: run"
+            found.add(SpecError(what, code="E105", field="deadline.if-late", have=if_late, hint=hint))
+        array = each(made, deadline=due)
+        return [first_unit(array)], array
+    return [inherited.deadline.of(unit) for unit in made], None
 
 
 def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], found: Findings) -> list[Unit]:
@@ -458,6 +505,8 @@ def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], fou
     units: list[Unit] = []
     for name, spec in specs.items():
         made = _units(name, spec, sizes[name], f"tasks.{name}", inherited, found)
+        if isinstance(made, Array):
+            raise AssertionError("the tasks of a graph are bounded")
         stands_for[name] = (f"{name}.merge",) if spec.merge is not None else tuple(unit.name for unit in made)
         due_by |= {unit.name: f"tasks.{name}.deadline" for unit in made if unit.deadline}
         units.extend(made)
@@ -476,16 +525,17 @@ def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], fou
 
 def _size_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut], found: Findings) -> _Size:
     """Return the number of tasks; one if the declaration is invalid."""
-    least, most = found.get((1, 1), _workers, spec.workers, f"{field}workers")
+    smallest, largest = found.get((1, 1), _workers, spec.workers, f"{field}workers")
     if bool(spec.parts) + (spec.split is not None) + (spec.sweep is not None) > 1:
         what, last = "a task is cut in one way", "split" if spec.sweep is None else "sweep"
         need = "`parts`, `split` or `sweep`"
         found.add(SpecError(what, field=f"{field}{last}", need=need, hint=f"drop `{last}`, or the other"))
     parts = spec.parts
-    sweep: Sequence[Mapping[str, str]] = ()
+    sweep = NO_COMBINATIONS
+    most = MAX_TASKS if field else MAX_PARTS
     if spec.sweep is not None:
-        sweep = combinations(spec.sweep, f"{field}sweep", MAX_TASKS, found)
-        for value in dict.fromkeys(value for one in sweep for value in one.values()):
+        sweep = combinations(spec.sweep, f"{field}sweep", most, found)
+        for value in dict.fromkeys(value for axis in sweep.axes for row in axis.rows for value in row):
             found.get(None, check_text, value, f"{field}sweep")
         parts = len(sweep)
         if sweep:
@@ -495,17 +545,17 @@ def _size_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut], found: Find
                 found.get(None, check_placeholders, [str(text)], sweep[0], f"{field}env.{name}")
     elif spec.split is not None:
         parts = _parts_of(spec.split, spec.resources.gpu > 0, field, cut, found)
-        found.get(None, check_count, parts, 0, f"{field}split.size")
+        found.get(None, check_count, parts, 0, f"{field}split.size", most)
     elif parts:
-        found.get(None, check_count, parts, 0, f"{field}parts")
+        found.get(None, check_count, parts, 0, f"{field}parts", most)
     if spec.at_most:
-        found.get(None, check_count, spec.at_most, 1, f"{field}at_most")
+        found.get(None, check_count, spec.at_most, 1, f"{field}at_most", most)
         if not parts:
             what = "`at_most` limits several tasks, and this is one"
             need = "`--parts`, `--sweep`, or `split` in a job file"
             error = SpecError(what, field=f"{field}at_most", need=need, hint="parts: 4")
             found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
-    return _Size(least, most, parts if 0 <= parts <= MAX_TASKS else 1, sweep)
+    return _Size(smallest, largest, parts if 0 <= parts <= most else 1, sweep)
 
 
 def _parts_of(split: SplitSpec, devices: bool, field: str, cut: Callable[[bool], Cut], found: Findings) -> int:
@@ -559,7 +609,11 @@ def _bounded(
         tasks += made + (spec.merge is not None)
         size += made * (_length(spec.run) + sum(len(key) + _length(str(value)) for key, value in spec.env.items()))
         size += made * (size_of(spec.secrets) + shared)
-        size += sum(2 * len(value) + len(key) for one in sizes[name].sweep for key, value in one.items())
+        size += sum(
+            2 * len(value) + len(key)
+            for one in (sizes[name].sweep if made > 1 else sizes[name].sweep[:1])
+            for key, value in one.items()
+        )
         needs += max(1, sizes[name].parts) * sum(
             1 if specs[of].merge else max(1, sizes[of].parts) for of in spec.needs if of in specs
         )
@@ -574,9 +628,7 @@ def _bounded(
         if amount > most:
             found.add(_too_many(what, most, amount))
             break
-    return {
-        name: _Size(min(of.least, 1), min(of.most, 2), min(of.parts, 1), of.sweep[:1]) for name, of in sizes.items()
-    }
+    return {name: _Size(min(of.least, 1), min(of.most, 2), min(of.parts, 1), of.sweep) for name, of in sizes.items()}
 
 
 def _too_many(what: str, most: int, have: int) -> SpecError:
@@ -641,8 +693,12 @@ def _check_needs(specs: Mapping[str, TaskSpec], found: Findings) -> None:
             needs[first] = [need for need in needs[first] if need != last]
 
 
-def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults, found: Findings) -> list[Unit]:
-    """Return the units of one task of the file: one, a gang, or parts and their merge."""
+def _units(
+    name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults, found: Findings
+) -> list[Unit] | Array:
+    """Return the units of one task of the file: one, a gang, or parts and their merge; the rule of the parts if there
+    are more than `MAX_TASKS`.
+    """
     field = f"{at}." if at else ""
     artifact, argv, shape, variants = _artifacts(spec, field, found)
     _, most, parts, _ = size
@@ -726,8 +782,9 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         **_read(spec, field, found),
     )
     if parts:
-        merge = found.get((), command_of, spec.merge, f"{field}merge") if spec.merge is not None else ()
-        return _parts(base, spec, size, merge)
+        merge = found.get((), command_of, spec.merge, f"{field}merge") if spec.merge is not None else None
+        array = _array(base, spec, size, merge)
+        return array if units_in(array) > MAX_TASKS else _parts(array)
     if most > 1:
         gang = tuple(Task(name=f"{name}[{rank}]", argv=argv, env=env, rank=rank, world=most) for rank in range(most))
         return [msgspec.structs.replace(base, tasks=gang)]
@@ -905,46 +962,43 @@ def _phase_name(one: InPhase) -> str:
     return one.phase
 
 
-def _parts(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...]) -> list[Unit]:
-    """Return the parts and their merge. Each part of a `split` gets its items, and its share of the work and of the
-    expected run time; its class includes the number of items, because run times are learned by class. Each part of a
-    `sweep` gets its values. The merge inherits no estimates from the parts; its run time is learned from its own runs.
+def _array(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...] | None) -> Array:
+    """Return the rule of the parts and their merge. The merge inherits no estimates from the parts; its run time is
+    learned from its own runs.
     """
-    units = []
-    [whole] = base.tasks
-    for part in range(size.parts):
-        made, argv, env = base, whole.argv, whole.env
-        if spec.split:
-            first, last = part * spec.split.items // size.parts, (part + 1) * spec.split.items // size.parts
-            env = env | {"POISE_ITEMS_FROM": str(first), "POISE_ITEMS_TO": str(last)}
-            made = msgspec.structs.replace(
-                base,
-                expect=-(-base.expect // size.parts),
-                work=Work(**{name: amount // size.parts for name, amount in msgspec.structs.asdict(base.work).items()}),
-                kind=f"{base.kind}*{-(-spec.split.items // size.parts)}",
-            )
-        if size.sweep:
-            argv = in_words(argv, size.sweep[part], shell=isinstance(spec.run, str))
-            env = in_env(env, size.sweep[part]) | names_of(size.sweep[part])
-        task = Task(name=f"{base.name}[{part}]", argv=argv, env=env, part=part, parts=size.parts)
-        units.append(msgspec.structs.replace(made, name=task.name, tasks=(task,), at_most=spec.at_most))
-    if spec.merge is not None:
-        task = Task(name=f"{base.name}.merge", argv=merge, env=whole.env, parts=size.parts)
-        units.append(
-            msgspec.structs.replace(
-                base,
-                name=task.name,
-                tasks=(task,),
-                needs=tuple(unit.name for unit in units),
-                kind=f"{base.kind}.merge",
-                expect=0,
-                work=NO_WORK,
-                checkpoint=0,
-                restore=0,
-                hang=0,
-                output="",
-            )
+    items = spec.split.items if spec.split is not None else 0
+    like = shared_out(base, items, size.parts) if items else base
+    last = None
+    if merge is not None:
+        task = Task(name=f"{base.name}.merge", argv=merge, env=base.tasks[0].env, parts=size.parts)
+        last = msgspec.structs.replace(
+            base,
+            name=task.name,
+            tasks=(task,),
+            kind=f"{base.kind}.merge",
+            expect=0,
+            work=NO_WORK,
+            checkpoint=0,
+            restore=0,
+            hang=0,
+            output="",
         )
+    return Array(
+        like=msgspec.structs.replace(like, at_most=spec.at_most),
+        parts=size.parts,
+        spans=((0, size.parts),),
+        axes=size.sweep.axes,
+        shell=isinstance(spec.run, str),
+        items=items,
+        merge=last,
+    )
+
+
+def _parts(array: Array) -> list[Unit]:
+    """Return all parts and their merge."""
+    units = [part_of(array, part) for part in range(array.parts)]
+    if array.merge is not None:
+        units.append(msgspec.structs.replace(array.merge, needs=tuple(unit.name for unit in units)))
     return units
 
 
@@ -961,11 +1015,10 @@ def check_name(name: str, field: str) -> None:
         )
 
 
-def check_count(value: int, least: int, field: str) -> None:
-    if not least <= value <= MAX_TASKS:
-        raise SpecError(
-            "the number is out of range", code="E103", field=field, need=f"{least} to {MAX_TASKS}", have=shown(value)
-        )
+def check_count(value: int, least: int, field: str, most: int = MAX_TASKS) -> None:
+    if not least <= value <= most:
+        need, have = f"{least} to {most}", shown(value)
+        raise SpecError("the number is out of range", code="E103", field=field, need=need, have=have)
 
 
 def command_of(command: Command, field: str) -> tuple[str, ...]:

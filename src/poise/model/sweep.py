@@ -9,9 +9,11 @@ Each combination becomes a part of the task. The part finds its values in `POISE
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from typing import overload
+
+import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings, near, shown
@@ -30,7 +32,62 @@ _PLACEHOLDER = re.compile(r"\$?\{([A-Za-z][A-Za-z0-9_-]{0,62})\}")
 _RANGE = re.compile(r"\s*(-?[0-9]{1,12})\s*\.\.\s*(-?[0-9]{1,12})\s*(?::\s*([0-9]{1,12})\s*)?")
 
 
-def combinations(spec: SweepSpec, field: str, limit: int, found: Findings) -> list[Combination]:
+class Axis(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Names whose values change together. Each row of `rows` has one value for each name. A range of one name has no
+    rows: it has `count` whole numbers from `first`, in steps of `step`.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...] = ()
+    first: int = 0
+    step: int = 1
+    count: int = 0
+
+    def __len__(self) -> int:
+        return self.count or len(self.rows)
+
+    def at(self, place: int) -> Iterator[tuple[str, str]]:
+        """Yield each name with its value in row number `place`."""
+        row = self.rows[place] if self.rows else (str(self.first + place * self.step),)
+        return zip(self.names, row, strict=True)
+
+
+class Combinations(Sequence[Combination]):
+    """Every combination of the rows of some axes; the last axis changes fastest. Each combination is made when it is
+    asked for, so a million of them need no memory.
+    """
+
+    def __init__(self, axes: Sequence[Axis] = ()) -> None:
+        self.axes = tuple(axes)
+        self._count = prod(map(len, self.axes)) if self.axes else 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> Combination: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Combination]: ...
+    def __getitem__(self, at: int | slice) -> Combination | Sequence[Combination]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(*at.indices(self._count))]
+        if not 0 <= at < self._count:
+            raise IndexError(at)
+        places = []
+        for axis in reversed(self.axes):
+            at, place = divmod(at, len(axis))
+            places.append(place)
+        return {
+            name: value
+            for axis, place in zip(self.axes, reversed(places), strict=True)
+            for name, value in axis.at(place)
+        }
+
+
+NO_COMBINATIONS = Combinations()
+
+
+def combinations(spec: SweepSpec, field: str, limit: int, found: Findings) -> Combinations:
     """Return every combination, at most `limit`, in the order written, the last name changing fastest; none if there
     are errors, which are added to `found`.
     """
@@ -44,22 +101,24 @@ def combinations(spec: SweepSpec, field: str, limit: int, found: Findings) -> li
                 found.add(SpecError(what, field=f"{field}[{place}]", need=need, have=have))
         if len(made) > limit:
             found.add(_too_many(field, len(made), limit))
-        axes = [made]
+        if found.doubts(field):
+            return NO_COMBINATIONS
+        names = tuple(made[0]) if made else ()
+        axes = [Axis(names, tuple(tuple(one[name] for name in names) for one in made))]
     else:
         axes = [_axis(name, values, f"{field}.{name}", limit, found) for name, values in spec.items()]
+    combined = Combinations(axes)
     if not axes or not all(axes):
         found.add(SpecError("the sweep has no values", code="E103", field=field))
-    elif (total := prod(map(len, axes))) > limit:
-        found.add(_too_many(field, total, limit))
+    elif len(combined) > limit:
+        found.add(_too_many(field, len(combined), limit))
     if found.doubts(field):
-        return []
-    combined: list[Combination] = [
-        {name: value for one in row for name, value in one.items()} for row in product(*axes)
-    ]
-    found.get(None, _check_names, combined[0], field)
-    if len(combined[0]) < sum(len(axis[0]) for axis in axes):
+        return NO_COMBINATIONS
+    names = tuple(name for axis in axes for name in axis.names)
+    found.get(None, _check_names, names, field)
+    if len(set(names)) < len(names):
         found.add(SpecError("a name of the sweep is given twice", code="E107", field=field))
-    return [] if found.doubts(field) else combined
+    return NO_COMBINATIONS if found.doubts(field) else combined
 
 
 def in_words(argv: Sequence[str], values: Combination, *, shell: bool) -> tuple[str, ...]:
@@ -108,44 +167,42 @@ def as_text(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _axis(name: str, values: object, field: str, limit: int, found: Findings) -> list[Combination]:
+def _axis(name: str, values: object, field: str, limit: int, found: Findings) -> Axis:
     """Return the values of one entry of a sweep: of a name, or of the names of a `zip` side by side."""
-    if isinstance(values, dict):
-        if name != "zip":
-            what = "only the names of a `zip` are a mapping"
-            found.add(SpecError(what, field=field, hint=f"sweep: {{zip: {{{name}: [1, 2]}}}}"))
-            return []
-        columns = {of: found.get([], _values, of, inner, f"{field}.{of}", limit) for of, inner in values.items()}
-        lengths = {of: len(column) for of, column in columns.items()}
-        if not found.doubts(field) and len(set(lengths.values())) > 1:
-            have = ", ".join(f"{of}: {length}" for of, length in lengths.items())
-            what = "the lists of a `zip` are equally long"
-            found.add(SpecError(what, code="E103", field=field, have=have, need="one length"))
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
-    return [{name: value} for value in found.get([], _values, name, values, field, limit)]
+    if not isinstance(values, dict):
+        return found.get(Axis((name,)), _values, name, values, field, limit)
+    if name != "zip":
+        what = "only the names of a `zip` are a mapping"
+        found.add(SpecError(what, field=field, hint=f"sweep: {{zip: {{{name}: [1, 2]}}}}"))
+        return Axis(())
+    columns = [found.get(Axis((of,)), _values, of, inner, f"{field}.{of}", limit) for of, inner in values.items()]
+    if not found.doubts(field) and len(set(map(len, columns))) > 1:
+        have = ", ".join(f"{column.names[0]}: {len(column)}" for column in columns)
+        what = "the lists of a `zip` are equally long"
+        found.add(SpecError(what, code="E103", field=field, have=have, need="one length"))
+    every = [[value for place in range(len(column)) for _, value in column.at(place)] for column in columns]
+    return Axis(tuple(values), tuple(zip(*every, strict=False)))
 
 
-def _values(name: str, values: object, field: str, limit: int) -> list[str]:
+def _values(name: str, values: object, field: str, limit: int) -> Axis:
     """Return the values of one name, from a list or a range such as `1..5` or `0..99:2`, which includes both ends."""
     _check_names([name], field)
     if isinstance(values, list):
-        made = [as_text(value) for value in values]
-    else:
-        match = _RANGE.fullmatch(str(values))
-        if match is None:
-            need, have = "a list, or a range such as 1..5 or 0..99:2", str(values)[:80]
-            hint = f"{name}: [{str(values)[:80]}]"
-            raise SpecError("the range cannot be read", code="E103", field=field, need=need, have=have, hint=hint)
-        first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
-        if not step or (count := (last - first) // step + 1) < 1:
-            have = str(values)[:80]
-            raise SpecError("the range is empty", code="E103", field=field, need="1..5 or 0..99:2", have=have)
-        if count > limit:
-            raise _too_many(field, count, limit)
-        made = [str(value) for value in range(first, last + 1, step)]
-    if not made:
-        raise SpecError("the list has no values", code="E103", field=field, need="a value", hint=f"{name}: [1, 2]")
-    return made
+        if not values:
+            raise SpecError("the list has no values", code="E103", field=field, need="a value", hint=f"{name}: [1, 2]")
+        return Axis((name,), tuple((as_text(value),) for value in values))
+    match = _RANGE.fullmatch(str(values))
+    if match is None:
+        need, have = "a list, or a range such as 1..5 or 0..99:2", str(values)[:80]
+        hint = f"{name}: [{str(values)[:80]}]"
+        raise SpecError("the range cannot be read", code="E103", field=field, need=need, have=have, hint=hint)
+    first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
+    if not step or (count := (last - first) // step + 1) < 1:
+        have = str(values)[:80]
+        raise SpecError("the range is empty", code="E103", field=field, need="1..5 or 0..99:2", have=have)
+    if count > limit:
+        raise _too_many(field, count, limit)
+    return Axis((name,), first=first, step=step, count=count)
 
 
 def _check_names(names: Iterable[str], field: str) -> None:

@@ -139,6 +139,8 @@ def _unfit(job: Job, reader: _Reader) -> str:
     """Return why a job is left out; empty if it is used."""
     if job.calls:
         return "it is of workers that serve calls"
+    if job.array is not None:
+        return "it is an array, of which the log has one part"
     if all(f"{job.id}.{unit.name}" in reader.runs for unit in job.units):
         return ""
     return "it was cancelled" if job.id in reader.cancelled else "it had not ended"

@@ -23,6 +23,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "notify-on": {"run": "x", "notify": ["command:mail"]},
     "time-zone": {"run": "x", "cron": "0 3 * * *"},
     "overlap": {"run": "x", "every": "1h"},
+    "allow-failed": {"run": "x", "parts": 4},
 }
 """What an example of a field needs beside it; `run` where nothing is said."""
 

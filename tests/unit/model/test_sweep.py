@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from poise.errors import ErrorRecord, SpecError
+from poise.model.arrays import MAX_PARTS, part_of
 from poise.model.job_fields import MAX_TASKS
 from poise.model.spec import compile_spec
 from poise.model.sweep import values_in
@@ -70,7 +71,7 @@ def test_a_sweep_is_cut_into_parts_and_can_be_merged() -> None:
         ({"lr": "5..1"}, "E103", "sweep.lr"),
         ({"lr": "1..5:0"}, "E103", "sweep.lr"),
         ({"lr": "0..999999999999"}, "E103", "sweep.lr"),
-        ({"a": "1..1000", "b": "1..1000"}, "E103", "sweep"),
+        ({"a": "1..1000", "b": "1..1001"}, "E103", "sweep"),
         ({"LR": [1]}, "E107", "sweep.LR"),
         ({"zip": [1]}, "E107", "sweep.zip"),
         ({"zip": {"a": [1, 2], "b": [1]}}, "E103", "sweep.zip"),
@@ -95,7 +96,17 @@ def test_a_task_is_cut_in_one_way() -> None:
 
 def test_as_many_as_a_job_may_have() -> None:
     assert len(tried({"n": f"1..{MAX_TASKS}"})) == MAX_TASKS
-    assert refused({"n": f"0..{MAX_TASKS}"}).need == f"at most {MAX_TASKS}"
+    assert refused({"n": f"0..{MAX_PARTS}"}).need == f"at most {MAX_PARTS}"
+
+
+def test_a_larger_one_is_a_rule() -> None:
+    spec = {"run": ["x", "{lr}"], "sweep": {"lr": [0.1, 0.2], "n": f"1..{MAX_TASKS}"}, "merge": "y"}
+    compiled = compile_spec(spec, wall=0.0)
+    assert compiled.array is not None
+    assert (compiled.size, len(compiled.units)) == (2 * MAX_TASKS + 1, 1)
+    part = part_of(compiled.array, MAX_TASKS + 2)
+    assert part.tasks[0].argv == ("x", "0.2")
+    assert part.tasks[0].env == {"POISE_SWEEP_LR": "0.2", "POISE_SWEEP_N": "3"}
 
 
 def test_at_most_is_of_parts() -> None:

@@ -1,5 +1,6 @@
 """The ledger: the one mutable object of the control plane, a pure function of the log."""
 
+from poise.kernel.ledger.arrays import WINDOW, ArrayState
 from poise.kernel.ledger.ledger import Ledger
 from poise.kernel.ledger.places import Cordon, NodeState, device_key
 from poise.kernel.ledger.room import InvariantBroken
@@ -18,6 +19,8 @@ from poise.kernel.ledger.units import CAUSES, UnitState, attempt_of, deciding_en
 
 __all__ = [
     "CAUSES",
+    "WINDOW",
+    "ArrayState",
     "Cordon",
     "Firing",
     "InvariantBroken",

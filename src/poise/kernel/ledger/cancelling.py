@@ -44,6 +44,7 @@ class Cancelling(Room):
     def _units_cancelled(self, event: UnitsCancelled) -> None:
         job, units = self._jobs[event.job], [self._jobs.units[unit] for unit in event.units]
         self._cancel_some(job, units, event.at, turns=event.turns)
+        self._lifecycle.make_parts(job, event.at)
         self._lifecycle.end_if_over(job, event.at)
 
     def _deadlines_missed(self, event: DeadlinesMissed) -> None:
@@ -58,7 +59,8 @@ class Cancelling(Room):
         job.cancelled_by = by or "user"
         if job.calls is not None:
             job.calls.closed = job.calls.closed or "cancelled"
-        self._cancel(job.units, at)
+        self._lifecycle.give_up_parts(job, "cancelled")
+        self._cancel(tuple(job.units), at)
 
     def _cancel_some(self, job: JobState, units: Sequence[UnitState], at: int, *, turns: bool) -> None:
         """Cancel units of a job and skip the units that need them. With `turns`, a part whose turn has come passes it

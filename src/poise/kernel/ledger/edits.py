@@ -7,7 +7,7 @@ from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room
 from poise.kernel.ledger.state import queue_of_unit
-from poise.model.changing import LIVE, changed
+from poise.model.changing import LIVE, changed, each_changed
 from poise.model.events import JobChanged, JobHeld
 
 
@@ -54,5 +54,7 @@ class Edits(Room):
                 self._queues.add(unit)
             elif unit.status == "active":
                 self._active.index_recovering(unit)
+        if job.array is not None and len(event.units) == len(job.units):  # the whole job changes, also what is to come
+            job.array.rule = each_changed(job.array.rule, event.like, event.paths)
         self._jobs.index_late(job)
         self._paths.plan_again(job)

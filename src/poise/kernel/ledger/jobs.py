@@ -2,18 +2,18 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from copy import copy
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from poise.kernel.book import CallBook
+from poise.kernel.ledger.arrays import ArrayState
 from poise.kernel.ledger.room import Handlers, Room, hold, hold_same
-from poise.kernel.ledger.state import JobState, State, queue_of
+from poise.kernel.ledger.state import JobState, State, first_parts, queue_of
 from poise.kernel.ledger.tasks import TaskState
 from poise.kernel.ledger.units import UnitState
 from poise.model.events import JobsRemoved, JobSubmitted, Notified
-from poise.model.jobs import Unit
 from poise.model.messages import Attempt
 from poise.model.tenants import DEFAULT, HOME, Bearer
 
@@ -24,7 +24,7 @@ class Jobs(Room, dict[str, JobState]):
     """
 
     def __init__(self, state: State) -> None:
-        super().__init__(sorted(state.jobs.items(), key=lambda item: item[1].units[0].ordinal))
+        super().__init__(sorted(state.jobs.items(), key=lambda item: _number_of(item[0])))
         self._state, state.jobs = state, self
         self.units: dict[str, UnitState] = {}
         """All units by id."""
@@ -53,7 +53,7 @@ class Jobs(Room, dict[str, JobState]):
             if job.calls is not None:
                 job.calls.restore_order()
             if job.unfinished:
-                self._count(job, job.unfinished)
+                self.count(job, job.unfinished if job.array is None else job.array.open)
 
     def handlers(self) -> Handlers:
         return {JobsRemoved: self._removed, Notified: self._notified}
@@ -88,7 +88,11 @@ class Jobs(Room, dict[str, JobState]):
     def is_over(self, unit_id: str) -> bool:
         """Return whether the unit has ended or is no longer retained."""
         unit = self.units.get(unit_id)
-        return unit is None or unit.over
+        if unit is not None:
+            return unit.over
+        job_id, _, name = unit_id.partition(".")
+        job = self.get(job_id)
+        return job is None or job.array is None or job.array.is_over(name)
 
     def task(self, task_id: str) -> tuple[UnitState, TaskState] | None:
         """Return the unit and the state of task `job.task`."""
@@ -117,7 +121,7 @@ class Jobs(Room, dict[str, JobState]):
         return len(self) - len(self._state.finished)
 
     def unfinished_units(self, tenant: str | None = None) -> int:
-        """Return the number of unfinished units, of one tenant or of all."""
+        """Return the number of unfinished units that exist, of one tenant or of all."""
         return self._unfinished if tenant is None else self._unfinished_of[tenant]
 
     def unfinished_by_tenant(self) -> Counter[str]:
@@ -151,9 +155,13 @@ class Jobs(Room, dict[str, JobState]):
         """Add a new job. All of its units are waiting."""
         job, state = event.job, self._state
         state.jobs_ever += 1
+        array = None
+        if job.array is not None:
+            array = ArrayState(job.array, state.units_ever + 1)
+            state.units_ever += array.left
         units = []
-        first, turns = _first_parts(job.units)
-        for unit in job.units:
+        first, turns = first_parts(job.units)
+        for unit in job.units if array is None else ():
             state.units_ever += 1
             units.append(
                 UnitState(
@@ -175,7 +183,7 @@ class Jobs(Room, dict[str, JobState]):
             submitted=event.at,
             units=units,
             key=event.key,
-            unfinished=len(units),
+            unfinished=len(units) if array is None else array.left,
             awaited=sum(1 for other in job.after if other in self and not self[other].ended) + job.hold,
             note=job.note,
             calls=CallBook() if job.calls else None,
@@ -189,9 +197,11 @@ class Jobs(Room, dict[str, JobState]):
             notify=job.notify,
             tree=job.tree,
             turns=turns,
+            allow_failed=job.allow_failed,
+            array=array,
         )
         self._index(made)
-        self._count(made, len(units))
+        self.count(made, len(units))
         return made
 
     def index_late(self, job: JobState) -> None:
@@ -218,7 +228,7 @@ class Jobs(Room, dict[str, JobState]):
     def count_over(self, job: JobState) -> None:
         """Count a unit of this job that has ended."""
         job.unfinished -= 1
-        self._count(job, -1)
+        self.count(job, -1)
 
     def end(self, job: JobState, at: int) -> Collection[str]:
         """End a job. Returns the ids of the unfinished jobs that come after it."""
@@ -284,18 +294,22 @@ class Jobs(Room, dict[str, JobState]):
             if job.key:
                 self._keys.pop((job.tenant, job.key), None)
             for unit in job.units:
-                unit_id = unit.id
-                del self.units[unit_id]
-                if self.dependents:
-                    self.dependents.pop(unit_id, None)
-                for task in unit.spec.tasks:
-                    del self.tasks[f"{job_id}.{task.name}"]
+                self.forget_unit(job, unit)
         finished = self._state.finished
         if list(leaving) == finished[: len(leaving)]:
             del finished[: len(leaving)]
         else:
             gone = frozenset(leaving)
             self._state.finished = [job_id for job_id in finished if job_id not in gone]
+
+    def forget_unit(self, job: JobState, unit: UnitState) -> None:
+        """Remove a unit from all indexes."""
+        unit_id = unit.id
+        del self.units[unit_id]
+        if self.dependents:
+            self.dependents.pop(unit_id, None)
+        for task in unit.spec.tasks:
+            del self.tasks[f"{job.id}.{task.name}"]
 
     def _oldest_of_the_most(self, history: int) -> list[str]:
         """Return the jobs to remove so that tenants share the history equally."""
@@ -326,7 +340,7 @@ class Jobs(Room, dict[str, JobState]):
             if not waiting:
                 del self.awaited_by[other]
 
-    def _count(self, job: JobState, units: int) -> None:
+    def count(self, job: JobState, units: int) -> None:
         self._unfinished += units
         self._unfinished_of[job.tenant] += units
         if not self._unfinished_of[job.tenant]:
@@ -341,11 +355,7 @@ class Jobs(Room, dict[str, JobState]):
             if not job.ended and other in self and not self[other].ended:
                 self.awaited_by.setdefault(other, {})[job.id] = None
         for unit in job.units:
-            unit_id = unit.id
-            self.units[unit_id] = unit
-            for index, task in enumerate(unit.spec.tasks):
-                task_id = unit_id if task.name == unit.spec.name else f"{job.id}.{task.name}"
-                self.tasks[task_id] = (unit, index)
+            self.index_unit(job, unit)
         self.index_late(job)
         if job.notify is not None:
             self.index_notices(job)
@@ -353,11 +363,20 @@ class Jobs(Room, dict[str, JobState]):
             for need in dict.fromkeys(unit.spec.needs):
                 self.dependents.setdefault(f"{job.id}.{need}", []).append(unit)
 
+    def index_unit(self, job: JobState, unit: UnitState) -> None:
+        unit_id = unit.id
+        self.units[unit_id] = unit
+        for index, task in enumerate(unit.spec.tasks):
+            task_id = unit_id if task.name == unit.spec.name else f"{job.id}.{task.name}"
+            self.tasks[task_id] = (unit, index)
+
     # --- self-check --------------------------------------------------------------------------------------------------
 
     def check(self, anew: "Jobs") -> None:
         for job in self.values():
             left = sum(1 for unit in job.units if not unit.over)
+            if job.array is not None and not job.array.rest:
+                left += job.array.left
             hold(job.unfinished == left, f"{job.id} counts {job.unfinished} unfinished units, has {left}")
             hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
         for index in ("units", "tasks", "dependents", "cancelling", "notifying"):
@@ -366,25 +385,6 @@ class Jobs(Room, dict[str, JobState]):
             hold_same(index, getattr(self, index), getattr(anew, index))
         ended = [{tenant: list(jobs) for tenant, jobs in of._ended_of.items()} for of in (self, anew)]
         hold_same("finished jobs by tenant", *ended)
-
-
-def _first_parts(units: Iterable[Unit]) -> tuple[set[str], dict[str, int]]:
-    """Return, for tasks with a concurrency limit, the parts that may run at first. Also return by task how many more
-    parts have had their turn if the job lacks some parts.
-    """
-    first: set[str] = set()
-    turns: dict[str, int] = {}
-    parts: dict[str, list[Unit]] = {}
-    for unit in units:
-        if unit.at_most:
-            parts.setdefault(unit.name.partition("[")[0], []).append(unit)
-    for task, of in parts.items():
-        begin = sorted(of, key=lambda unit: unit.tasks[0].part)[: of[0].at_most]
-        first.update(unit.name for unit in begin)
-        passed = begin[-1].tasks[0].part + 1 - of[0].at_most
-        if passed > 0:
-            turns[task] = passed
-    return first, turns
 
 
 def _number_of(job_id: str) -> int:

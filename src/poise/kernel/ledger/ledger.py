@@ -29,6 +29,7 @@ from poise.kernel.ledger.jobs import Jobs
 from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.lifecycle import Lifecycle
 from poise.kernel.ledger.nodes import Nodes
+from poise.kernel.ledger.parts import Parts
 from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.placements import Placements
 from poise.kernel.ledger.profiles import Profiles
@@ -70,6 +71,7 @@ class Ledger:
         self.profiles = Profiles(state)
         self.rules = RuleBook(state)
         self.jobs = Jobs(state)
+        self.parts = Parts(self.jobs)
         self.schedules = Schedules(state, self.jobs)
         self.active = Active(self.jobs, changes)
         self.queues = Queues(state, self.jobs, self.active, changes)
@@ -82,11 +84,11 @@ class Ledger:
         paths = Paths(self.profiles, self.queues, changes, plans=plans)
         seats = Seats(self.active, self.nodes, self.quotas, self.shares, changes)
         self.training = Training(self.jobs, self.active, paths, changes)
-        lifecycle = Lifecycle(self.jobs, self.queues, self.leader, self.shares, paths, self.training)
+        lifecycle = Lifecycle(self.jobs, self.parts, self.queues, self.leader, self.shares, paths, self.training)
         cancelling = Cancelling(self.jobs, self.active, paths, lifecycle, changes)
         edits = Edits(self.jobs, self.active, self.queues, paths, lifecycle)
         calls = Calls(self.jobs, lifecycle)
-        placements = Placements(self.jobs, self.active, self.queues, self.training, seats, changes)
+        placements = Placements(self.jobs, self.active, self.queues, self.training, lifecycle, seats, changes)
         attempts = Attempts(
             self.jobs,
             self.active,
@@ -107,6 +109,7 @@ class Ledger:
             self.profiles,
             self.rules,
             self.jobs,
+            self.parts,
             self.schedules,
             self.active,
             self.queues,
@@ -157,7 +160,8 @@ class Ledger:
         """Return an independent ledger in the same state, to which other events can be applied. It shares parts that
         nothing changes any more, and the columns until they change.
 
-        With `jobs` it has only these, which must include all that hold resources. `priorities` replaces the priority of
+        With `jobs` it is for a forecast: it has only these, which must include all that hold resources, and arrays make
+        no more parts. `priorities` replaces the priority of
         the unfinished units of a job, by its id.
         """
         state = self._state.fork(jobs)
@@ -170,6 +174,8 @@ class Ledger:
         if jobs is not None or priorities:
             state.held = {}  # its queues may be gone; the next round sets the reasons
         made = Ledger(state)
+        if jobs is not None:
+            made.parts.freeze()
         if not priorities:
             made.columns.fork_of(self.columns)
         return made

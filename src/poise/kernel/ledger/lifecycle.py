@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from poise.kernel.ledger.jobs import Jobs
 from poise.kernel.ledger.leader import Leader
+from poise.kernel.ledger.parts import Parts
 from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room, hold
@@ -12,6 +13,7 @@ from poise.kernel.ledger.shares import Shares
 from poise.kernel.ledger.state import JobState, job_status, may_follow, queue_of_unit
 from poise.kernel.ledger.training import Training
 from poise.kernel.ledger.units import UnitState, UnitStatus
+from poise.model.arrays import size_of
 from poise.model.events import JobSubmitted
 from poise.model.jobs import Unit
 
@@ -24,8 +26,16 @@ class Lifecycle(Room):
     """Only this room writes `UnitState.missing` and `JobState.turns`."""
 
     def __init__(
-        self, jobs: Jobs, queues: Queues, leader: Leader, shares: Shares, paths: Paths, training: Training
+        self,
+        jobs: Jobs,
+        parts: Parts,
+        queues: Queues,
+        leader: Leader,
+        shares: Shares,
+        paths: Paths,
+        training: Training,
     ) -> None:
+        self._parts = parts
         self._jobs, self._queues, self._leader, self._paths, self._training = jobs, queues, leader, paths, training
         self._shares = shares
 
@@ -38,9 +48,10 @@ class Lifecycle(Room):
         job = self._jobs.add(event)
         self._shares.join(job)
         self._paths.plan(job.units, event.at)
+        self.make_parts(job, event.at)
         after = [self._jobs[other] for other in job.after if other in self._jobs]
         if any(other.ended and not may_follow(job, other.id, job_status(other)) for other in after):
-            self.skip(job.units, event.at)
+            self.skip_all(job, event.at)
             self.end_if_over(job, event.at)
         elif not job.awaited:
             self.release_roots(job, event.at)
@@ -52,6 +63,13 @@ class Lifecycle(Room):
             return
         for unit in job.units:
             if unit.missing == 0 and unit.status == "waiting":
+                self._queues.make_pending(unit, at)
+
+    def make_parts(self, job: JobState, at: int) -> None:
+        """Make the parts of an array that may exist now, and pending if the job waits for nothing."""
+        while (unit := self._parts.make(job)) is not None:
+            self._paths.plan([unit], job.submitted)
+            if not job.awaited:
                 self._queues.make_pending(unit, at)
 
     def call_up(self, job: JobState, at: int) -> None:
@@ -101,13 +119,15 @@ class Lifecycle(Room):
         self.close(unit, status, at)
         job = self._jobs[unit.job]
         followers = self._jobs.dependents.get(unit.id, ())
-        if status == "done":
+        if status == "done" or (status == "failed" and job.may_fail()):
             for follower in followers:
                 self._one_less(follower, job, at)
-            if len(job.units) > 1 and job.unfinished % max(1, len(job.units) // 64) == 0:
+            units = len(job.units) if job.array is None else size_of(job.array.rule)
+            if units > 1 and job.unfinished % max(1, units // 64) == 0:
                 self._paths.plan_again(job)
         else:
             self.skip(followers, at)
+        self.make_parts(job, at)
         if unit.spec.at_most and not job.cancelled_by:
             self.pass_turn(job, unit.spec, at)
         self.end_if_over(job, at)
@@ -123,6 +143,16 @@ class Lifecycle(Room):
         self._training.forget_unit(unit)
         self._queues.forget_yields(unit)
         self._jobs.count_over(job)
+        self._parts.drop(job, unit)
+
+    def give_up_parts(self, job: JobState, status: UnitStatus) -> None:
+        """Make no more parts of an array: those that do not exist yet get this status."""
+        self._parts.give_up(job, status)
+
+    def skip_all(self, job: JobState, at: int) -> None:
+        """Skip the waiting units of a job, and the parts that do not exist yet."""
+        self.give_up_parts(job, "skipped")
+        self.skip(job.units, at)
 
     def skip(self, units: Iterable[UnitState], at: int) -> None:
         """Skip waiting units, and the units that need them. Iterative: graphs may be deep."""
@@ -167,7 +197,7 @@ class Lifecycle(Room):
                 waiting = self._jobs[waiting_id]
                 waiting.awaited -= 1
                 if not may_follow(waiting, job.id, status):
-                    self.skip(waiting.units, at)
+                    self.skip_all(waiting, at)
                     ending.append(waiting)
                 elif waiting.awaited == 0:
                     self.release_roots(waiting, at)

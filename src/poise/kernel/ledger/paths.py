@@ -52,7 +52,11 @@ class Paths(Room):
         """Compute critical path and due times again, and mark what is shown of the job as out of date."""
         if not self._plans:
             return
-        self.plan(job.units, job.submitted)
+        if job.array is None:
+            self.plan(job.units, job.submitted)
+        else:  # its parts do not need each other
+            for unit in job.units:
+                self.plan([unit], job.submitted)
         self._queues.rank_anew(job)
         for unit in job.units:
             self._changes.mark(unit)

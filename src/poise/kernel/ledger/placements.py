@@ -3,6 +3,7 @@
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
 from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.lifecycle import Lifecycle
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, InvariantBroken, Room
 from poise.kernel.ledger.seats import Seats
@@ -16,10 +17,17 @@ class Placements(Room):
     """Only this room writes `epoch`, `placed`, `variant` and `why` of a unit."""
 
     def __init__(
-        self, jobs: Jobs, active: Active, queues: Queues, training: Training, seats: Seats, changes: Changes
+        self,
+        jobs: Jobs,
+        active: Active,
+        queues: Queues,
+        training: Training,
+        lifecycle: Lifecycle,
+        seats: Seats,
+        changes: Changes,
     ) -> None:
         self._jobs, self._active, self._queues, self._training = jobs, active, queues, training
-        self._seats, self._changes = seats, changes
+        self._lifecycle, self._seats, self._changes = lifecycle, seats, changes
 
     def handlers(self) -> Handlers:
         return {Placed: self._placed, Preempted: self._preempted, Resized: self._resized}
@@ -42,6 +50,10 @@ class Placements(Room):
         self._active.add(unit)
         for index, spot in enumerate(event.spots):  # an elastic unit may get fewer spots than it has tasks
             self._seats.take(unit, index, spot, queued=event.queued)
+        job = self._jobs[unit.job]
+        if job.array is not None:
+            job.array.place(unit, event.spots[0].node)
+            self._lifecycle.make_parts(job, event.at)
 
     def _drop_attempts(self, unit: UnitState, at: int) -> None:
         """Release the resources of a recovering unit on lost nodes before it is placed again."""

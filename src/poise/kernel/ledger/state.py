@@ -1,7 +1,7 @@
 """The state of the ledger in a checkpoint, and its encoding."""
 
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -9,9 +9,11 @@ import msgspec
 
 from poise.decoding import msgpack_decoder
 from poise.kernel.book import CallBook
+from poise.kernel.ledger.arrays import ArrayState
 from poise.kernel.ledger.places import Cordon, NodeState
 from poise.kernel.ledger.room import InvariantBroken
 from poise.kernel.ledger.units import OVER, UnitState
+from poise.model.arrays import units_in
 from poise.model.decisions import Reason, Spot
 from poise.model.events import Began
 from poise.model.jobs import Job, Unit, Work
@@ -38,7 +40,8 @@ class JobState(msgspec.Struct, gc=False):
     `notified` are the completed notices, each with the reason if delivery failed. For a job that serves calls, `calls`
     is their book and the units are its workers. `turns` is, by task with a concurrency limit, how many parts have had
     their turn beyond the first ones. `secrets` are sealed; `tree` is its uploaded folder. Its use counts for `project`,
-    if set, and for the share `leaf`, if shares are declared.
+    if set, and for the share `leaf`, if shares are declared. It is done although `allow_failed` parts have failed. Of
+    an `array`, `units` has the parts that exist, and the last one of all once it is over.
     """
 
     id: str
@@ -69,6 +72,8 @@ class JobState(msgspec.Struct, gc=False):
     tree: Tree | None = None
     project: str = ""
     leaf: str = ""
+    allow_failed: int = 0
+    array: ArrayState | None = None
 
     def sealed_texts(self) -> Iterator[str]:
         """Yield the sealed secrets of the job and of its units."""
@@ -76,14 +81,39 @@ class JobState(msgspec.Struct, gc=False):
             yield from secrets.values()
 
     def count_tasks(self) -> int:
-        """Return the number of tasks of all units."""
-        return sum(len(unit.tasks) for unit in self.units)
+        """Return the number of tasks that the ledger keeps of the job. Of an array it keeps the parts that exist, and
+        those that were not done in their first attempt.
+        """
+        odd = len(self.array.odd) if self.array is not None else 0
+        return sum(len(unit.tasks) for unit in self.units) + odd
+
+    @property
+    def size(self) -> int:
+        """Number of tasks of the whole job."""
+        return units_in(self.array.rule) if self.array is not None else self.count_tasks()
+
+    @property
+    def existing(self) -> list[UnitState]:
+        """The units, without the last part of an array that is over."""
+        return [] if self.array is not None and not self.unfinished else self.units
+
+    def may_fail(self) -> bool:
+        """Return whether no more parts have failed than the job allows."""
+        return 0 < self.allow_failed >= self.unit_counts().get("failed", 0)
+
+    def unit_counts(self) -> dict[str, int]:
+        """Return the number of units by status, including the parts of an array that do not exist."""
+        counts = self.array.counts if self.array is not None else {}
+        for unit in self.existing:
+            counts[unit.status] = counts.get(unit.status, 0) + 1
+        return counts
 
     def fork(self) -> "JobState":
         """Return an independent copy."""
         made = copy(self)
         made.units, made.turns = [unit.fork() for unit in self.units], self.turns.copy()
         made.calls = self.calls.fork() if self.calls is not None else None
+        made.array = self.array.fork() if self.array is not None else None
         return made
 
     @property
@@ -259,6 +289,8 @@ def may_follow(job: Job | JobState, other: str, status: str) -> bool:
 
 
 def _has_run(job: JobState) -> bool:
+    if job.array is not None and job.array.ended:
+        return True
     return any(task.started or task.ending is not None or task.past for unit in job.units for task in unit.tasks)
 
 
@@ -267,15 +299,24 @@ def job_status(job: JobState) -> str:
     serves = job.calls is not None and not job.ended and not job.calls.open
     if serves and all(unit.status != "pending" for unit in job.units):
         return "idle"
-    return units_status(job.units)
+    if job.array is None and not job.allow_failed:
+        return units_status(job.units)
+    counts = job.unit_counts()
+    if counts.keys() == {"done", "failed"} and job.may_fail():
+        return "done"
+    return _status(counts, job.units)
 
 
 def units_status(units: Sequence[UnitState]) -> str:
     """Return the status of a job with these units."""
-    statuses = {unit.status for unit in units}
-    if statuses <= OVER:
-        if statuses in ({"done"}, {"skipped"}):
-            return statuses.pop()
+    return _status({unit.status for unit in units}, units)
+
+
+def _status(statuses: Collection[str], units: Sequence[UnitState]) -> str:
+    """Return the status of a job whose units have these statuses; `units` are those that exist."""
+    if OVER.issuperset(statuses):
+        if len(statuses) == 1 and ("done" in statuses or "skipped" in statuses):
+            return next(iter(statuses))
         return "cancelled" if "cancelled" in statuses and "failed" not in statuses else "failed"
     if "active" in statuses:
         if all(task.status != "running" for unit in units for task in unit.tasks if task.active):
@@ -284,10 +325,36 @@ def units_status(units: Sequence[UnitState]) -> str:
     return "pending" if "pending" in statuses else "waiting"
 
 
+def first_parts(units: Iterable[Unit]) -> tuple[set[str], dict[str, int]]:
+    """Return, for tasks with a concurrency limit, the parts that may run at first. Also return by task how many more
+    parts have had their turn if the job lacks some parts.
+    """
+    first: set[str] = set()
+    turns: dict[str, int] = {}
+    parts: dict[str, list[Unit]] = {}
+    for unit in units:
+        if unit.at_most:
+            parts.setdefault(unit.name.partition("[")[0], []).append(unit)
+    for task, of in parts.items():
+        begin = sorted(of, key=lambda unit: unit.tasks[0].part)[: of[0].at_most]
+        first.update(unit.name for unit in begin)
+        passed = begin[-1].tasks[0].part + 1 - of[0].at_most
+        if passed > 0:
+            turns[task] = passed
+    return first, turns
+
+
 def queue_of(job: Job | JobState, unit: Unit) -> str:
     """Name of the queue of a unit. Units in one queue are alike for placement and are served in order; tenants, shares,
     graphs, deadlines and gangs have queues of their own."""
-    apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
+    apart = (
+        len(job.units) > 1
+        or job.array is not None
+        or unit.deadline
+        or len(unit.tasks) > 1
+        or unit.variants
+        or unit.weight != 1000
+    )
     own = job.id if apart or unit.work != NO_WORK or unit.serves else ""
     own = f"{job.id}.{unit.name}" if unit.phases else own
     leaf = job.leaf if isinstance(job, JobState) else ""
