@@ -149,7 +149,7 @@ def _days(rule: Recurrence, day: int, last: int) -> Ints:
     """Return the days of a rule from `day` to `last`, counted from 1970."""
     weekdays = sorted({weekday for _, weekday in rule.days})
     if rule.frequency == "DAILY":
-        days = np.arange(day, last + 1, rule.interval)
+        days: Ints = np.arange(day, last + 1, rule.interval)
         return days[np.isin((days + THURSDAY) % 7, weekdays)] if weekdays else days
     if rule.frequency == "WEEKLY":
         wanted = weekdays or [(day + THURSDAY) % 7]

@@ -11,7 +11,7 @@ A task with `workers: 2` becomes a gang `name` of tasks `name[0]`, `name[1]`; on
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
