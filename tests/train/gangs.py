@@ -60,12 +60,12 @@ class Ran(NamedTuple):
     stderr: str
 
 
-def run(folder: Path, script: Path | str, *arguments: str, **env: str) -> Ran:
+def run(folder: Path, script: Path | str, *arguments: str, patience: float = PATIENCE, **env: str) -> Ran:
     """`python script arguments…`, waited for; it finds PyTorch imported, which takes five seconds of CPU."""
     out, err = folder / "ran.out", folder / "ran.err"
     process = FORKING.Process(target=work, args=(str(script), env, str(err), str(out), arguments))
     process.start()
-    process.join(PATIENCE)
+    process.join(patience)
     if process.exitcode is None:
         process.kill()
         process.join()

@@ -506,7 +506,7 @@ def killed() -> Iterator[Path]:
     memory = Path("/dev/shm")  # noqa: S108  nothing there survives a crash of the machine, and none is tried here
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         with tempfile.TemporaryDirectory() as streams:
-            done = run(Path(streams), Path(__file__).with_name("killed.py"), name)
+            done = run(Path(streams), Path(__file__).with_name("killed.py"), name, patience=600.0)  # some hundred saves
         assert done.returncode == 0, done.stderr
         yield Path(name)
 
