@@ -44,7 +44,9 @@ PATHS = {
 
 
 class KubernetesCluster:
-    """`schedules`: the user of the tests has the rights of a scheduler too."""
+    """`schedules`: the user of the tests has the rights of a scheduler too. Poise is then the only scheduler, and no
+    controller runs.
+    """
 
     def __init__(self, schedules: bool = False) -> None:
         self._schedules = schedules
@@ -71,6 +73,11 @@ class KubernetesCluster:
         )
         self.start_server()
         until(self._is_ready, "the API server answers", self.messages)
+        if not self._schedules:
+            self._start_others()
+        self._apply_base()
+
+    def _start_others(self) -> None:
         files = {name: self.kubeconfig(name, "admin") for name in ("scheduler", "manager")}
         self._start(
             "kube-scheduler", PARTS / "kube-scheduler", f"--kubeconfig={files['scheduler']}", "--port=0",
@@ -82,7 +89,6 @@ class KubernetesCluster:
             f"--service-account-private-key-file={self.run}/account.key", "--use-service-account-credentials=false",
             "--controllers=namespace,garbagecollector,podgc,nodelifecycle,resourcequota,disruption",
         )  # fmt: skip
-        self._apply_base()
 
     def _apply_base(self) -> None:
         """The base, of which the user of the tests has the rights. Its control plane is looked at, and not run."""
@@ -96,13 +102,14 @@ class KubernetesCluster:
                 api.create(path, one, **({"dryRun": "All"} if file.name == "control.yaml" else {}))
 
     def start_server(self) -> None:
+        without = "ServiceAccount" + (",TaintNodesByCondition" if self._schedules else "")  # a controller takes it off
         self._start(
             "kube-apiserver", PARTS / "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self._etcd}",
             f"--secure-port={self.port}", "--bind-address=127.0.0.1", f"--cert-dir={self.run}/certificates",
             f"--token-auth-file={self.run}/tokens.csv", "--authorization-mode=RBAC",
             f"--service-account-key-file={self.run}/account.key", "--service-cluster-ip-range=10.0.0.0/24",
             f"--service-account-signing-key-file={self.run}/account.key", "--service-account-issuer=https://poise",
-            "--disable-admission-plugins=ServiceAccount", "--etcd-compaction-interval=0",
+            f"--disable-admission-plugins={without}", "--etcd-compaction-interval=0",
         )  # fmt: skip
 
     def start_hollow(self, name: str) -> None:
@@ -178,7 +185,8 @@ class KubernetesCluster:
 @contextlib.contextmanager
 def kubernetes(*more: str, schedules: bool = False) -> Iterator[KubernetesCluster]:
     """A control plane; all of it ends with the block. Skips where its parts, or these others, were not built."""
-    needed = [PARTS / name for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", *more)]
+    others = () if schedules else ("kube-controller-manager", "kube-scheduler")
+    needed = [PARTS / name for name in ("kube-apiserver", *others, *more)]
     if missing := [path.name for path in needed if not path.exists()]:
         pytest.skip(f"needs {', '.join(missing)}: `make kubernetes-parts` builds them from Debian's source")
     if not ETCD.exists():

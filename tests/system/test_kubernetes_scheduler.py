@@ -44,12 +44,12 @@ class AsScheduler(OnSubstrate):
         if small is not None:
             small.output = lambda uid: next(filter(None, (kubelet.output(uid) for kubelet in self.kubelets)), b"")
 
-    def create(self, name: str, run: str = "true", cpu: str = "1", scheduler: str = "poise", **metadata: Any) -> None:
+    def create(self, name: str, run: str = "true", cpu: str = "1", where: str = "", **metadata: Any) -> None:
+        """A Pod that Poise places, or that another scheduler has placed on a node."""
         held = {"requests": {"cpu": cpu}}
         container = {"name": "main", "image": "x", "command": ["sh", "-c", run], "resources": held}
         spec: dict[str, Any] = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
-        if scheduler:
-            spec["schedulerName"] = scheduler
+        spec |= {"nodeName": where} if where else {"schedulerName": "poise"}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
         self.api.create(f"/api/v1/namespaces/{SPACE}/pods", body)
 
@@ -126,8 +126,7 @@ def test_a_pod_that_fits_nowhere_is_told_why_by_an_event_and_by_poise(on: AsSche
 
 
 def test_a_gang_is_bound_once_all_of_it_has_room(on: AsScheduler) -> None:
-    on.create("theirs", "sleep 1000", "2", scheduler="")
-    until(lambda: on.pods()["theirs"]["spec"].get("nodeName"), "another scheduler has placed it", on.messages)
+    on.create("theirs", "sleep 1000", "2", where="n1")
     names = [f"gang-{number}" for number in range(3)]
     for name in names:
         on.create(name, cpu="2", labels={GROUP: "gang", LEAST: "3"})
