@@ -97,10 +97,8 @@ def plan(count: int, nodes: int, repeats: int, seed: int) -> None:
                 refused += 1
         times.append(1000 * (time.process_time() - began))
     print(f"{count} recurring reservations, {windows} windows of a year on {nodes} nodes")
-    print(
-        f"planned in {median(times):.0f} ms of processor time "
-        f"(median of {repeats}; least {min(times):.0f}, most {max(times):.0f})"
-    )
+    least, most = min(times), max(times)
+    print(f"planned in {median(times):.0f} ms of processor time ({least:.0f} to {most:.0f}, {repeats} repeats)")
     print(f"{elsewhere} windows on other places than usual, {refused} reservations refused")
 
 
