@@ -156,7 +156,7 @@ def _days(rule: Recurrence, day: int, last: int) -> Ints:
         monday = day - (day + THURSDAY - rule.week_start) % 7
         offsets = np.array(sorted((weekday - rule.week_start) % 7 for weekday in wanted))
         days = (np.arange(monday, last + 1, 7 * rule.interval)[:, None] + offsets).ravel()
-        return days[(days >= day) & (days <= last)]
+        return np.asarray(days[(days >= day) & (days <= last)])
     begins = date.fromordinal(date(1970, 1, 1).toordinal() + day)
     step = rule.interval * (12 if rule.frequency == "YEARLY" else 1)
     found: list[int] = []
