@@ -182,6 +182,8 @@ def test_a_fork_of_the_state_shares_nothing_that_is_changed_in_place() -> None:
         ".jobs[].units[].tasks[].past",
         ".memory[]",
         ".memory[][]",
+        ".reservations[].elsewhere",
+        ".reservations[].released",
         ".rule_policies[]",
         ".rule_policies[][]",
         ".rule_policies[][][]",

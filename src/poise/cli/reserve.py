@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from poise.cli import output
+from poise.cli.numbers import Whole
 from poise.cli.output import Column, Shown
 from poise.cli.render import print_json, say
 from poise.client import current_home
@@ -52,7 +53,7 @@ def _wanted(function: Any) -> Any:
         click.option("--maintenance", is_flag=True, help="Drain the named nodes for maintenance instead."),
         click.option("--tenant", metavar="TENANT", help="Tenant that the places are kept for."),
         click.option("--model", metavar="MODEL", help="Model of the devices, or of devices of the nodes."),
-        click.option("--devices", type=int, metavar="N", help="Number of devices, instead of nodes."),
+        click.option("--devices", type=Whole(), metavar="N", help="Number of devices, instead of nodes."),
         click.option("--nodes", metavar="N|NODE,...", help="Number of nodes, or their names."),
     ):
         function = option(function)
@@ -113,17 +114,20 @@ def import_(file: Path, until: str | None, as_json: bool, **wanted: Any) -> int:
 
 @reserve.command()
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-def export(file: Path | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value, with the calendar as a text.")
+def export(file: Path | None, as_json: bool) -> int:
     """Write all reservations as iCalendar, to FILE or to the output."""
     from poise.model.icalendar import write_events
 
     found = connected(current_home()).reservations()
     text = write_events([_event(one) for one in found if one.ends], datetime.now(UTC))
-    if file is None:
-        sys.stdout.write(text)
-    else:
+    if file is not None:
         file.write_text(text, encoding="utf-8", newline="")
         say(f"poise: {len(found)} reservations in {file}")
+    if as_json:
+        print_json({"calendar": text})
+    elif file is None:
+        sys.stdout.write(text)
     return 0
 
 
