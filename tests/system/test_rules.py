@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from system.living import Diary, Living, until
+from system.serving import Serving
 
 RULES = """
 kind: rules
@@ -59,3 +60,55 @@ def test_a_rule_asks_and_is_allowed(living: Living) -> None:
     assert (refused.code, "asks for nothing" in refused.err) == (1, True)
     diary.release()
     until(lambda: not closed(living), "the node is open again", living.messages)
+
+
+SERVICE = """
+kind: service
+name: %s
+model: twice.py:Twice
+replicas: 1..3
+resources: {cpu: 50m}
+"""
+TWICE = """
+class Twice:
+    def predict(self, batch: list) -> list:
+        return [2 * one for one in batch]
+"""
+BUSY = """
+kind: rules
+every: 5s
+rules:
+  - name: busy
+    mode: %s
+    trigger: nodes_up > 0
+    actions:
+      - scale_up_replicas: {service: twice}
+      - mirror_traffic: {service: twice, to: other, share: 100%%}
+"""
+
+
+def test_a_service_gets_a_replica_and_copies_its_requests_while_a_rule_has_fired(living: Living) -> None:
+    living.up()
+    living.file("twice.py", TWICE)
+    for name in ("twice", "other"):
+        living.file(f"{name}.yaml", SERVICE % name)
+    living.file("rules.yaml", BUSY % "on")
+    serving = Serving(living, "twice.yaml", "other.yaml")
+
+    def replicas() -> dict[str, int]:
+        return {one["service"]: one["replicas"] for one in living.poise("services", "--json").value}
+
+    until(lambda: replicas() == {"twice": 1, "other": 1}, "both are ready", lambda: serving.text)
+    assert living.poise("rules", "apply", "rules.yaml").code == 0
+    until(lambda: replicas() == {"twice": 2, "other": 1}, "the rule adds one", lambda: serving.text)
+    until(lambda: "are copied to other by rule busy" in serving.text, "requests are copied", lambda: serving.text)
+    assert serving.ask(21, "/predict/twice").value == 42
+    until(
+        lambda: serving.metric("serve_deployment_request_counter_total", deployment="other") >= 1,
+        "a copy is answered",
+        lambda: serving.text,
+    )
+    living.file("rules.yaml", BUSY % "off")
+    assert living.poise("rules", "apply", "rules.yaml").code == 0
+    until(lambda: replicas() == {"twice": 1, "other": 1}, "it has as many as before", lambda: serving.text)
+    assert serving.end() == 0
