@@ -14,7 +14,7 @@ from typing import Literal
 
 from poise.model.serving_upstreams import Ejection, Following, Probing, Retries
 from poise.units import SECOND
-from poise_serve.policy.pid import Gains, Pid
+from poise_serve.policy.pid import Damping, Gains, Pid, damped
 
 WINDOW = 10 * SECOND
 """Time window of the retry budget, as in Finagle."""
@@ -37,6 +37,9 @@ TELLING = 20
 GAINS = Gains(proportional=0.2, integral=0.3)
 """For a plant of gain 1 with a delay of one step, `u' = u + 0.3 e + 0.2 (e - e_before)` converges without oscillation,
 and rises from 1 to 64 in about ten steps; no derivative, because a P99 of few answers is noisy."""
+
+NOISE = 0.35
+"""Deviation of the logarithm of a P99 from that of the target that chance explains: 40 %."""
 
 
 class Breaker:
@@ -155,15 +158,16 @@ class Concurrency:
     """Adapts the concurrency limit of a server so that its P99 latency reaches a target.
 
     It is a PID controller on logarithms of both: on a saturated server twice the requests take twice as long, otherwise
-    no longer. So a change of the limit changes the latency by at most the same factor on any server, and one set of
-    gains fits all. A step uses the answers of a second or more. A limit that was not reached is not raised, because its
-    effect is unknown.
+    no longer. So a change of the limit changes the latency by at most the same factor on most servers, and one set of
+    gains fits. Where latency rises faster than that, or follows late, the controller damps its own oscillation. A step
+    uses the answers of a second or more. A limit that was not reached is not raised, because its effect is unknown.
     """
 
     def __init__(self, rules: Following, most: int, now: int) -> None:
         self._target = rules.target
         self._pid = Pid(GAINS, log(rules.least), log(most))
         self._memory = self._pid.begin(log(rules.least))
+        self._damping = Damping()
         self._took: list[int] = []
         self._busiest = 0
         self._since = now
@@ -185,7 +189,9 @@ class Concurrency:
         took_sorted = sorted(self._took)
         self.p99 = took_sorted[int(0.99 * len(took_sorted))]
         if self.p99 > self._target or self._busiest >= self.limit:
-            self._memory = self._pid.step(self._memory, log(self._target), log(self.p99), STEP)
+            target, measured = log(self._target), log(self.p99)
+            self._damping = damped(self._damping, target - measured, NOISE)
+            self._memory = self._pid.step(self._memory, target, measured, STEP, self._damping.factor)
             self.limit = round(exp(self._memory.output))
         self._took, self._busiest, self._since = [], 0, now
 

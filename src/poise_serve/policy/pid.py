@@ -14,6 +14,8 @@ and Hägglund, *Advanced PID Control*, 2006, chapters 3 and 6):
 * The derivative is that of the measurement, so a new target causes no jump in it. The output does not jump either,
   because the integral absorbs the jump of the proportional term.
 * Steps may come at irregular intervals; `elapsed` is in nanoseconds.
+* `damped` watches the errors for an oscillation that does not fade, which an unknown delay or a steep response causes,
+  and returns the factor for the gains that ends it. So one set of gains serves where no model tells better ones.
 
 The controller is stateless: each step takes the memory and returns the next one.
 """
@@ -31,6 +33,45 @@ class Gains(msgspec.Struct, frozen=True, kw_only=True):
     proportional: float = 0.0
     integral: float = 0.0
     derivative: float = 0.0
+
+    def times(self, factor: float) -> "Gains":
+        """Return all gains times a factor."""
+        return Gains(
+            proportional=self.proportional * factor,
+            integral=self.integral * factor,
+            derivative=self.derivative * factor,
+        )
+
+
+class Damping(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors since the last change of sign: their `side`, and the largest (`reach`). `before` is the largest of the
+    half-wave before (-1: none), `factor` the factor for the gains.
+    """
+
+    factor: float = 1.0
+    side: int = 0
+    reach: float = 0.0
+    before: float = -1.0
+
+
+FADES = 0.8
+"""An oscillation fades if each half-wave is smaller than this part of the one before."""
+
+DAMPS, LEAST_FACTOR = 0.7, 0.05
+"""What an oscillation multiplies the factor by, and the least factor."""
+
+RECOVERS = 1.005
+"""Growth of the factor in a step, up to 1: it doubles in about 140 steps."""
+
+
+def damped(damping: Damping, error: float, noise: float) -> Damping:
+    """Return the damping after another error. Half-waves up to `noise` do not count."""
+    side, factor, reach, before = (1 if error > 0 else -1), damping.factor, damping.reach, damping.before
+    if damping.side and side != damping.side:
+        if before >= 0 and reach >= FADES * before and min(reach, before) > noise:
+            factor = max(LEAST_FACTOR, factor * DAMPS)
+        reach, before = 0.0, reach
+    return Damping(factor=min(1.0, factor * RECOVERS), side=side, reach=max(reach, abs(error)), before=before)
 
 
 class PidMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +97,9 @@ class Pid:
         output = self._bounded(output)
         return PidMemory(output=output, integral=output)
 
-    def step(self, memory: PidMemory, target: float, measured: float, elapsed: int) -> PidMemory:
-        """Return the next output, `elapsed` nanoseconds after the last."""
-        gains, error, seconds = self._gains, target - measured, elapsed / SECOND
+    def step(self, memory: PidMemory, target: float, measured: float, elapsed: int, factor: float = 1.0) -> PidMemory:
+        """Return the next output, `elapsed` nanoseconds after the last, with all gains times `factor`."""
+        gains, error, seconds = self._gains.times(factor), target - measured, elapsed / SECOND
         integral = memory.integral
         if memory.target is not None:
             integral -= gains.proportional * (target - memory.target)
@@ -77,4 +118,4 @@ class Pid:
         return min(max(output, self._least), self._most)
 
 
-__all__ = ["Gains", "Pid", "PidMemory"]
+__all__ = ["Damping", "Gains", "Pid", "PidMemory", "damped"]

@@ -2,13 +2,15 @@
 
 from itertools import pairwise
 from math import exp
+from random import Random
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
 from poise.units import SECOND
-from poise_serve.policy.pid import Gains, Pid
+from poise_serve.kernel.resilience import GAINS, NOISE
+from poise_serve.policy.pid import Damping, Gains, Pid, damped
 
 PLAIN = Gains(proportional=2.0, integral=0.5, derivative=0.1)
 
@@ -92,3 +94,50 @@ def test_a_plant_of_first_order_comes_to_its_target_and_stays(inertia: float, ga
     assert seen[-1] == pytest.approx(target, rel=0.02)
     assert max(seen) <= 1.2 * target
     assert all(abs(after - before) < 0.01 * target for before, after in pairwise(seen[-20:]))
+
+
+# --- stability -------------------------------------------------------------------------------------------------------
+
+
+def rest(gain: float, delay: int, lag: float, noise: float, seed: int, *, damps: bool = True) -> tuple[float, float]:
+    """The root mean square error of the last 60 of 200 steps, and the last factor: of a plant whose response is `gain`
+    times the output `delay` steps before, through a first-order lag, measured with noise. All are logarithms.
+    """
+    random, pid, damping = Random(seed), Pid(GAINS, 0.0, 4.2), Damping()  # noqa: S311
+    memory, outputs, response, errors, target = pid.begin(0.0), [0.0] * (delay + 1), 0.0, [], 2.0
+    for _ in range(200):
+        response = lag * response + (1 - lag) * gain * outputs[-1 - delay]
+        measured = response + random.gauss(0, noise)
+        if damps:
+            damping = damped(damping, target - measured, NOISE)
+        memory = pid.step(memory, target, measured, SECOND, damping.factor)
+        outputs.append(memory.output)
+        errors.append(target - response)
+    return (sum(error**2 for error in errors[-60:]) / 60) ** 0.5, damping.factor
+
+
+@pytest.mark.parametrize("gain", [0.5, 1.0, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("delay", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("lag", [0.0, 0.5])
+def test_it_comes_to_rest_whatever_the_delay_the_gain_and_the_noise(gain: float, delay: int, lag: float) -> None:
+    assert rest(gain, delay, lag, 0.0, 0)[0] < 0.3
+    for seed in range(3):
+        assert rest(gain, delay, lag, 0.2, seed)[0] < 0.3
+
+
+def test_without_damping_it_does_not() -> None:
+    assert rest(2.0, 3, 0.0, 0.0, 0, damps=False)[0] > 2
+    assert rest(3.0, 0, 0.0, 0.0, 0, damps=False)[0] > 2
+
+
+def test_an_oscillation_that_fades_is_not_damped() -> None:
+    damping = Damping()
+    for error in (2.0, -1.5, 1.1, -0.8, 0.6, -0.4):
+        damping = damped(damping, error, NOISE)
+    assert damping.factor == 1.0
+    for error in (2.0, -2.0, 2.0, -2.0, 2.0):
+        damping = damped(damping, error, NOISE)
+    assert damping.factor < 0.5
+    for _ in range(1000):
+        damping = damped(damping, 0.1, NOISE)
+    assert damping.factor == 1.0
