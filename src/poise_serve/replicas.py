@@ -16,7 +16,7 @@ from poise.client import Client
 from poise.errors import Fault, InputError, NotFound, PoiseError, Unreachable
 from poise.model.precision import VARIABLE
 from poise.model.reports import JobReport, LogPiece
-from poise.model.scaling import Announced
+from poise.model.scaling import Announced, Outlook
 from poise.model.servicefile import DeclaredService
 from poise.policy.replicas import DEFAULT_SCALER, scaler_named
 from poise.units import SECOND
@@ -90,6 +90,11 @@ class Replicas:
     @property
     def _jobs(self) -> list[str]:
         return self.notes.noted.jobs
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """The forecast of the scaler; None if there is no scaler, or no forecast yet."""
+        return self._scaler.outlook if self._scaler is not None else None
 
     def become(self, declared: DeclaredService) -> None:
         """Use the replica count and scaling rules of `declared` from now on."""

@@ -44,7 +44,7 @@ class _Kept:
 
     def report(self, url: str, window: int) -> ServiceReport:
         recent, batcher = self.service.recent(window), self.service.batcher
-        jobs = tuple(self.replicas.notes.noted.jobs)
+        jobs, outlook = tuple(self.replicas.notes.noted.jobs), self.replicas.outlook
         return ServiceReport(
             service=self.declared.name,
             url=url,
@@ -55,6 +55,8 @@ class _Kept:
             waiting=batcher.waiting,
             serving=batcher.serving,
             jobs=jobs,
+            foreseen=outlook.rate if outlook is not None else 0.0,
+            spread=outlook.spread if outlook is not None else 0.0,
             **recent._asdict(),
         )
 

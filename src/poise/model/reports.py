@@ -1279,7 +1279,8 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     and `p99` are latencies from the arrival of a request to its response, in nanoseconds; 0 without responses. Deferred
     requests and responses from the cache do not count. `refused` counts requests without a response, by reason.
     `objective` is the limit for `p99`; 0: none. `waiting` and `serving` count current requests. `replicas` is the
-    number of ready replicas, `started` that of the requested ones; `jobs` has their ids.
+    number of ready replicas, `started` that of the requested ones; `jobs` has their ids. `foreseen` is the rate that
+    the scaler expects in the next window, and `spread` its mean error; 0 without a scaler, or before its first window.
     """
 
     service: str
@@ -1303,6 +1304,8 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     batch_max: int
     jobs: tuple[str, ...] = ()
     faulty: int = 0
+    foreseen: float = 0.0
+    spread: float = 0.0
 
     @property
     def met(self) -> bool:

@@ -76,6 +76,7 @@ def _shown(reports: list[ServiceReport]) -> Shown:
             Column("SERVICE", [one.service for one in reports]),
             Column("REPLICAS", [f"{one.replicas}/{one.started}" for one in reports]),
             Column("RATE", [f"{one.rate:.3g}/s" for one in reports], right=True, moving=True),
+            Column("FORESEEN", [_foreseen(one) for one in reports], right=True, moving=True, only="wide"),
             Column("P50", [_latency(one.p50) for one in reports], right=True),
             Column("P95", [_latency(one.p95) for one in reports], right=True),
             Column("P99", [_latency(one.p99) for one in reports], right=True),
@@ -98,6 +99,10 @@ def _shown(reports: list[ServiceReport]) -> Shown:
 def _latency(took: int) -> str:
     """Format a latency below one second in milliseconds, with three digits; `-` without one."""
     return f"{took / MILLISECOND:.3g} ms" if 0 < took < SECOND else format_duration(took) if took else "-"
+
+
+def _foreseen(of: ServiceReport) -> str:
+    return f"{of.foreseen:.3g} ± {of.spread:.2g}/s" if of.foreseen else "-"
 
 
 def _objective(of: ServiceReport) -> str:

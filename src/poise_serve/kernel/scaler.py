@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from poise.model.scaling import Announced, Scale, ScaleMemory, ScaleRules, ScaleView, Window
+from poise.model.scaling import Announced, Outlook, Scale, ScaleMemory, ScaleRules, ScaleView, Window
 from poise.policy.replicas import ReplicaPolicy
 from poise.units import MILLISECOND, SECOND
 from poise_serve.kernel.batcher import Batcher, Why
@@ -100,6 +100,12 @@ class Scaler:
         self._since = now
         self._waited = 0.0  # requests that waited, times nanoseconds
         self._looked = self._decided = now
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """The forecast for the window in which a replica that is started now begins to serve; None before the first."""
+        learned = self._memory.learned
+        return learned.outlooks[-1] if learned is not None and learned.outlooks else None
 
     def look(self, now: int, start_up: int) -> int:
         """Return the target number of replicas. `start_up`: nanoseconds until a new replica is ready."""

@@ -85,6 +85,16 @@ def test_the_last_goes_only_where_there_may_be_none_and_comes_back_as_soon_as_so
         assert "something waits and nothing serves" in followed.said[-1]
 
 
+def test_the_forecast_of_the_next_window_is_told() -> None:
+    followed = Followed(ScaleRules(least=1, most=8))
+    assert followed.scaler.outlook is None
+    followed.passes(40, 8)
+    outlook = followed.scaler.outlook
+    assert outlook is not None
+    assert outlook.rate == pytest.approx(40, rel=0.05)
+    assert 0 < outlook.spread < 20
+
+
 def test_between_windows_nothing_changes() -> None:
     followed = Followed(ScaleRules(least=1, most=8))
     followed.service.seen.asked += 10_000

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from poise.cli.main import main
+from poise.drivers.plugins import choose_document, tried
 from poise.kernel.controller import Settings
 from poise.model.workload import Arrival, Workload
 from poise.policy.suites import policy_named
@@ -44,6 +46,22 @@ def test_a_rule_that_sets_the_policy_has_its_effect() -> None:
     assert (mean.name, effect.jobs) == ("mean completion", 60)
     assert mean.live / HOUR > 5
     assert mean.low <= mean.difference <= mean.high < 0
+
+
+def test_a_rule_that_changes_priorities_has_its_effect() -> None:
+    """While the queue is long, the class of brief jobs goes first."""
+    brief = tuple(
+        replace(one, units=tuple(replace(unit, kind="brief") for unit in one.units)) if place % 3 == 0 else one
+        for place, one in enumerate(ARRIVALS)
+    )
+    rule = SHORTEST_FIRST["rules"][0] | {"actions": [{"change_priority": {"to": "high", "class": "brief"}}]}  # type: ignore[index]
+    policy = tried(choose_document({"kind": "policy", "name": "by-class", "order": "urgency"}))
+    workload, nodes = Workload(name="made", arrivals=brief), [node("n1"), node("n2")]
+    found, without = backtest_on(workload, nodes, policy, Settings(), {**SHORTEST_FIRST, "rules": [rule]})
+    effect = effect_of(workload, nodes, policy, Settings(), {**SHORTEST_FIRST, "rules": [rule]}, without)
+    assert found.rules[0].actions == {"change_priority": 1}
+    assert effect.firings == {"long-queue": 1}
+    assert effect.figures[0].high < 0
 
 
 def test_a_rule_that_does_not_fire_changes_nothing() -> None:

@@ -33,6 +33,7 @@ export function show(element, state, api) {
       { title: "Service", text: (one) => one.service },
       { title: "Replicas", number: true, text: (one) => `${one.replicas}/${one.started}` },
       { title: "Rate", number: true, text: (one) => `${Number(one.rate.toPrecision(3))}/s` },
+      { title: "Foreseen rate", number: true, text: (one) => (one.foreseen ? `${Number(one.foreseen.toPrecision(3))} ± ${Number(one.spread.toPrecision(2))}/s` : "-") },
       { title: "P50", number: true, text: (one) => latency(one.p50) },
       { title: "P95", number: true, text: (one) => latency(one.p95) },
       { title: "P99", number: true, text: (one) => latency(one.p99) },
