@@ -30,6 +30,7 @@ from poise.model.servicefile import MAX_BODY
 from poise.units import SECOND
 from poise_serve.asgi import (
     ASK,
+    GONE,
     READ,
     Gone,
     NoRoom,
@@ -38,6 +39,7 @@ from poise_serve.asgi import (
     Scope,
     Send,
     TooLarge,
+    abort,
     answer,
     client_of,
     may_ask,
@@ -52,8 +54,9 @@ from poise_serve.openai import MOST_SECONDS
 from poise_serve.refusals import Refused, no_room, refusal, too_large
 from poise_serve.schema import document
 from poise_serve.service import ANYBODY, Asked, Asker, Service
+from poise_serve.streams import Cut, Stream, Streamed
 from poise_serve.upstreams import Upstreams
-from poise_serve.wire import MOST_BODIES, Answer, error_body
+from poise_serve.wire import EVENTS, MOST_BODIES, Answer, error_body
 
 JSON = "application/json"
 CACHE = "/cache/"
@@ -125,7 +128,11 @@ class Gateway:
                 message = f"{method} is not for this; ask with {allowed[0]}"
                 raise Refused(405, message, headers={"allow": ", ".join(allowed)})
             if allowed is ASK:
-                status, body, kind, more = await self._ask(scope, receive)
+                made = await self._ask(scope, receive)
+                if isinstance(made, Streamed):
+                    await _pass_on(scope, send, made.kind, made.stream)
+                    return
+                status, body, kind, more = made.status, made.body, made.kind, _notes(made)
             elif allowed is FORGET:
                 status, body, kind = await self._forget(path.removeprefix(CACHE))
             else:
@@ -137,10 +144,8 @@ class Gateway:
             return
         await answer(send, status, body, [(b"content-type", kind.encode()), *more] if status != 204 else more)
 
-    async def _ask(self, scope: Scope, receive: Receive) -> tuple[int, bytes, str, list[tuple[bytes, bytes]]]:
-        """Return status, body, media type and extra headers of an answer. Raises `Refused`, and `Gone` if the client
-        disconnects, which cancels the request.
-        """
+    async def _ask(self, scope: Scope, receive: Receive) -> Answer:
+        """Return an answer. Raises `Refused`, and `Gone` if the client disconnects, which cancels the request."""
         service, timeout, deferred, asker = self.admit(scope["path"], scope["headers"])
         if not may_ask(scope, name := self._name(scope["path"])):
             raise Refused(403, f"this key may not ask `{name}`")
@@ -168,7 +173,7 @@ class Gateway:
             self.room.give_back(len(body), client_of(scope))
         if isinstance(made, Refuse):
             raise refusal(made)
-        return made.status, made.body, made.kind, _notes(made)
+        return made
 
     def _methods(self, path: str) -> tuple[str, ...]:
         if path == "/predict" or path.startswith("/predict/"):
@@ -226,6 +231,24 @@ class Gateway:
         self._measuring = None
         if not measured.cancelled():
             measured.exception()  # the client may have disconnected
+
+
+async def _pass_on(scope: Scope, send: Send, kind: str, stream: Stream) -> None:
+    """Send an answer as its parts come. An incomplete one ends with an error event, or with a closed connection."""
+    scope["extensions"][GONE]["then"](stream.leave)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]})
+    try:
+        async for part in stream.parts():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    except Cut as cut:
+        if kind != EVENTS:
+            await abort(scope)
+            return
+        event = b"event: error\ndata: %b\n\n" % error_body(500, str(cut))
+        await send({"type": "http.response.body", "body": event})
+    finally:
+        stream.leave()
 
 
 def _notes(made: Answer) -> list[tuple[bytes, bytes]]:

@@ -1,13 +1,17 @@
-"""`python -m poise_serve.replica app.py:Model`: one process that serves batches with the user's model.
+"""`python -m poise_serve.replica app.py:Model`: one process that serves requests with the user's model.
 
 The model is a class with
 
 * `load(self)` (optional): called once, before any request;
-* `predict(self, batch)`: takes a list of inputs and returns a list of the same length, in the same order;
+* `predict(self, batch)`: takes a list of inputs and returns a list of the same length, in the same order. Or `async def
+  predict(self, item)`, or `predict(self, item)` with `yield`, or both: each request by itself, several at once; values
+  that are yielded are parts of an answer that streams (`poise_serve.calls`);
 * `decode(self, body)` (optional): makes an input from the body of a request, instead of JSON; raises ValueError for an
   invalid body. With `body: memoryview` a large body is not copied, and is valid until the batch is answered;
 * `encode(self, result)` (optional): returns bytes or a view of them, text, or a value for JSON, instead of the result
   itself. JSON has no NaN and no infinity: a result with one of them is an error for its request;
+* `follow(self)`: only for a replica of several processes (`workers:`). Ranks from 1 on call it after `load`, and take
+  part in the work of rank 0 until that ends (`POISE_RANK`, `POISE_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`);
 * `example(self)` (optional): returns an input to measure batch sizes with at the start, so that the model is warm and
   its speed known before the first request.
 
@@ -17,7 +21,7 @@ inputs of another type with 422 and the path of the mistake, before the model se
 The replica connects to the gateway's socket (`POISE_SERVICE_SOCKET`), or to its address on another machine
 (`POISE_SERVICE_ADDRESS`), loads the model, and serves one batch at a time. It reconnects after a disconnect, because
 another gateway takes over from one that was killed. It exits if none does, even during a batch, or on SIGTERM, after
-answering the current batch.
+answering the current batch or requests.
 """
 
 import contextlib
@@ -49,6 +53,7 @@ from poise.model.traces import TRACEPARENT
 from poise_serve.room import Room
 from poise_serve.shared import Body, Reader, Writer
 from poise_serve.wire import (
+    EVENTS,
     LENGTH,
     MOST_BODIES,
     Answer,
@@ -58,8 +63,9 @@ from poise_serve.wire import (
     Forms,
     FromReplica,
     Hello,
+    ToReplica,
     Work,
-    decode_work,
+    decode_to_replica,
     error_body,
     framed,
 )
@@ -99,18 +105,23 @@ class Model:
 
     def __init__(self, made: Any) -> None:
         self.made = made
-        predict = getattr(made, "predict", None)
+        predict = _routine(getattr(made, "predict", None))
         if not callable(predict):
             raise InputError(
                 "the model has no method `predict`",
                 field=type(made).__name__,
                 hint="def predict(self, batch: list) -> list: ...",
             )
-        for name in ("load", "example", "decode", "encode", "predict"):
+        for name in ("load", "example", "decode", "encode"):
             _check_plain(name, getattr(made, name, None))
-        self._predict: Callable[[list[Any]], Sequence[Any]] = predict
+        self.call: Callable[..., Any] = predict
+        """The model's own `predict`."""
+        self.is_called = _kind_of(predict) != ""
+        """Whether it takes requests one by one."""
+        self.streams = "generator" in _kind_of(predict)
         decode: Callable[..., Any] | None = getattr(made, "decode", None)
-        self._takes = _inner(_first(predict)) if decode is None else None
+        first = _first(predict)
+        self._takes = (first if self.is_called else _inner(first)) if decode is None else None
         self._decode: Callable[[Body], Any] = json_decoder(self._takes).decode if decode is None else _reading(decode)
         self._encode: Callable[[Any], Any] | None = getattr(made, "encode", None)
         self.room = Room()
@@ -133,28 +144,31 @@ class Model:
             except (ValueError, RecursionError, msgspec.DecodeError) as error:
                 refused[position] = failure(400, str(error), "the body cannot be read")
             except Exception as error:
-                refused[position] = failure(500, _told(error), "decode raised")
+                refused[position] = failure(500, told_of(error), "decode raised")
         return items, refused
 
     def predict(self, items: list[Any]) -> Sequence[Any]:
         """Return one result per item. Raises the model's own errors."""
         with self.room.taken_by(len(items)):
-            results = self._predict(items)
+            results: Any = self.call(items)
         if isinstance(results, str | bytes | dict | set) or not hasattr(results, "__len__"):
             raise TypeError(f"predict gave {type(results).__name__}, not a list of {len(items)} results")
         if len(results) != len(items):
             raise ValueError(f"predict gave {len(results)} results for {len(items)} inputs")
-        return results
+        made: Sequence[Any] = results
+        return made
 
     def forms(self, service: str) -> Forms:
         """Schema of the inputs and results from the annotations; any type without them. Type names are prefixed with
         the service's name.
         """
         encoded = self._encode is not None
-        given = _told_type(self._encode or self._predict)
-        given = given if encoded else _inner(given)
+        given = _told_type(self._encode or self.call)
+        given = given if encoded or self.is_called else _inner(given)
         kinds: Sequence[str] = (JSON,)
-        if given in (bytes, bytearray, memoryview):
+        if self.streams:
+            given, kinds = Any, (EVENTS, BYTES)
+        elif given in (bytes, bytearray, memoryview):
             kinds = (BYTES,)
         elif given is str and encoded:
             kinds = (TEXT,)
@@ -192,15 +206,23 @@ class Model:
 
 def _check_plain(name: str, method: Any) -> None:
     """Raises `InputError` for a coroutine function or a generator."""
-    call = method if inspect.isroutine(method) else getattr(method, "__call__", None)  # noqa: B004 of an object
-    kind = next((kind for kind, is_one in _NOT_PLAIN.items() if is_one(call)), "")
-    if kind:
+    if kind := _kind_of(method):
         raise InputError(
             f"`{name}` is {kind}, and its result is needed when it returns",
             field=name,
             need="a plain method",
             hint=f"def {name}(self, ...): ..., with `asyncio.run` inside for what must be awaited",
         )
+
+
+def _kind_of(method: Any) -> str:
+    """Return the kind of a function that is not plain; empty for a plain one."""
+    return next((kind for kind, is_one in _NOT_PLAIN.items() if is_one(_routine(method))), "")
+
+
+def _routine(method: Any) -> Any:
+    """Return the function to call: of an object, that of its class."""
+    return method if inspect.isroutine(method) else getattr(method, "__call__", None)  # noqa: B004 of an object
 
 
 _NOT_PLAIN: dict[str, Callable[[Any], bool]] = {
@@ -225,7 +247,8 @@ def _mistaken(body: Body, error: msgspec.ValidationError) -> Result:
     return failure(422, str(error), "the input is not what the model takes")
 
 
-def _told(error: BaseException) -> str:
+def told_of(error: BaseException) -> str:
+    """Describe an error of the model."""
     return _sayable(f"{type(error).__name__}: {error}")
 
 
@@ -359,9 +382,11 @@ class Worker:
 
     def __init__(self, line: Line) -> None:
         self.line = line
+        self.answering: Callable[[Line], None] = self.answer
+        """Answers the requests of a connection until it closes."""
         self._anew = threading.Event()
-        self._busy = False
-        self._stop = False
+        self.busy = False
+        self.stopping = False
 
     def go_on_with(self, line: Line) -> None:
         """Switch to this connection. Called from another thread."""
@@ -374,34 +399,36 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_term)
         os.register_at_fork(after_in_child=_end_on_term)
         with contextlib.suppress(Stopping):
-            while not self._stop:
+            while not self.stopping:
                 line = self.line
                 with contextlib.suppress(OSError):  # whoever asked has gone
                     line.channel.sendall(framed(hello))
-                    self.answer(line)
-                self._busy = False
-                while self.line is line and not self._stop:
+                    self.answering(line)
+                self.busy = False
+                while self.line is line and not self.stopping:
                     self._anew.wait()
                     self._anew.clear()
                 line.close()
 
     def answer(self, line: Line) -> None:
         """Answer the batches of this connection until it closes."""
-        while not self._stop and (work := self._next(line.channel)) is not None:
-            line.channel.sendall(framed(self._work(work, line)))
-            self._busy = False
+        while not self.stopping and (work := self.next_of(line.channel)) is not None:
+            if isinstance(work, Work):
+                line.channel.sendall(framed(self._work(work, line)))
+            self.busy = False
 
     def _on_term(self, *_: object) -> None:
-        self._stop = True
-        if not self._busy:
+        self.stopping = True
+        if not self.busy:
             raise Stopping
 
-    def _next(self, channel: socket.socket) -> Work | None:
+    def next_of(self, channel: socket.socket) -> ToReplica | None:
+        """Wait for the next message; None if the gateway has gone."""
         head = self._read(channel, LENGTH.size)
         if head is None:
             return None
         data = self._read(channel, LENGTH.unpack(head)[0])
-        return None if data is None else decode_work.decode(data)
+        return None if data is None else decode_to_replica.decode(data)
 
     def _read(self, channel: socket.socket, count: int) -> bytearray | None:
         data = bytearray(count)
@@ -411,7 +438,7 @@ class Worker:
             if not more:
                 return None
             got += more
-            self._busy = True
+            self.busy = True
         return data
 
     def _work(self, work: Work, line: Line) -> FromReplica:
@@ -426,7 +453,7 @@ class Worker:
                 results = self.model.predict(items + items[-1:] * (given - len(items))) if items else []
         except BaseException as error:  # including `sys.exit()` in the model and a panic in a Rust library
             why: typing.Literal["raised", "memory"] = "memory" if is_out_of_memory(error) else "raised"
-            return Broken(work.number, why, _told(error))
+            return Broken(work.number, why, told_of(error))
         answered = iter(results)
         answers = [
             refused[position] if position in refused else self.model.answer(next(answered))
@@ -563,11 +590,34 @@ def _watch(gateway: Gateway, worker: Worker) -> None:
         worker.go_on_with(line)
 
 
+def _follow(target: str) -> int:
+    """Run a rank of a replica that is not the first."""
+    try:
+        model = load_model(target)
+        follow = getattr(model.made, "follow", None)
+        if not callable(follow):
+            what = "a replica of several processes needs the method `follow`, which ranks from 1 on call"
+            raise InputError(what, field=target, hint="def follow(self): ...")
+    except PoiseError as error:
+        return _say(error)
+    follow()
+    return 0
+
+
+def _say(error: PoiseError) -> int:
+    told = error.record
+    have, hint = f"; there is {told.have}" if told.have else "", f"\nhint: {told.hint}" if told.hint else ""
+    sys.stderr.write(f"poise: {told.field}: {told.message}{have}{hint}\n")
+    return 1
+
+
 def main() -> int:
     """Run the replica. Returns 0 after SIGTERM, 1 if the model cannot be loaded."""
     if len(sys.argv) != 2:
         sys.stderr.write("usage: python -m poise_serve.replica app.py:Model\n")
         return 1
+    if os.environ.get("POISE_RANK", "0") != "0":
+        return _follow(sys.argv[1])
     path, task = os.environ["POISE_SERVICE_SOCKET"], os.environ.get("POISE_TASK", str(os.getpid()))
     epoch, key = int(os.environ.get("POISE_EPOCH", 0)), os.environ.pop("POISE_WORKER_KEY", "")
     gateway = Gateway(Path(path), os.environ.get("POISE_SERVICE_ADDRESS", ""), Enter(path, task, epoch, key))
@@ -576,14 +626,27 @@ def main() -> int:
         threading.Thread(target=_watch, args=(gateway, worker), daemon=True).start()
         model = load_model(sys.argv[1])
     except PoiseError as error:
-        told = error.record
-        have, hint = f"; there is {told.have}" if told.have else "", f"\nhint: {told.hint}" if told.hint else ""
-        sys.stderr.write(f"poise: {told.field}: {told.message}{have}{hint}\n")
+        return _say(error)
+    if model.streams and (field := os.environ.get("POISE_SERVICE_WHOLE", "")):
+        sys.stderr.write(f"poise: {sys.argv[1]}: `predict` yields, and a service with `{field}` needs whole answers\n")
         return 1
-    known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
-    worker.run(model, Hello(gateway.enter.name, known, model.forms(os.environ["POISE_SERVICE_NAME"]), model.room.items))
+    hello = Hello(gateway.enter.name, forms=model.forms(os.environ["POISE_SERVICE_NAME"]))
+    if model.is_called:
+        from poise_serve.calls import Calls
+
+        at_once = int(os.environ["POISE_SERVICE_AT_ONCE"])
+        calls = Calls(worker, model, at_once)
+        calls.warm_up()
+        worker.answering = calls.answer
+        hello = msgspec.structs.replace(hello, room=1, at_once=at_once)
+    else:
+        known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
+        hello = msgspec.structs.replace(hello, known=known, room=model.room.items)
+    worker.run(model, hello)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from poise_serve import replica  # not `__main__`, so that its classes are those that other modules import
+
+    sys.exit(replica.main())

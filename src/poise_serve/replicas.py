@@ -129,6 +129,8 @@ class Replicas:
             "POISE_SERVICE_SOCKET": str(self._service.path),
             **({"POISE_SERVICE_ADDRESS": self._address} if self._address else {}),
             "POISE_SERVICE_BATCH": str(declared.limits.batch),
+            "POISE_SERVICE_AT_ONCE": str(declared.concurrency),
+            **({"POISE_SERVICE_WHOLE": whole} if (whole := _needs_whole(declared)) else {}),
             **({VARIABLE: declared.precision} if declared.precision else {}),
         }
         name = f"{declared.name}-{self.notes.noted.asked}"
@@ -305,6 +307,12 @@ class Replicas:
     async def _cancel(self, job: str) -> None:
         with contextlib.suppress(PoiseError):
             await self._ask(lambda client: client.cancel(job))
+
+
+def _needs_whole(declared: DeclaredService) -> str:
+    """Return the field of the service that needs whole answers, if any."""
+    needing = {"cache": declared.cache, "canary": declared.canary or declared.trial, "openai": declared.openai}
+    return next((field for field, value in needing.items() if value), "")
 
 
 def _ending(report: JobReport) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, cast
 import msgspec
 
 from poise.drivers import sockets
+from poise.model.servicefile import MOST_AT_ONCE
 from poise.model.serving import Limits
 from poise.model.spec import check_name
 from poise.units import SECOND, format_duration
@@ -23,6 +24,7 @@ from poise_serve.kernel.scaler import Seen
 from poise_serve.lately import Recent
 from poise_serve.service_metrics import ServiceMetrics
 from poise_serve.shared import Reader, Writer, make_buffer
+from poise_serve.streams import Stream, Streamed
 from poise_serve.tracing import Batches, Traced, Tracing, current
 from poise_serve.wire import (
     ANYTHING,
@@ -31,8 +33,11 @@ from poise_serve.wire import (
     Answer,
     Answers,
     Broken,
+    Drop,
     FromReplica,
     Hello,
+    Part,
+    ToReplica,
     Work,
     decode_from_replica,
     framed,
@@ -96,7 +101,9 @@ class Pending(NamedTuple):
 
 
 class Service:
-    """Accepts replicas, holds requests until they are answered, and carries out the batcher's effects."""
+    """Accepts replicas, holds requests until they are answered, and carries out the batcher's effects. A replica that
+    serves several requests at once has as many slots, and each is a replica to the batcher.
+    """
 
     def __init__(
         self, name: str, limits: Limits, path: Path, metrics: ServiceMetrics, tracing: Tracing | None = None
@@ -121,7 +128,8 @@ class Service:
         self._metrics = metrics
         self._batches = Batches(name, tracing)
         self._pending: dict[int, Pending] = {}
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[str, _Channel] = {}  # by slot
+        self._streams: dict[int, Stream] = {}
         self._sent: dict[str, dict[int, bytes]] = {}  # bodies in progress by replica, including cancelled requests
         self._asked = 0
         self.seen = Seen()
@@ -167,7 +175,7 @@ class Service:
 
     @property
     def replicas(self) -> int:
-        return len(self._channels)
+        return len(set(self._channels.values()))
 
     def has(self, job: str) -> bool:
         """Whether a replica of this job is ready."""
@@ -184,16 +192,14 @@ class Service:
         requests to other replicas.
         """
         for name, channel in list(self._channels.items()):
-            if name.partition(".")[0] == job and _epoch_of(name) < epoch:
-                del self._channels[name]
+            if name.partition(".")[0] == job and _epoch_of(name) < epoch and name in self._channels:
                 channel.abort()
-                self._is_down(name, time.monotonic_ns())
-                self._has_changed()
+                self._take_down(channel)
 
     def measure(self) -> None:
         """Set the gauges that are computed only when metrics are scraped."""
         rooms = [replica.curve.room for replica in self.batcher.replicas.values() if replica.curve.room]
-        self._metrics.now(self.batcher.waiting, self.batcher.serving, len(self._channels), min(rooms, default=0))
+        self._metrics.now(self.batcher.waiting, self.batcher.serving, self.replicas, min(rooms, default=0))
 
     def recent(self, window: int) -> Recent:
         """Metrics of the last `window` nanoseconds."""
@@ -238,9 +244,18 @@ class Service:
 
     def cancel(self, number: int) -> None:
         if self._pending.pop(number, None) is not None:
+            self._streams.pop(number, None)
+            self._drop(number)
             self.batcher.cancel(number)
             self._metrics.refused("cancelled", time.monotonic_ns())
             self._changed.set()
+
+    def _drop(self, number: int, but: str = "") -> None:
+        """Tell the replicas that serve a request by itself, except the slot `but`, that nobody waits for it."""
+        for name, channel in self._channels.items():
+            replica = self.batcher.replicas[name]
+            if channel.is_called and name != but and number in self._requests_of(name):
+                channel.drop(replica.batch)
 
     # --- replicas ----------------------------------------------------------------------------------------------------
 
@@ -291,12 +306,16 @@ class Service:
 
     def joined(self, channel: "_Channel", hello: Hello) -> None:
         now = time.monotonic_ns()
-        if (before := self._channels.pop(hello.name, None)) is not None:
+        channel.slots, channel.is_called = [hello.name], bool(hello.at_once)
+        if channel.is_called:
+            channel.slots = [f"{hello.name}#{slot}" for slot in range(hello.at_once)]
+        if (before := self._channels.get(channel.slots[0])) is not None:
             before.close()
-            self._is_down(hello.name, now)
-        self._channels[hello.name] = channel
+            self._take_down(before)
+        self._channels |= dict.fromkeys(channel.slots, channel)
         self.forms = hello.forms
-        self._do(self.batcher.up(hello.name, now, hello.known, hello.room), now)
+        for slot in channel.slots:
+            self._do(self.batcher.up(slot, now, hello.known, hello.room, alone=channel.is_called), now)
         self.ever_ready = True
         self._has_changed()
 
@@ -308,15 +327,28 @@ class Service:
     def left(self, channel: "_Channel", name: str) -> None:
         """Handle a disconnect. `name` is empty if the replica had not sent its `Hello`."""
         self._dialled.discard(channel)
-        if self._channels.get(name) is channel:
-            del self._channels[name]
-            self._is_down(name, time.monotonic_ns())
+        if name:
+            self._take_down(channel)
+
+    def _take_down(self, channel: "_Channel", how: str = "died") -> None:
+        """Remove a replica; its requests are retried elsewhere."""
+        slots = [slot for slot in channel.slots if self._channels.get(slot) is channel]
+        now = time.monotonic_ns()
+        for slot in slots:
+            del self._channels[slot]
+        self.batcher.gather()  # no other slot of the same replica may be sent anything
+        for slot in slots:
+            self._is_down(slot, now, how)
+        self._do(self.batcher.gathered(now), now)
+        if slots:
             self._has_changed()
 
     def _is_down(self, name: str, now: int, how: str = "died") -> None:
         """Retry the replica's requests once, each alone. Refuse a body lost twice, including queued copies of it."""
         sent, replica = self._sent.pop(name, {}), self.batcher.replicas.get(name)
         self._batches.end(name, 0, f"the replica {how}")
+        for number in self._requests_of(name):
+            self._cut(number, name, f"the replica {how}", now)
         requests = [] if replica is None else replica.requests
         lost = {one.number: sent[one.number] for one in requests if one.number in sent and not one.answered}
         held = {body: self.quarantine.lost(digest(body), now) for body in set(lost.values())}
@@ -331,6 +363,11 @@ class Service:
                 effects[place] = msgspec.structs.replace(effect, message=f"{effect.message}; {_for_how_long(pause)}")
         self._do(effects, now)
 
+    def slot_of(self, slots: Sequence[str], number: int) -> str:
+        """Return the slot that serves this batch; the first if none does."""
+        replicas = (self.batcher.replicas.get(slot) for slot in slots)
+        return next((one.name for one in replicas if one is not None and one.batch == number), slots[0])
+
     def fits(self, name: str, message: Answers) -> bool:
         """Whether the message matches the replica's current batch; true if it has another batch. A mismatch would leave
         clients waiting forever.
@@ -341,12 +378,17 @@ class Service:
         in_bounds = message.took >= 0 and 0 <= message.items <= self.batcher.limits.batch
         return in_bounds and len(message.answers) == len(replica.requests)
 
-    def heard(self, name: str, message: Answers | Broken) -> None:
+    def heard(self, name: str, message: Answers | Broken | Part) -> None:
         now = time.monotonic_ns()
+        if isinstance(message, Part):
+            self._pass_on(name, message, now)
+            return
         self._sent.pop(name, None)
         if isinstance(message, Broken):
             self._metrics.broken(message.why)
             self._batches.end(name, 0, message.message)
+            for number in self._requests_of(name):
+                self._cut(number, name, message.message, now)
             broke = self.batcher.no_memory if message.why == "memory" else self.batcher.broke
             self._do(broke(name, message.number, message.message, now), now)
             return
@@ -356,9 +398,51 @@ class Service:
         by_number = dict(zip(asked, message.answers, strict=False))
         self._metrics.batch(len(asked), message.took, now)
         self._batches.end(name, len(asked))
-        self.seen.busy += message.took
+        self.seen.busy += message.took // (len(self._channels[name].slots) if name in self._channels else 1)
         for number in told:
             self._tell(number, by_number[number], now)
+        for number in asked:
+            if (stream := self._stream_from(number, name)) is not None:
+                stream.end()
+                self._tell(number, by_number[number], now)
+
+    # --- answers in parts --------------------------------------------------------------------------------------------
+
+    def _pass_on(self, name: str, part: Part, now: int) -> None:
+        """Pass on a part of an answer, unless nobody waits for it."""
+        replica = self.batcher.replicas.get(name)
+        if replica is None or replica.batch != part.number:
+            return
+        request = replica.requests[0]
+        stream = self._streams.get(request.number)
+        if stream is None and not request.over and (pending := self._pending.get(request.number)) is not None:
+            stream = Stream(name, partial(self.cancel, request.number))
+            self._streams[request.number] = stream
+            self._pending[request.number] = pending._replace(tell=lambda _: None)
+            self._drop(request.number, but=name)
+            asyncio.get_running_loop().call_later((request.due - now) / SECOND, self._is_late, request.number, stream)
+            pending.tell(Streamed(200, part.kind, b"", stream))
+        if stream is None or stream.slot != name:
+            self._channels[name].drop(part.number)
+            return
+        self.batcher.begun(name, now)
+        stream.put(part.body)
+
+    def _stream_from(self, number: int, name: str) -> Stream | None:
+        """Take the stream of this request's answer, if this replica makes it."""
+        stream = self._streams.get(number)
+        return self._streams.pop(number) if stream is not None and stream.slot == name else None
+
+    def _cut(self, number: int, name: str, why: str, now: int) -> None:
+        """End an answer of which parts were passed on."""
+        if (stream := self._stream_from(number, name)) is not None:
+            stream.end(why)
+            self._tell(number, Answer(500, "", b""), now)
+
+    def _is_late(self, number: int, stream: Stream) -> None:
+        if self._streams.get(number) is stream:
+            self._drop(number)
+            self._cut(number, stream.slot, "the time for this answer is over", time.monotonic_ns())
 
     def _requests_of(self, name: str) -> list[int]:
         replica = self.batcher.replicas.get(name)
@@ -374,15 +458,14 @@ class Service:
             if isinstance(effect, Refuse):
                 self._refuse(effect)
             elif isinstance(effect, Replace):
-                self._replace(effect.replica, now)
+                self._replace(effect.replica)
         self._arm(now)
 
-    def _replace(self, name: str, now: int) -> None:
+    def _replace(self, name: str) -> None:
         """Disconnect a hung replica at once, so that its requests are retried before its process has exited."""
-        if (channel := self._channels.pop(name, None)) is not None:
+        if (channel := self._channels.get(name)) is not None:
             channel.abort()
-            self._is_down(name, now, "hung")
-            self._has_changed()
+            self._take_down(channel, "hung")
         self.on_hang(name)
 
     def _send(self, batch: Batch, now: int) -> None:
@@ -462,6 +545,10 @@ class _Channel(asyncio.Protocol):
         self._service = service
         self._known_as = known_as
         self._writer, self._reader = writer, reader
+        self.slots: list[str] = []
+        """Names of its slots, once it is ready."""
+        self.is_called = False
+        """Whether it serves each request by itself."""
         self._name = ""
         self._buffer = bytearray()
         self._released = False
@@ -497,19 +584,23 @@ class _Channel(asyncio.Protocol):
         if isinstance(message, Hello):
             if self._name or not all(size > 0 and 0 <= took < inf for size, took in message.known):
                 return False
-            if self._known_as and message.name != self._known_as:
+            if (self._known_as and message.name != self._known_as) or not 0 <= message.at_once <= MOST_AT_ONCE:
                 return False
             self._name = message.name
+            if message.at_once:
+                self._writer.close()  # a buffer holds one batch at a time
+                self._writer = Writer(None)
             self._service.joined(self, message)
         elif self._name:
+            name = self._service.slot_of(self.slots, message.number)
             if isinstance(message, Answers):
                 try:
                     message = self._with_bodies(message)
                 except (ValueError, IndexError):
                     return False
-                if not self._service.fits(self._name, message):
+                if not self._service.fits(name, message):
                     return False
-            self._service.heard(self._name, message)
+            self._service.heard(name, message)
         return True
 
     def _with_bodies(self, message: Answers) -> Answers:
@@ -542,7 +633,16 @@ class _Channel(asyncio.Protocol):
         except OSError:
             self.close()
         else:
-            self._transport.write(framed(Work(number, padded, small, places, traceparent)))
+            self._write(Work(number, padded, small, places, traceparent))
+
+    def drop(self, number: int) -> None:
+        """Tell the replica that nobody waits for this request."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._write(Drop(number))
+
+    def _write(self, message: ToReplica) -> None:
+        if self._transport is not None:
+            self._transport.write(framed(message))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -564,8 +664,8 @@ def _for_how_long(held: int) -> str:
 
 
 def _epoch_of(name: str) -> int:
-    """Return the epoch at the end of a replica's name."""
-    epoch = name.rpartition(".")[2]
+    """Return the epoch at the end of the name of a replica, or of a slot of it."""
+    epoch = name.partition("#")[0].rpartition(".")[2]
     return int(epoch) if epoch.isdecimal() and len(epoch) < 20 else 0
 
 

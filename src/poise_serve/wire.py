@@ -4,6 +4,10 @@ Over a Unix socket the gateway begins with one byte and two descriptors: the sha
 bodies and large answers. Over TLS a replica begins with `Enter`. It sends `Hello` after loading its model. Then it gets
 one `Work` at a time, and replies with `Answers`, or with `Broken` after a failure. Bodies are those of the requests,
 unchanged.
+
+A replica that serves several requests at once tells how many in `Hello`. It then gets up to so many `Work`, each of one
+request, and `Drop` for a request whose client has gone. It may send the answer in `Part`s before its `Answers`, which
+then has no body. No body of it is in a shared buffer.
 """
 
 import struct
@@ -60,13 +64,15 @@ class Enter(msgspec.Struct, frozen=True, array_like=True, tag="enter"):
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """A replica is ready. `known`: batch sizes measured at the start, with their nanoseconds. `room`: largest batch, in
-    items, that fits in memory; 0 if unknown.
+    items, that fits in memory; 0 if unknown. `at_once`: number of requests that it serves at once, each by itself; 0 if
+    it serves batches.
     """
 
     name: str
     known: list[tuple[int, float]] = []
     forms: Forms = ANYTHING
     room: int = 0
+    at_once: int = 0
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
@@ -77,6 +83,23 @@ class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
     bodies: list[bytes]
     places: list[Place] = []
     traceparent: str = ""
+
+
+class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
+    """The client of this request has gone."""
+
+    number: int
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
+    """A part of the answer to this request, and its media type, which is the same in all parts."""
+
+    number: int
+    kind: str
+    body: bytes
+
+
+EVENTS = "text/event-stream"
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +131,8 @@ class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
     message: str
 
 
-FromReplica = Hello | Answers | Broken
+FromReplica = Hello | Answers | Broken | Part
+ToReplica = Work | Drop
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -125,7 +149,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_work: msgspec.msgpack.Decoder[Work] = msgpack_decoder(Work)
+decode_to_replica: msgspec.msgpack.Decoder[ToReplica] = msgpack_decoder(ToReplica)
 decode_enter: msgspec.msgpack.Decoder[Enter] = msgpack_decoder(Enter)
 decode_from_replica: msgspec.msgpack.Decoder[FromReplica] = msgpack_decoder(FromReplica)
 
@@ -135,29 +159,33 @@ def error_body(status: int, message: str) -> bytes:
     return msgspec.json.encode(ErrorBody(Problem(status, message)))
 
 
-def framed(message: Work | FromReplica | Enter) -> bytes:
+def framed(message: ToReplica | FromReplica | Enter) -> bytes:
     data = encode(message)
     return LENGTH.pack(len(data)) + data
 
 
 __all__ = [
     "ANYTHING",
+    "EVENTS",
     "LENGTH",
     "MAX_FRAME",
     "MOST_BODIES",
     "Answer",
     "Answers",
     "Broken",
+    "Drop",
     "Enter",
     "ErrorBody",
     "Forms",
     "FromReplica",
     "Hello",
+    "Part",
     "Place",
+    "ToReplica",
     "Work",
     "decode_enter",
     "decode_from_replica",
-    "decode_work",
+    "decode_to_replica",
     "error_body",
     "framed",
 ]

@@ -201,21 +201,31 @@ class Loaded(Raw):
     async def load(self) -> None: ...
 
 
+class Decoded:
+    def decode(self, body: bytes) -> Iterator[bytes]:
+        yield body
+
+    def predict(self, batch: list[bytes]) -> list[bytes]:
+        return batch
+
+
 @pytest.mark.parametrize(
-    ("model", "what"),
-    [
-        (Awaited, "`predict` is a coroutine function"),
-        (Drawn, "`predict` is a generator"),
-        (Streamed, "`predict` is an async generator"),
-        (Called, "`predict` is a coroutine function"),
-        (Loaded, "`load` is a coroutine function"),
-    ],
+    ("model", "what"), [(Loaded, "`load` is a coroutine function"), (Decoded, "`decode` is a generator")]
 )
 def test_a_method_that_gives_no_result_when_it_returns_is_refused_when_the_model_is_loaded(
     model: type, what: str
 ) -> None:
-    with pytest.raises(InputError, match=f"{what}, and its result is needed when it returns"):
+    with pytest.raises(InputError, match=what):
         replica.Model(model())
+
+
+@pytest.mark.parametrize(("model", "streams"), [(Awaited, False), (Drawn, True), (Streamed, True), (Called, False)])
+def test_a_model_that_is_no_plain_function_takes_requests_one_by_one(model: type, streams: bool) -> None:
+    made = replica.Model(model())
+    assert (made.is_called, made.streams) == (True, streams)
+    items, refused = made.inputs([b"[1, 2]"])
+    assert items == [[1.0, 2.0]] and not refused, "its input is all of the body"
+    assert ("text/event-stream" in made.forms("m").gives) == streams
 
 
 def test_sizes_beyond_the_largest_batch_are_not_tried() -> None:

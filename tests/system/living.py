@@ -90,6 +90,7 @@ class Living:
 
     def file(self, name: str, text: str) -> Path:
         path = self.work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 

@@ -30,6 +30,10 @@ from poise.units import DAY, HOUR, SECOND, parse_bytes, parse_duration, parse_sh
 
 MOST_REPLICAS = 64
 MOST_WAITING = 1_000_000
+MOST_WORKERS = 1024
+"""Maximum number of processes of one replica."""
+MOST_AT_ONCE = 1024
+"""Maximum number of requests that one replica serves at once, each by itself."""
 LONGEST = HOUR
 MAX_BODY = 64 << 20
 """Upper limit for the size of a request in bytes, whatever a file declares."""
@@ -121,6 +125,8 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     scaling: ScalingSpec | None = None
     objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
     batch: int = 64
+    concurrency: int = 16
+    workers: int = 1
     queue: int = 10_000
     body: Quantity = "16MiB"
     timeout: Quantity = "30s"
@@ -143,7 +149,8 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     nanoseconds; `canonical`: bodies with the same JSON value are equal; `redis`: the URL of a Redis that gateways
     share, with its password in the variable `password_from`. `record`: the file for recorded requests, the fraction to
     record, and its maximum size in bytes. `canary`: another version, on `trial`. `openai`: the OpenAI route that it
-    also answers, if any. `precision`: the precision requested from the model.
+    also answers, if any. `precision`: the precision requested from the model. `concurrency`: number of requests that a
+    replica serves at once, if its model takes them one by one.
     """
 
     name: str
@@ -167,6 +174,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     trial: TrialRules | None = None
     openai: str = ""
     precision: str = ""
+    concurrency: int = 16
     job: dict[str, Any] = {}
 
     @property
@@ -197,6 +205,8 @@ _EXAMPLES = {
     "objective": "objective: {latency_p99: 200ms}",
     "scaling": "scaling: {target: 70%, fall: 5m}",
     "batch": "batch: 64",
+    "concurrency": "concurrency: 16",
+    "workers": "workers: 2",
     "queue": "queue: 10000",
     "body": "body: 16MiB",
     "timeout": "timeout: 30s",
@@ -228,6 +238,8 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         found.get(None, check_text, getattr(top, field), field)
     for field, value, most in (
         ("batch", top.batch, MOST),
+        ("concurrency", top.concurrency, MOST_AT_ONCE),
+        ("workers", top.workers, MOST_WORKERS),
         ("queue", top.queue, MOST_WAITING),
     ):
         if not 1 <= value <= most:
@@ -273,6 +285,8 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     if top.version != "":
         found.get(None, check_name, str(top.version), "version")
     job = {field: document[field] for field in ("resources", "env", "secrets") if field in document}
+    if top.workers > 1:
+        job["workers"] = top.workers
     found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
     made = DeclaredService(
         name=top.name,
@@ -294,6 +308,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         record=None if top.record is None else _record(top.record, found),
         openai=top.openai,
         precision=top.precision or top.resources.precision,
+        concurrency=top.concurrency,
         job=job | {"priority": top.priority},
     )
     return made if top.canary is None else _with_canary(made, top.canary, found)

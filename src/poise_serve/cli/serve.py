@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8080
 
+IN_FOLDER = "config.yaml"
+"""Service file of a model that has a folder of its own, with `model.py`."""
+
 
 @click.command()
 @needing
@@ -68,7 +71,7 @@ DEFAULT_PORT = 8080
     help="Share of the requests without a `traceparent` that get a trace, if `poise up --traces` exports them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
-@click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml...")
+@click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml | FOLDER...")
 def serve(
     target: tuple[str, ...],
     host: str,
@@ -81,16 +84,17 @@ def serve(
     trace_share: float,
     **flags: Any,
 ) -> int:
-    """Serve a model over HTTP: a class with `predict(self, batch)`, or services from files. A file with `upstreams:`
-    adds servers that speak OpenAI's API. Replicas are ordinary jobs, on devices if they request some. Batch sizes
-    follow measured durations; requests that would miss the objective get 503 at once. Send requests with POST /predict.
-    Ctrl-C answers the accepted requests, and exits. `poise services` shows latencies against the objective.
+    """Serve a model over HTTP: a class with `predict(self, batch)`, or services from files. A folder is a model with
+    `model.py` and `config.yaml`, or holds several such folders. A file with `upstreams:` adds servers that speak
+    OpenAI's API. Replicas are ordinary jobs, on devices if they request some. Batch sizes follow measured durations;
+    requests that would miss the objective get 503 at once. Send requests with POST /predict. Ctrl-C answers accepted
+    requests, and exits. `poise services` shows latencies against the objective.
     """
     if not 0 <= trace_share <= 1:
         raise InputError(
             "this is not a share", field="--trace-share", need="0 to 1", have=f"{trace_share:g}", hint="0.1"
         )
-    given = [_declared(one, flags) for one in target]
+    given = [_declared(one, flags) for named in target for one in _files(named)]
     services = [one for one in given if isinstance(one, DeclaredService)]
     fronts = [one for one in given if isinstance(one, Front)]
     names = [one.name for one in services]
@@ -213,6 +217,21 @@ def _entrance(
     return Entrance(known, cors, file, home if asks_home else None, tls)
 
 
+def _files(target: str) -> list[str]:
+    """Return the service files of a folder: its own, or one for each folder in it. Another target is returned as it is.
+    Raises `InputError` if there is none.
+    """
+    folder = Path(target)
+    if not folder.is_dir():
+        return [target]
+    own = folder / IN_FOLDER
+    found = [own] if own.is_file() else sorted(folder.glob(f"*/{IN_FOLDER}"))
+    if not found:
+        need = f"{IN_FOLDER}, or folders with one"
+        raise InputError("there is no model in this folder", field=target, need=need, hint=f"ls {folder}")
+    return [str(one) for one in found]
+
+
 def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
     """Return the service of a file or of a class, with the flags applied, or the upstreams of a file."""
     own = {name: flags[name] for name in ("name", "replicas", "batch", "timeout", "python") if flags[name] is not None}
@@ -225,14 +244,23 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
             if is_kind(path, "upstreams"):
                 return _front(load_kind(path, "upstreams"))
             document = load_kind(path, "service")
+            if document is None and path.name == IN_FOLDER:
+                document = {}
             if isinstance(document, dict):
-                document = merged(document, own)
+                document = merged(_defaults(path) | document, own)
                 fill_in(document.get("env"), dict(os.environ))
                 _locate(document, path.resolve().parent)
             return _checked(_with_values(compile_service(document)))
     place, _, _ = target.partition(":")
     name = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     return _checked(_with_values(compile_service({"kind": "service", "name": name, "model": target} | own)))
+
+
+def _defaults(path: Path) -> dict[str, Any]:
+    """Return what a service file says by its place: a model's folder has its name."""
+    if path.name != IN_FOLDER:
+        return {}
+    return {"kind": "service", "name": path.resolve().parent.name, "model": "model.py:Model"}
 
 
 def _with_values(service: DeclaredService) -> DeclaredService:

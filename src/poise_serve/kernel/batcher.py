@@ -134,6 +134,7 @@ class Replica(msgspec.Struct):
     padded: int = 0
     ran: set[int] = set()
     suspected: bool = False  # the last batch was a request with which another replica was lost
+    alone: bool = False  # other replicas do not serve its requests meanwhile, however long they take
 
 
 class Batcher:
@@ -241,9 +242,19 @@ class Batcher:
                     request.over = True
                     return
 
-    def up(self, name: str, now: int, known: Sequence[tuple[int, float]] = (), room: int = 0) -> list[Effect]:
+    def begun(self, name: str, now: int) -> None:
+        """The replica sends parts of its answer: its requests are not refused, retried or served elsewhere any more."""
+        replica = self.replicas[name]
+        replica.sent = max(replica.sent, now)  # it does not hang
+        for request in replica.requests:
+            request.over = True
+
+    def up(
+        self, name: str, now: int, known: Sequence[tuple[int, float]] = (), room: int = 0, *, alone: bool = False
+    ) -> list[Effect]:
         """A replica is ready. `known`: measured batch times; without any, those of another replica are used at first.
-        `room`: largest batch, in items, that fits in its memory; 0 if unknown.
+        `room`: largest batch, in items, that fits in its memory; 0 if unknown. `alone`: its requests are not served by
+        others meanwhile: they may take very different times, and it would serve most of them itself.
         """
         curve = Curve(self.limits.batch, known)
         if not known:
@@ -252,7 +263,7 @@ class Batcher:
         if not self.replicas:
             waiting = (lane.values() for lane in self._lanes)
             self._behind, self._started = [request for group in (*waiting, *self._again) for request in group], now
-        self.replicas[name] = Replica(name, curve, warm=bool(known), ran={size for size, _ in known})
+        self.replicas[name] = Replica(name, curve, warm=bool(known), ran={size for size, _ in known}, alone=alone)
         return self._serve(now)
 
     def down(self, name: str, now: int, how: str = "died") -> list[Effect]:
@@ -426,7 +437,11 @@ class Batcher:
 
     def _is_overdue(self, replica: Replica, now: int) -> bool:
         usual = OVERDUE * (replica.busy - replica.sent)
-        return replica.batch > 0 and now - replica.sent > max(usual, self.limits.objective or OVERDUE_AFTER)
+        return (
+            replica.batch > 0
+            and not replica.alone
+            and now - replica.sent > max(usual, self.limits.objective or OVERDUE_AFTER)
+        )
 
     def _hangs(self, replica: Replica, now: int) -> bool:
         least, most = HANGS_AFTER

@@ -21,7 +21,7 @@ from poise_serve.refusals import refusal
 from poise_serve.service import Service
 from poise_serve.service_metrics import Registry, ServiceMetrics
 from poise_serve.shared import SHARED_FROM, make_buffer
-from poise_serve.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_work, framed
+from poise_serve.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_to_replica, framed
 
 
 class Played:
@@ -41,7 +41,9 @@ class Played:
 
     def read(self) -> Work:
         head = self._exactly(LENGTH.size)
-        return decode_work.decode(self._exactly(LENGTH.unpack(head)[0]))
+        message = decode_to_replica.decode(self._exactly(LENGTH.unpack(head)[0]))
+        assert isinstance(message, Work)
+        return message
 
     def _exactly(self, count: int) -> bytes:
         data = b""
