@@ -20,11 +20,10 @@ services). The router uses metrics alone, its own requests in flight, or both; t
 and noisy (log-normal, sigma 0.5); there is one router, or four independent ones. Then the two lanes: for requests in
 bursts with a deadline of 10 services, the fraction answered in time, and the waits of the others. Last, the four
 replicas with 4 and 16 slots of these speeds each, and with processor sharing among all of their requests, on Azure's
-sizes; the learning router knows none of this.
+sizes; the learning router knows none of this. `--slots` measures only that, for example on the trace of code.
 """
 
 import argparse
-import csv
 import heapq
 import json
 import sys
@@ -41,6 +40,8 @@ from typing import Any, NamedTuple
 from harness import percentile
 
 from poise.units import MILLISECOND
+from poise_lab.traces.requests import calls
+from poise_lab.traces.rows import Tally
 from poise_serve.model.routing import Asked, ReplicaView, RouteView
 from poise_serve.model.speeds import Reckoner
 from poise_serve.policy.route import RouterPolicy, lane_of, next_lane, router_named
@@ -327,8 +328,7 @@ def sizes_of(kind: str, many: int, trace: Path, random: Random) -> list[tuple[fl
         drawn = [((1.0 - random.random() * least) ** (-1.0 / PARETO), 0.0) for _ in range(many)]
         mean = PARETO / (PARETO - 1.0) * (1.0 - LONGEST ** (1.0 - PARETO)) / least
     else:
-        with trace.open(newline="") as file:
-            rows = [(float(row["input_tokens"]), float(row["output_tokens"])) for row in csv.DictReader(file)]
+        rows = [(float(call.prompt), float(call.tokens)) for call in calls("azure", trace, Tally(trace, strict=True))]
         drawn = [(read + WRITTEN * wrote, read) for read, wrote in random.choices(rows, k=many)]
         mean = fmean(read + WRITTEN * wrote for read, wrote in rows)
     return [(work / mean, known / mean) for work, known in drawn]
@@ -418,8 +418,10 @@ def beside(kind: str, slots: int, many: int, trace: Path, seed: int) -> dict[flo
     found: dict[float, dict[str, Cell]] = {}
     for load in SLOTS_LOADS:
         random = Random(f"{seed} {kind} {load}")
-        requests = arrivals(sizes_of("azure", many, trace, random), load * (slots or 1) * sum(SPEEDS), random)
-        requests = [each._replace(guess=each.work * exp(random.gauss(0.0, NOISE))) for each in requests]
+        sizes = sizes_of("azure", many, trace, random)
+        requests = arrivals(sizes, load * (slots or 1) * sum(SPEEDS), random)
+        wrong = [each._replace(guess=each.work * exp(random.gauss(0.0, NOISE))) for each in requests]
+        part = [each._replace(guess=known) for each, (_, known) in zip(requests, sizes, strict=True)]
 
         def servers() -> Servers:
             return Servers(SPEEDS, slots) if slots else Divided(SPEEDS)
@@ -434,7 +436,8 @@ def beside(kind: str, slots: int, many: int, trace: Path, seed: int) -> dict[flo
             name: cell(told(router_named(router), requests, known, seed, servers()))
             for name, (router, known) in rows.items()
         }
-        cells[OURS] = cell(learned(requests, seed=seed, servers=servers()))
+        cells["**expected-delay, learned, tokens read**"] = cell(learned(part, seed=seed, servers=servers()))
+        cells[OURS] = cell(learned(wrong, seed=seed, servers=servers()))
         found[load] = cells
     return found
 
@@ -446,10 +449,20 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40_000)
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--slots", action="store_true", help="only replicas that serve several requests at once")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     loads = [float(load) for load in given.loads.split(",")]
     found: dict[str, Any] = {"loads": loads, "ages": AGES}
+    if given.slots:
+        for slots in (*SLOTS, 0):
+            kind = f"{slots} slots" if slots else "divided"
+            found[kind] = beside(kind, slots, int(given.requests * STALE_PART), given.trace, given.seed)
+            if not given.json:
+                table(kind, found[kind])
+        if given.json:
+            print(json.dumps(found))
+        return
     for kind in ("azure", "exponential", "pareto"):
         cells = {}
         for load in loads:

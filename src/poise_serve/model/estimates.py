@@ -25,6 +25,9 @@ LATEST = 0.005
 MOST_STALLED = 0.95
 """Maximum part of the time to write an answer for which reading may have kept the server from it."""
 
+MOST_WRITTEN = 1e7
+"""Maximum number of tokens of an answer: it comes from servers and may be anything."""
+
 LEAST_READ = 16.0
 """Tokens of a prompt that are read at least: servers read the last block even if they keep it."""
 
@@ -176,6 +179,7 @@ class Estimates:
         sent = self._sent.pop((server, request), None)
         if sent is None:
             return
+        wrote = min(wrote, MOST_WRITTEN)
         began = self._written.pop((server, request), None)
         if began is not None:
             stalled = self._stalled(server, sent.kind, began, now, held, wrote)
