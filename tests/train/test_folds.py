@@ -33,7 +33,7 @@ def folds(folder: Path) -> list[dict[str, Any]]:
 
 
 def run(folder: Path, **env: str) -> Ran:
-    return gangs.run(folder, SCRIPT, OUT=str(folder / "out"), **env)
+    return gangs.run(folder, SCRIPT, OUT=str(folder / "out"), **env)  # type: ignore[arg-type]  # no variable is `patience`
 
 
 @cache

@@ -46,6 +46,13 @@ class Wish(NamedTuple):
     there: int
 
 
+class Aim(NamedTuple):
+    """The device model, as an index, where a unit should run, and its worth there."""
+
+    model: int
+    worth: float
+
+
 class Part(NamedTuple):
     """Devices that an elastic unit gets: `devices` of a `model`. Those that it `has` now are of the model `here`."""
 
@@ -57,10 +64,9 @@ class Part(NamedTuple):
 
 def assign(
     draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str, float], shared_out: Iterable[Part] = ()
-) -> dict[str, int]:
-    """Return the model, as an index, for each unit that should run. Running units that are not in `standings`, or may
-    not be preempted now, stay where they are and are not in the result. Devices `shared_out` to others are not
-    available.
+) -> dict[str, Aim]:
+    """Return the model for each unit that should run. Running units that are not in `standings`, or may not be
+    preempted now, stay where they are and are not in the result. Devices `shared_out` to others are not available.
     """
     fleet = draft.fleet
     room = {index: 0 for index, model in enumerate(fleet.models) if model.kind != "cpu"}
@@ -93,7 +99,12 @@ def assign(
             target[unit] = -best[1]
             room[-best[1]] -= devices
     improve(entries, target, room)
-    return target
+    return {
+        unit: Aim(target[unit], gain)
+        for _, _, unit, _, worths in entries
+        for gain, index in worths
+        if target.get(unit) == index
+    }
 
 
 def improve(entries: Iterable[Entry], target: dict[str, int], room: dict[int, int]) -> None:

@@ -190,8 +190,12 @@ class Prices:
 
     def without(self, units: Collection[str]) -> "Prices":
         """Return these prices if those units may not be preempted."""
-        of = self.of.copy()
-        of[[self._number[unit] for unit in units if unit in self._number]] = inf
+        return self.changed(dict.fromkeys(units, inf))
+
+    def changed(self, prices: Mapping[str, float]) -> "Prices":
+        """Return these prices with other ones for some units; units that do not run are ignored."""
+        of, known = self.of.copy(), [unit for unit in prices if unit in self._number]
+        of[[self._number[unit] for unit in known]] = [prices[unit] for unit in known]
         return Prices(of, self._draft)
 
     def rows(self, devices: int) -> list[int]:

@@ -22,7 +22,7 @@ from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
-from poise.policy.assign import PRESSED, Part, assign
+from poise.policy.assign import PRESSED, Aim, Part, assign
 from poise.policy.choose import choose
 from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.elasticflow import ElasticFlow
@@ -201,7 +201,7 @@ class _Round:
         self._gaining = frozenset(view.yielded.values())
         self._handed_over = not self._emptied
         self._yielding: set[str] = set()
-        self._target: dict[str, int] = {}
+        self._target: dict[str, Aim] = {}
         self._sizes: dict[str, int] = {}
         self._taking_back: dict[str, tuple[Candidate, Reasons]] = {}
         self._taken_back = 0
@@ -280,7 +280,7 @@ class _Round:
             rest = [one for one in within if one.unit not in self._shared_out]
             prices = {unit: price for unit, price in self._prices.by_unit().items() if unit not in self._shared_out}
             self._target = assign(self.draft, rest[: WEIGHED - self._attempts], prices, self._shared_out.values())
-            self._target |= {unit: one.model for unit, one in self._shared_out.items()}
+            self._target |= {unit: Aim(one.model, 0.0) for unit, one in self._shared_out.items()}
         elif self._weighs_worth and not self._sizes and self.shares is None:
             ordered = self._most_worth_first(ordered)
         first = ""  # the blocked unit that no other may overtake, where overtaking is not allowed
@@ -538,10 +538,10 @@ class _Round:
         """Place the unit if it fits, in the artifact with the shortest estimated run time; after an out-of-memory
         failure, in one that asks for less memory, if there is one.
         """
-        target = self._target.get(candidate.unit)
-        told_apart = target is not None and self._by_speed(candidate, candidate.shape)[0][1] is not None
-        if target is not None and told_apart and not candidate.others:
-            shapes: tuple[Shape, ...] = (_on_model(candidate.shape, self.view.fleet.models[target].name),)
+        aim = self._target.get(candidate.unit)
+        told_apart = aim is not None and self._by_speed(candidate, candidate.shape)[0][1] is not None
+        if aim is not None and told_apart and not candidate.others:
+            shapes: tuple[Shape, ...] = (_on_model(candidate.shape, self.view.fleet.models[aim.model].name),)
         else:
             shapes = (candidate.shape, *candidate.others)
         if candidate.tasks > 1 or candidate.least:
@@ -854,19 +854,16 @@ class _Round:
         pressed = candidate.unit in draft.timely.pressed
         risk = EXCHANGE if pressed else RISK
         best: tuple[float, float, Yielding, Shape] | None = None
-        if candidate.unit in self._target:
-            index = self._target[candidate.unit]
-            shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
-            run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
-            gain = value(candidate, run, now, waits=min(1.0, draft.waits))
-            leaving = self._lawful(candidate, self._leaving)
-            found = make_way(shape, draft, needed, rules, leaving, _ANY, self._yielding, run, risk)
-            if found and found.victims:
-                best = (gain, gain, found, shape)
         guess = self._is_guess(candidate) and not pressed
-        prices = self._had_turns if guess else self._prices_for_deadlines if pressed else self._prices
+        shapes: tuple[Shape, ...] = (candidate.shape, *candidate.others)
+        if (aim := self._target.get(candidate.unit)) is not None:
+            shapes = (_on_model(candidate.shape, self.view.fleet.models[aim.model].name),)
+            prices = self._leaving
+        else:
+            shapes = () if self._target else shapes
+            prices = self._had_turns if guess else self._prices_for_deadlines if pressed else self._prices
         prices = self._lawful(candidate, prices)
-        for shape in (candidate.shape, *candidate.others) if not self._target else ():
+        for shape in shapes:
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
             gain = (PRESSED if pressed else 1.0) * value(candidate, run, now, waits=min(1.0, draft.waits))
             found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, risk)
@@ -1128,7 +1125,7 @@ class _Round:
             to = self._sizes[one.unit]
             rank = f"{to} tasks are worth more"
             if one in moving:
-                rank += f" on {self.view.fleet.models[self._target[one.unit]].called}"
+                rank += f" on {self.view.fleet.models[self._target[one.unit].model].called}"
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
             if one in moving:
                 self.decisions.append(Preempt(unit=one.unit, cause="move", why=why))
@@ -1285,47 +1282,63 @@ class _Round:
         if rules is None or not self._target:
             return
         units = {resident.unit: resident for residents in fleet.residents for resident in residents}
-        nowhere: set[tuple[Shape, int]] = set()  # room only shrinks in a round
-        for unit, index in self._target.items():
-            resident, model = units.get(unit), fleet.models[index].called
+        in_vain: dict[tuple[Shape, int], float] = {}  # the largest worth that made no room; room only shrinks
+        for unit, aim in self._target.items():
+            resident, model = units.get(unit), fleet.models[aim.model].called
             if resident is None or resident.model == model or unit in self._yielding or unit in self._shared_out:
                 continue
-            shape = _on_model(resident.shape, fleet.models[index].name)
-            if (shape, resident.size) in nowhere:
-                continue
+            shape, here = _on_model(resident.shape, fleet.models[aim.model].name), self._prices.price(unit)
+            if aim.worth <= here:
+                continue  # its devices are worth more to others, which may preempt it
+            like = shape, resident.size
             rows = close_together(fleet, self.draft.capacity(shape), resident.size)
             if rows:
                 room, victims = Counter(rows), NOBODY
+            elif aim.worth <= in_vain.get(like, 0.0):
+                continue
             else:
                 leaving = self._lawful(resident, self._leaving)
-                found = make_way(shape, self.draft, resident.size, rules, leaving, _ANY, self._yielding)
+                found = make_way(shape, self.draft, resident.size, rules, leaving, aim.worth, self._yielding)
                 if found is None:
-                    nowhere.add((shape, resident.size))
+                    in_vain[like] = aim.worth
                     continue
                 room, victims = Counter(found.rows), found.victims
-            why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"is done sooner on {model}")
+            why = Why(
+                policy=self.recipe.name,
+                base=self.view.revision,
+                rank=f"is done sooner on {model}",
+                score={"worth": _told(aim.worth), "instead": _told(here)},
+            )
             self.decisions.append(Preempt(unit=unit, cause="move", why=why))
             self._yielding.add(unit)
             for row, tasks in room.items():
                 self.draft.keep(row, unit, shape, self.view.now, tasks)
             for victim in victims:
-                why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"{unit} is worth more on {model}")
+                why = Why(
+                    policy=self.recipe.name,
+                    base=self.view.revision,
+                    rank=f"{unit} is worth more on {model}",
+                    score={"worth": _told(aim.worth), "instead": _told(leaving.price(victim.unit))},
+                )
                 self.decisions.append(Preempt(unit=victim.unit, cause="yield", why=why, to=unit))
                 self._yielding.add(victim.unit)
 
     @cached_property
     def _leaving(self) -> Prices:
-        """The prices of units that should not run now, and of those that should run on another model and lose little by
-        leaving before there is room.
+        """The prices of units that should not run now, and of those that should run on another model and have room
+        there, or lose little by leaving before there is room: these lose only the difference to their worth there.
         """
         models, now = self.view.fleet.models, self.view.now
-        stays = {
-            one.unit
-            for one in self.draft.running.residents
-            if (index := self._target.get(one.unit)) is not None
-            and (models[index].called == one.model or lost_work(one, now) > MIN_RUN)
-        }
-        return self._prices.without(stays)
+        room = {model: self.draft.whole_devices_free(model) for model in self._models}
+        others: dict[str, float] = {}
+        for one in self.draft.running.residents:
+            if (aim := self._target.get(one.unit)) is None:
+                continue
+            stays = models[aim.model].called == one.model or (
+                lost_work(one, now) > MIN_RUN and room[aim.model] < one.shape.gpus * one.size
+            )
+            others[one.unit] = _ANY if stays else max(0.0, self._prices.price(one.unit) - aim.worth)
+        return self._prices.changed(others)
 
     def _move_stragglers(self) -> None:
         """Restart a straggler on another node of the same kind, if its remaining run time exceeds the cost of restart
