@@ -22,16 +22,17 @@ def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[
     densities = np.array(worths) / wide
     order = np.argsort(-densities, kind="stable")
     fit = int(np.searchsorted(wide[order].cumsum(), devices, "right"))  # the number of units that fit, in order
-    ranked = order.tolist()
-    chosen: list[int] = ranked[:fit]
-    room = devices - int(wide[order[:fit]].sum())
-    left_out: list[int] = []
-    for number in ranked[fit:] if room else order[fit:][wide[order[fit:]] <= devices].tolist():
-        if widths[number] <= room:
-            chosen.append(number)
-            room -= widths[number]
-        elif widths[number] <= devices:
-            left_out.append(number)
+    chosen: list[int] = order[:fit].tolist()
+    room = devices - int(wide[chosen].sum())
+    rest = order[fit:][wide[order[fit:]] <= devices]
+    place, more = 0, list[int]()  # of those that fit beside them, in order
+    while room and (fits := wide[rest[place:]] <= room).any():
+        place += int(fits.argmax())
+        more.append(place)
+        chosen.append(number := int(rest[place]))
+        room -= widths[number]
+        place += 1
+    left_out: list[int] = np.delete(rest, more).tolist()
     ranks = (-densities[chosen]).tolist()  # of the chosen units, in their order
     for number in nlargest(TRIED, left_out, key=worths.__getitem__):
         worth, needed, price, going = worths[number], widths[number] - room, 0.0, list[int]()

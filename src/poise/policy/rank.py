@@ -70,11 +70,11 @@ class Order(NamedTuple):
     words: Words
     lane: Lane
 
-    def lanes(self, waiting: Waiting, ones: list[Candidate]) -> Ints:
-        """Return the lane of each of these waiting candidates."""
+    def lanes(self, waiting: Waiting, places: Ints) -> Ints:
+        """Return the lane of the waiting candidates at these places."""
         if self.lane is _class_lane:
-            return waiting.classes[waiting.places_of(ones)]
-        return np.array([self.lane(one, waiting.now) for one in ones], np.int64)
+            return waiting.classes[places]
+        return np.array([self.lane(waiting.candidates[place], waiting.now) for place in places.tolist()], np.int64)
 
 
 def by_arrival(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:

@@ -52,7 +52,7 @@ class _Seen(NamedTuple):
 class _Endings(NamedTuple):
     """All attempts by row, and on each row by estimated end: the instant `at`, and the `number` on the row. `freed`
     counts the thousandths of devices free by then, including those of the rows before. The attempts of a row begin at
-    `first[row]`, with `before` freed until there.
+    `first[row]`, with `before` freed until there. One more instant stands for none.
     """
 
     first: Ints
@@ -193,11 +193,11 @@ class Running:
         instant and the row, the soonest first. A row that lacks nothing has them now.
         """
         found = self._endings
-        places = found.freed.searchsorted(found.before[rows] + np.maximum(1, lacks))
-        comes = places < found.first[rows + 1]
-        ats = np.where(lacks > 0, np.append(found.at, 0)[places], self._now)
-        could = ((lacks <= 0) | comes).nonzero()[0]
-        soonest = could[np.lexsort((rows[could], ats[could]))]
+        places = found.freed.searchsorted(found.before[rows] + lacks)
+        could = ((lacks <= 0) | (places < found.first[rows + 1])).nonzero()[0]
+        rows = rows[could]
+        ats = np.where(lacks[could] > 0, found.at[places[could]], self._now)
+        soonest = np.lexsort((rows, ats))
         return list(zip(ats[soonest].tolist(), rows[soonest].tolist(), strict=True))
 
     @cached_property
@@ -212,7 +212,7 @@ class Running:
         at = self._now + np.where(columns[STOPPING] > 0, GRACE, left)
         order = np.lexsort((number, at, row))
         freed = np.concatenate(([0], np.cumsum(columns[HOLDS][order])))
-        return _Endings(first, at[order], number[order], freed[1:], freed[first[:-1]])
+        return _Endings(first, np.append(at[order], 0), number[order], freed[1:], freed[first[:-1]])
 
     @cached_property
     def _columns(self) -> Ints:

@@ -274,7 +274,7 @@ class _Round:
             self._share_out(ordered)
         if self._sizes and self.shares is None:
             last = np.array([self._sizes.get(one.unit, 1) == 0 for one in ordered], bool)
-            ordered = self._last(ordered, last)
+            ordered = self._last(ordered, self.draft.waiting.places_of(ordered), last)
         if self._is_uneven:
             within = (one for one in ordered if not (one.tenant and self.allowance.against(one)))
             rest = [one for one in within if one.unit not in self._shared_out]
@@ -348,11 +348,11 @@ class _Round:
             return ordered
         behind = np.zeros(len(ordered), bool)
         behind[self._left_out(here)] = True
-        return self._last(ordered, behind[places])
+        return self._last(ordered, places, behind[places])
 
-    def _last(self, ordered: list[Candidate], last: Bools) -> list[Candidate]:
+    def _last(self, ordered: list[Candidate], places: Ints, last: Bools) -> list[Candidate]:
         """Return the candidates with those marked `last` after others of equal promise, deadline pressure and class."""
-        lanes = self.order.lanes(self.draft.waiting, ordered)
+        lanes = self.order.lanes(self.draft.waiting, places)
         keys = [last, lanes]
         if pressed := self.draft.timely.pressed:
             late = np.array([one.unit in pressed for one in ordered])

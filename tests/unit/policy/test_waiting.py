@@ -65,7 +65,7 @@ def test_values_are_those_of_each_candidate(waits: float) -> None:
 
 def test_lanes_are_those_of_each_candidate() -> None:
     order, waiting = ORDERS["value"], Waiting(view(*ONES))
-    assert order.lanes(waiting, list(ONES)).tolist() == [order.lane(one, NOW) for one in ONES]
+    assert order.lanes(waiting, waiting.places_of(ONES)).tolist() == [order.lane(one, NOW) for one in ONES]
     assert waiting.classes.clip(0).tolist() == [effective_class(one, NOW) for one in ONES]
 
 
