@@ -6,6 +6,7 @@ connection it retries for `patience` seconds, or until nobody is left to restart
 """
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -1030,9 +1031,9 @@ class Client:
                 pass
             self.status()  # wait for the control plane to return, or raise; then resume after the last record
 
-    def submit_stream(self, specs: Iterable[dict[str, Any]]) -> Iterator[Receipt]:
+    def submit_stream(self, specs: Iterable[dict[str, Any]], keys: Iterable[str] | None = None) -> Iterator[Receipt]:
         """Submit jobs one by one over one connection, and yield their receipts in order, each as soon as its job is
-        durable.
+        durable. Each job has one of the idempotency `keys` (default: random ones).
 
         If the connection is lost, submissions without a receipt are sent again to the current leader. No job is
         accepted twice. Raises Unreachable if no control plane answers within the client's `patience`.
@@ -1044,7 +1045,8 @@ class Client:
             f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {self._bearer()}\r\n\r\n"
         ).encode("ascii")
         stream = new_key()
-        numbered = ((with_context(spec, os.environ), f"{stream}-{number}") for number, spec in enumerate(specs))
+        given = keys if keys is not None else (f"{stream}-{number}" for number in itertools.count())
+        numbered = ((with_context(spec, os.environ), key) for spec, key in zip(specs, given, strict=False))
         lines = (_encoded({"spec": spec, "key": key}) + b"\n" for spec, key in numbered)
         sending = Sending(lines, SILENCE if self._several else PATIENCE)
         deadline: float | None = None

@@ -85,11 +85,10 @@ _to_launch = json_decoder(Launch)
 
 
 class Asked(NamedTuple):
-    """A job to submit: an idempotency key, and the job file. An earlier process may have submitted an `old` one."""
+    """A job to submit: an idempotency key, and the job file. An earlier process may have submitted it already."""
 
     key: str
     spec: dict[str, Any]
-    old: bool
 
 
 class Doors(Protocol):
@@ -230,7 +229,6 @@ class Placer:
         self._waiting: list[Waiting] = []
         self._explicit: frozenset[Attempt] = frozenset()
         self._begun = False
-        self._old: frozenset[str] = frozenset()  # Pods that this process has found
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -243,7 +241,6 @@ class Placer:
         there = {node.metadata.name: node for node in nodes}
         self._pods = {pod.metadata.uid: pod for pod in own}
         if not self._begun:
-            self._old = frozenset(self._pods)
             self._adopt(there, now)
         self._count(everything)
         for placed in list(self._placed.values()):
@@ -846,7 +843,7 @@ class Placer:
             spec["workers"] = len(pods)
         if first.spec.active_deadline_seconds:
             spec["expect"] = f"{first.spec.active_deadline_seconds}s"
-        return Asked(key, spec, not self._old.isdisjoint(uids))
+        return Asked(key, spec)
 
     def _drop(self, job: _Job, cancels: bool = False) -> None:
         self._jobs.pop(job.key, None)

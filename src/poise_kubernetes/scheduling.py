@@ -54,7 +54,6 @@ ANEW_SECONDS = 1.0
 WRITERS = 8
 """Threads that write to the API server."""
 
-SUBMITTERS = 2
 RECONNECT_SECONDS = 0.1, 1.0
 OPEN_SECONDS = 10.0
 
@@ -175,7 +174,8 @@ class Scheduler:
         self._lines: dict[str, _Line] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._writers = ThreadPoolExecutor(WRITERS, "poise-write", self._open_api)
-        self._submitters = ThreadPoolExecutor(SUBMITTERS, "poise-submit", self._open_client)
+        self._submitter = ThreadPoolExecutor(1, "poise-submit", self._open_client)
+        self._latest: int | None = None  # number of the latest job, for the thread of submissions
         self._telling = ThreadPoolExecutor(1, "poise-tell", self._open_both)
         self._own = threading.local()
         self._events = Events()
@@ -215,7 +215,7 @@ class Scheduler:
                 line.close()
             for one in watched:
                 one.stop()
-            for pool in (self._writers, self._submitters, self._telling):
+            for pool in (self._writers, self._submitter, self._telling):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -277,26 +277,42 @@ class Scheduler:
         self._lines.pop(node).close()
 
     def submit(self, asked: Sequence[Asked]) -> None:
-        for one in asked:
-            self._submitters.submit(self._submit, one)
+        self._submitter.submit(self._submit, asked)
 
-    def _submit(self, asked: Asked) -> None:
+    def _submit(self, asked: Sequence[Asked]) -> None:
+        """Submit jobs in their order. One whose name is taken gets none."""
         client: Client = self._own.client
-        over = ""
+        done = 0
         try:
-            try:
-                job = client.submit(asked.spec, key=asked.key)
-            except Conflict:  # another job has the name
-                job = client.submit({of: value for of, value in asked.spec.items() if of != "name"}, key=asked.key)
-            if asked.old and (known := client.job(job)).ended:
-                over = known.status
+            if self._latest is None:
+                self._latest = max((int(job.id[1:]) for job in client.jobs(everything=True, latest=1)), default=0)
+            for receipt in client.submit_stream((of.spec for of in asked), (of.key for of in asked)):
+                one, done = asked[done], done + 1
+                if receipt.error is not None and receipt.error.code == Conflict.default_code:
+                    plain = {of: value for of, value in one.spec.items() if of != "name"}
+                    [receipt] = client.submit_stream([plain], [one.key])
+                if receipt.error is not None:
+                    _log.warning("%s: %s %s", one.spec["name"], receipt.error.message, receipt.error.have)
+                self._submitted(one.key, receipt.job, self._over(client, receipt.job))
         except PoiseError as error:
-            _log.warning("%s: %s %s", asked.spec["name"], error, error.record.have)
-            job = ""
-        self._answer(lambda: self.placer.submitted(asked.key, job, self._now(), over))
+            _log.warning("the control plane does not take jobs: %s", error)
+            for one in asked[done:]:
+                self._submitted(one.key, "", "")
+
+    def _submitted(self, key: str, job: str, over: str) -> None:
+        self._answer(lambda: self.placer.submitted(key, job, self._now(), over))
+
+    def _over(self, client: Client, job: str) -> str:
+        """Return the status of a job that an earlier process has submitted and that is over; empty for any other."""
+        number = int(job[1:] or 0)
+        if self._latest is None or number > self._latest:
+            self._latest = number
+            return ""
+        known = client.job(job) if job else None
+        return known.status if known is not None and known.ended else ""
 
     def cancel(self, job: str) -> None:
-        self._submitters.submit(self._cancel, job)
+        self._submitter.submit(self._cancel, job)
 
     def _cancel(self, job: str) -> None:
         with contextlib.suppress(Conflict, NotFound):  # it is over

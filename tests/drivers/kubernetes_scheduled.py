@@ -17,6 +17,7 @@ from poise.engine.network import End, Network
 from poise.engine.timeline import WALL, Process, Timeline
 from poise.errors import PoiseError
 from poise.kernel.controller import Settings as ControlSettings
+from poise.kernel.ledger import job_status
 from poise.kernel.messages import Cancel, Message, Reply, Submit
 from poise.model.messages import Attempt, FromAgent, Launch
 from poise.units import MILLISECOND, SECOND
@@ -217,7 +218,7 @@ class Scheduled:
                 placer.submitted(asked.key, "", self.now)
                 return
             known = self.home.host.ledger.jobs.get(reply.value) if self.home.host else None
-            over = "" if known is None or not known.ended or not asked.old else "failed"
+            over = "" if known is None or not known.ended else job_status(known)
             placer.submitted(asked.key, reply.value, self.now, over)
 
         def give_up() -> None:
@@ -359,7 +360,5 @@ class Scheduled:
 
     def jobs(self) -> dict[str, str]:
         """The status of each job, by its name."""
-        from poise.kernel.ledger import job_status
-
         assert self.home.host is not None
         return {job.name: job_status(job) for job in self.home.host.ledger.jobs.values()}

@@ -77,14 +77,17 @@ class KubernetesCluster:
             self._start_others()
         self._apply_base()
 
-    def _start_others(self) -> None:
-        files = {name: self.kubeconfig(name, "admin") for name in ("scheduler", "manager")}
+    def start_scheduler(self) -> None:
         self._start(
-            "kube-scheduler", PARTS / "kube-scheduler", f"--kubeconfig={files['scheduler']}", "--port=0",
-            "--secure-port=0", "--leader-elect=false",
+            "kube-scheduler", PARTS / "kube-scheduler", f"--kubeconfig={self.kubeconfig('scheduler', 'admin')}",
+            "--port=0", "--secure-port=0", "--leader-elect=false", "--kube-api-qps=5000", "--kube-api-burst=5000",
         )  # fmt: skip
+
+    def _start_others(self) -> None:
+        self.start_scheduler()
+        manager = self.kubeconfig("manager", "admin")
         self._start(
-            "kube-controller-manager", PARTS / "kube-controller-manager", f"--kubeconfig={files['manager']}",
+            "kube-controller-manager", PARTS / "kube-controller-manager", f"--kubeconfig={manager}",
             "--port=0", "--secure-port=0", "--leader-elect=false", "--node-monitor-grace-period=20s",
             f"--service-account-private-key-file={self.run}/account.key", "--use-service-account-credentials=false",
             "--controllers=namespace,garbagecollector,podgc,nodelifecycle,resourcequota,disruption",

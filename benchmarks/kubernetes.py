@@ -1,0 +1,181 @@
+"""Measure how fast Poise binds Pods as a scheduler of a real API server, beside kube-scheduler of the same source.
+
+    python benchmarks/kubernetes.py [--nodes 100] [--pods 2000] [--rounds 3] [--json]
+
+`make kubernetes-parts` builds kube-apiserver and kube-scheduler 1.20.2. The nodes are bare Node objects of 64 CPUs, and
+no kubelet runs. All Pods are there before a scheduler starts; the rate counts from its first binding to its last.
+
+* *plain*: each Pod for itself.
+* *gangs*: gangs of 1 to 100 Pods. kube-scheduler knows no gangs.
+* *writes*: requests to the API server for each Pod, other than reads, from the server's own counts.
+"""
+
+import argparse
+import itertools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from harness import Figure, absent, program, rate, ratio, say
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+SPACE = "/api/v1/namespaces/poise/pods"
+SIZES = (1, 2, 3, 5, 8, 13, 20, 50, 100)
+CREATORS = 8
+PATIENCE = 300.0
+GROUP = "pod-group.scheduling.sigs.k8s.io/name"
+LEAST = "pod-group.scheduling.sigs.k8s.io/min-available"
+WRITES = re.compile(r'^apiserver_request_total\{(?=[^}]*verb="(?:POST|PATCH|PUT|DELETE)")[^}]*\} (\S+)$', re.MULTILINE)
+
+
+def pods(count: int, scheduler: str, gangs: bool) -> Iterator[dict[str, Any]]:
+    """Manifests of Pods, alone or in gangs."""
+    left = count
+    for number, size in enumerate(itertools.cycle(SIZES if gangs else (1,))):
+        if left <= 0:
+            return
+        size = min(size, left)
+        left -= size
+        for member in range(size):
+            labels = {GROUP: f"gang-{number}", LEAST: str(size)} if gangs else {}
+            container = {"name": "main", "image": "x", "resources": {"requests": {"cpu": "1", "memory": "64Mi"}}}
+            yield {
+                "metadata": {"name": f"pod-{number}-{member}", "labels": labels},
+                "spec": {"schedulerName": scheduler, "containers": [container]},
+            }
+
+
+class Cluster:
+    """A real API server with bare nodes."""
+
+    def __init__(self, cluster: Any, nodes: int) -> None:
+        from poise_kubernetes.api import Api
+
+        self.real, self.access = cluster, cluster.access("admin")
+        self.api = Api(self.access)
+        for number in range(nodes):
+            name = f"node-{number}"
+            self.api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
+            amounts = {"cpu": "64", "memory": "256Gi", "pods": "110"}
+            ready = {"type": "Ready", "status": "True"}
+            status = {"allocatable": amounts, "capacity": amounts, "conditions": [ready]}
+            self.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
+
+    def create(self, manifests: list[dict[str, Any]]) -> None:
+        from poise_kubernetes.api import Api
+
+        def some(part: list[dict[str, Any]]) -> None:
+            api = Api(self.access)
+            for one in part:
+                api.create(SPACE, one)
+
+        with ThreadPoolExecutor(CREATORS) as threads:
+            list(threads.map(some, [manifests[place::CREATORS] for place in range(CREATORS)]))
+
+    def clear(self) -> None:
+        self.api.delete(SPACE, {"gracePeriodSeconds": 0})
+
+    def writes(self) -> float:
+        return sum(map(float, WRITES.findall(self.api.raw("/metrics", {}).decode())))
+
+    def bound(self, count: int, start: Callable[[], object]) -> float:
+        """Start a scheduler, and return the seconds from the first binding to the last."""
+        from poise_kubernetes.api import Api
+        from poise_kubernetes.records import PodObject
+        from poise_kubernetes.watching import Watched
+
+        copy = Watched(Api(self.access), SPACE, PodObject)
+        copy.list()
+        copy.start()
+        start()
+        first, now = 0.0, time.perf_counter()
+        deadline = now + PATIENCE
+        try:
+            while (done := sum(bool(pod.spec.node_name) for pod in copy.items())) < count:
+                now = time.perf_counter()
+                first = first or (now if done else 0.0)
+                if now > deadline:
+                    raise TimeoutError(f"{done} of {count} Pods are bound after {PATIENCE:g} s")
+                time.sleep(0.01)
+        finally:
+            copy.stop()
+        return time.perf_counter() - (first or now)
+
+
+def ours(cluster: Cluster, count: int, gangs: bool) -> tuple[float, float]:
+    """Return the seconds of Poise, and its writes for each Pod."""
+    from system.living import Living, free_port
+
+    living = Living()
+    living.variables["KUBECONFIG"] = str(cluster.real.kubeconfig("own", "user"))
+    cluster.create(list(pods(count, "poise", gangs)))
+    before = cluster.writes()
+    try:
+        on = ("up", "--port", "0", "--on", "kubernetes:scheduler=poise", "--listen", f"127.0.0.1:{free_port()}")
+        seconds = cluster.bound(count, lambda: living.poise(*on))
+        return seconds, (cluster.writes() - before) / count
+    finally:
+        living.poise("down", "--leave")
+        living.destroy()
+        cluster.clear()
+
+
+def theirs(cluster: Cluster, count: int) -> float:
+    """Return the seconds of kube-scheduler."""
+    cluster.create(list(pods(count, "default-scheduler", gangs=False)))
+    try:
+        return cluster.bound(count, cluster.real.start_scheduler)
+    finally:
+        cluster.real.kill("kube-scheduler")
+        cluster.clear()
+
+
+def measure(nodes: int, count: int, rounds: int) -> list[Figure]:
+    from system.kubernetes_cluster import ETCD, PARTS, kubernetes
+
+    if not (PARTS / "kube-apiserver").exists() or not ETCD.exists():
+        return [absent("Pods bound", "`make servers kubernetes-parts` builds the API server")]
+    has_theirs = (PARTS / "kube-scheduler").exists()
+    plain, gangs, other, writes = list[float](), list[float](), list[float](), list[float]()
+    with kubernetes(schedules=True) as real:
+        cluster = Cluster(real, nodes)
+        for number in range(rounds):
+            seconds, each = ours(cluster, count, gangs=False)
+            plain.append(seconds)
+            gangs.append(ours(cluster, count, gangs=True)[0])
+            writes.append(each)
+            if has_theirs:
+                other.append(theirs(cluster, count))
+            said = f", kube-scheduler {count / other[-1]:.0f}/s" if has_theirs else ""
+            say(f"round {number + 1}: plain {count / plain[-1]:.0f}/s, gangs {count / gangs[-1]:.0f}/s{said}")
+    found = [
+        rate("plain Pods", count, plain),
+        rate("Pods in gangs of 1 to 100", count, gangs, limit=300.0),
+        Figure(name="writes for each Pod", unit="", values=writes, limit=2.0),
+    ]
+    if not has_theirs:
+        return [*found, absent("kube-scheduler", "`make kubernetes-parts` builds it")]
+    return [
+        *found,
+        rate("kube-scheduler, plain Pods", count, other),
+        ratio("time, Poise / kube-scheduler", plain, other),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Pods bound a second, by Poise and by kube-scheduler")
+    parser.add_argument("--nodes", type=int, default=100)
+    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    return program(lambda: measure(options.nodes, options.pods, options.rounds), as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
