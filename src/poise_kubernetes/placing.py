@@ -13,6 +13,7 @@ A node offers what the Pods of others leave. What the ledger does not count (oth
 one label of the node for each kind of waiting Pod. No input or output, and no clock: `Doors` are the ways out.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -285,11 +286,8 @@ class Placer:
             notes = pod.metadata.annotations or {}
             if notes.get(HOME) != self._home or not pod.spec.node_name or pod.spec.node_name not in nodes:
                 continue
-            try:
-                launch = _to_launch.decode(notes.get(ATTEMPT, ""))
-            except msgspec.MsgspecError:
-                continue
-            if launch.attempt in self._placed:
+            launch = launch_of(pod)
+            if launch is None or launch.attempt in self._placed:
                 continue
             placed = _Placed(launch, pod.spec.node_name, now, state="bound", pod=pod)
             placed.runs = not placed.is_task or pod.status.phase == "Running"
@@ -903,6 +901,13 @@ def _ending_of(pod: PodObject, stopped: bool, ran: int) -> Ending:
     if not code or pod.status.reason:  # evicted, or its node went
         return Ending(outcome="killed", code=code, run=ran, note=note)
     return Ending(outcome="failed", code=code, run=ran, note=note)
+
+
+def launch_of(pod: PodObject) -> Launch | None:
+    """Return the launch of the attempt that a Pod was placed for; None if Poise has not placed it."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return _to_launch.decode((pod.metadata.annotations or {}).get(ATTEMPT, ""))
+    return None
 
 
 def _unfit(node: NodeObject | None) -> str:

@@ -40,7 +40,7 @@ from poise_kubernetes.api import Api, Away, Refused
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.credentials import Access, find_access
 from poise_kubernetes.grouping import least_in, name_of
-from poise_kubernetes.placing import ATTEMPT, Asked, Placer, Waiting, Written
+from poise_kubernetes.placing import Asked, Placer, Waiting, Written, launch_of
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
 from poise_kubernetes.watching import Watched
@@ -85,7 +85,8 @@ def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Written:
         return "gone"
     if not pod.spec.node_name:
         return "again"
-    same = f'"{attempt.task}",{attempt.epoch}]' in (pod.metadata.annotations or {}).get(ATTEMPT, "").replace(", ", ",")
+    launch = launch_of(pod)
+    same = launch is not None and launch.attempt == attempt
     return "bound" if pod.spec.node_name == node and same else "gone"
 
 
