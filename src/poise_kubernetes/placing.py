@@ -176,8 +176,6 @@ class _Job(msgspec.Struct, eq=False):
     """A submitted job for these Pods, by uid. `id` is empty until it is known."""
 
     key: str
-    group: str
-    name: str
     uids: tuple[str, ...]
     needs: Needs
     since: int
@@ -317,7 +315,7 @@ class Placer:
         ]
         others = sorted(pending, key=lambda of: of.key)[:left]
         pods = [*bound, *others]
-        job = _Job(first.job, key, "", tuple(pod.metadata.uid for pod in pods), needs_of(pods), now)
+        job = _Job(first.job, tuple(pod.metadata.uid for pod in pods), needs_of(pods), now)
         job.id = first.attempt.task.partition(".")[0]
         self._jobs[job.key] = job
         self._covered.update(dict.fromkeys(job.uids, job.key))
@@ -751,15 +749,18 @@ class Placer:
                 continue
             if not all((pod := self._pods.get(uid)) is not None and self._is_pending(pod) for uid in job.uids):
                 self._drop(job, cancels=True)
+        self._again = {uid: until for uid, until in self._again.items() if until > now}
         self._waiting = []
         asked: list[Asked] = []
         found = groups(self._pods.values(), self._least)
         for group in found:
             self._look_at(group, asked, now)
-        keys = {group.key for group in found}
-        for known in (self._settling, self._short):
+        keys, paths = {group.key for group in found}, {group.asks for group in found}
+        for known in (self._settling, self._short, self._rounds):
             for key in known.keys() - keys:
                 del known[key]
+        self._asked &= paths
+        self._least = {path: least for path, least in self._least.items() if path in paths}
         if asked:
             self._doors.submit(asked)
 
@@ -771,20 +772,22 @@ class Placer:
         least = group.least or self._size_of(group, now)
         missing = least - there
         if not free or not least:
-            self._give_up_if_short(group, missing, pending, now)
+            self._give_up_if_short(group, pending, now)
             if free:
                 self._waiting.append(Waiting(tuple(free), "", "the size of its group is not known yet", now))
             return
-        free = [pod for pod in free if self._again.get(pod.metadata.uid, 0) <= now]
-        if missing > len(free):
+        if refused := tuple(pod for pod in free if pod.metadata.uid in self._again):
+            self._waiting.append(Waiting(refused, "", "the control plane has not taken its job", now))
+        free = [pod for pod in free if pod.metadata.uid not in self._again]
+        if missing > len(free) > 0:
             why = f"its group waits for {missing - len(free)} more of {least} Pods"
             self._waiting.append(Waiting(tuple(free), "", why, now))
-        elif missing > 0:
+        elif missing > 0 and free:
             first = sorted(free, key=lambda of: of.key)[:missing]
             asked.append(self._asked_for(group, group.name, first, now))
         else:
             asked.extend(self._asked_for(group, name_of(pod.key), [pod], now) for pod in free)
-        self._give_up_if_short(group, missing, pending, now)
+        self._give_up_if_short(group, pending, now)
 
     def _note_waiting(self, pending: Sequence[PodObject]) -> None:
         jobs: dict[str, list[PodObject]] = {}
@@ -794,7 +797,7 @@ class Placer:
         for key, pods in jobs.items():
             self._waiting.append(Waiting(tuple(pods), self._jobs[key].id, "", self._jobs[key].since))
 
-    def _give_up_if_short(self, group: Group, missing: int, pending: Sequence[PodObject], now: int) -> None:
+    def _give_up_if_short(self, group: Group, pending: Sequence[PodObject], now: int) -> None:
         """Delete the Pods of a gang that has had too few for long while others of it find no room."""
         bound = [pod for pod in group.members if pod.spec.node_name and not pod.ended and not pod.is_deleted]
         uncovered = [pod for pod in pending if pod.metadata.uid not in self._by_pod]
@@ -824,7 +827,7 @@ class Placer:
         uids = tuple(pod.metadata.uid for pod in pods)
         times = self._rounds[group.key] = self._rounds.get(group.key, 0) + 1
         key = hashlib.sha256(f"{self._home} {uids} {times}".encode()).hexdigest()[:32]
-        self._jobs[key] = _Job(key, group.key, name, uids, needs, now)
+        self._jobs[key] = _Job(key, uids, needs, now)
         self._covered.update(dict.fromkeys(uids, key))
         first = pods[0]
         spec: dict[str, Any] = {
