@@ -61,7 +61,8 @@ class Lifetime:
             await asyncio.sleep(_LOOK_EVERY)
             now = self._plane.clock.now()
             ledger = self._plane.ledger
-            busy = ledger.jobs.unfinished() or ledger.schedules.any_awaited or ledger.jobs.notifying
+            to_come = ledger.schedules.any_awaited or ledger.reservations
+            busy = ledger.jobs.unfinished() or to_come or ledger.jobs.notifying
             if self._requests or busy:
                 idle_since = now
             elif now - idle_since > Times().idle_exit and self._until_idle:

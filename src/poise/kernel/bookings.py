@@ -304,8 +304,10 @@ class Bookings:
             due = window.begin - unit.spec.grace
             if due <= now:
                 self._clear(unit, indexes, f"{spot_names(window.spots)} is reserved ({window.reservation})", now)
-            else:
+            if due > now:
                 yield due
+            elif not unit.stopping:  # a gang may go on, and a stop may have been refused
+                yield now + LOOK_EVERY
 
     def _replace_failed(self, window: Window, now: int) -> Window:
         """Move a window from failed nodes to others, if some are free. Named nodes are never replaced."""

@@ -7,6 +7,7 @@ still there is preempted with its grace. A soft one preempts nothing.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +31,7 @@ OPEN_END = 10**12
 LEAST_LENGTH = 1
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
     """A reservation as accepted. `tenant` is empty for maintenance.
 
     `first` is the earliest start on the clock of the time zone `zone`, in seconds; `shifts` are the offsets of that
@@ -61,11 +62,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.name or self.id
 
     def begins(self) -> Ints:
-        """Return the starts of all windows in seconds since 1970, in order."""
-        rule = parse_rrule(self.rule, "every") if self.rule else None
-        local = starts(rule, self.first, "every") if rule is not None else np.array([self.first], np.int64)
-        found = in_utc(rule, local, self.shifts)
-        return found[~np.isin(found, self.without)] if self.without else found
+        """Return the starts of all windows in seconds since 1970, in order. Read-only, and computed once."""
+        return starts_of(self)
 
     def wants(self) -> str:
         """Describe the resources for people: `2 nodes with H100`, `n1, n2`, `4 devices`."""
@@ -74,6 +72,18 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         amount, what = (self.devices, "device") if self.devices else (self.count, "node")
         of = f" {'of' if self.devices else 'with'} {self.model}" if self.model else ""
         return f"{amount} {what}{'' if amount == 1 else 's'}{of}"
+
+
+@lru_cache(maxsize=2 * MAX_RESERVATIONS)
+def starts_of(kept: Reservation) -> Ints:
+    """Return the starts of all windows in seconds since 1970."""
+    rule = parse_rrule(kept.rule, "every") if kept.rule else None
+    local = starts(rule, kept.first, "every") if rule is not None else np.array([kept.first], np.int64)
+    found = in_utc(rule, local, kept.shifts)
+    if kept.without:
+        found = found[~np.isin(found, kept.without)]
+    found.setflags(write=False)
+    return found
 
 
 class Window(NamedTuple):

@@ -1,6 +1,6 @@
 """Reservations, and the windows that have not ended."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -9,6 +9,7 @@ from poise.kernel.ledger.changes import Changes
 from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.room import Handlers, Room, hold_same
 from poise.kernel.ledger.state import ReservationState, State
+from poise.model.decisions import Spot
 from poise.model.events import ReservationAdded, ReservationMoved, ReservationReleased, ReservationRemoved
 from poise.model.fleet import Ints
 from poise.model.reservations import Window, time_text
@@ -137,29 +138,29 @@ class Reservations(Room, dict[str, ReservationState]):
         )
         self._begins[kept.id] = kept.begins()
         self._names[kept.tenant, kept.name] = kept.id
-        self._renew()
+        self._renew(event.places)
 
     def _moved(self, event: ReservationMoved) -> None:
         of = self[event.reservation]
         of.elsewhere = dict(sorted((of.elsewhere | {str(event.begins_at): event.places}).items()))
-        self._renew()
+        self._renew(event.places)
 
     def _released(self, event: ReservationReleased) -> None:
         of = self[event.reservation]
         of.released = [*of.released, event.begins_at]
-        self._renew()
+        self._renew(())
 
     def _removed(self, event: ReservationRemoved) -> None:
         of = self.pop(event.reservation)
         del self._begins[event.reservation]
         self._names.pop((of.reservation.tenant, of.reservation.name), None)
-        self._renew()
+        self._renew(of.places)
 
-    def _renew(self) -> None:
+    def _renew(self, spots: Iterable[Spot]) -> None:
+        """Forget the known windows, after these places were reserved or are free again."""
         self._valid = None
-        marks = self._marks_of_devices()
-        if marks != self._marks:
-            self._marks, self._changes.fleet = marks, True
+        if any(spot.devices for spot in spots):
+            self._marks, self._changes.fleet = self._marks_of_devices(), True
 
     def check(self, anew: "Reservations") -> None:
         hold_same("names of reservations", self._names, anew._names)
