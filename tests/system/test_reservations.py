@@ -26,7 +26,7 @@ def test_a_node_is_drained_at_a_time(shared: Living) -> None:
     [node] = shared.poise("nodes", "-o", "name").text.split()
     [made] = shared.poise("drain", node, "--at", "+2h", "--for", "30m", "--json").value
     assert (made["maintenance"], made["places"], made["ends"] - made["begins"]) == (True, [node], 1800)
-    assert shared.poise("nodes", "--json").value[0]["condition"] == "up"
+    assert shared.poise("nodes", "--json").value[0]["status"] == "up"
     shared.poise("reserve", "cancel", f"drain-{node}")
 
 
