@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from poise.errors import Conflict, NotFound, SpecError
-from poise.kernel.lasting import FOREVER
+from poise.kernel.lasting import FOREVER, NOTICED
 from poise.kernel.ledger import Ledger, ReservationState, UnitState
 from poise.kernel.reserved import is_usable, lacking, work_on
 from poise.model.catalogue import models_named
@@ -37,9 +37,6 @@ LEAD = 5 * MINUTE
 """Time before a window from which on its places are watched: failed nodes are replaced, and others' work ends in
 time.
 """
-
-LOOK_EVERY = 5 * SECOND
-"""Interval at which to look again at a window that lacks a place."""
 
 PARTS = 4
 """Number of times that a window is looked at, within the time after which it is released if it is unused."""
@@ -211,7 +208,7 @@ class Bookings:
             for begins in (self.ledger.reservations.begins(name),)
             if ((begins < end) & (begins + of.reservation.length > begin)).any()
         )
-        what = f"the reservation cannot fit: too few {field} are free {time_text(begin)}"
+        what = f"the reservation cannot fit: too few {field} are free at {time_text(begin)}"
         have = f"{found.have} free; reserved then: {some(clash, FEW) or 'nothing'}"
         return Conflict(what, code="E110", field=field, need=str(need), have=have, hint="`poise reserve`")
 
@@ -239,13 +236,13 @@ class Bookings:
             kept = self._replace_failed(window, now)
             looks = [kept.end, *self._keep_clear(kept, now)]
             if kept.begin > now:
-                looks.append(kept.begin)
+                looks += [kept.begin, now + NOTICED] if kept.firm else [kept.begin]
             else:
                 begun.add((kept.reservation, kept.begins_at))
                 looks += self._within(kept, now)
             named = self.ledger.reservations[kept.reservation].reservation.nodes
             if lacking(self.ledger, kept) and not named:
-                looks.append(now + LOOK_EVERY)
+                looks.append(now + NOTICED)
             next_look = min(next_look, *looks)
         for window in windows:
             next_look = min(next_look, window.end)
@@ -255,7 +252,7 @@ class Bookings:
         if begun != self._begun:
             self._begun = begun
             self._renew()
-        self._look_at = next_look if next_look > now else now + LOOK_EVERY
+        self._look_at = next_look if next_look > now else now + NOTICED
 
     def _is_over(self, name: str, now: int) -> bool:
         return next(self.ledger.reservations.windows(name, now), None) is None
@@ -307,7 +304,7 @@ class Bookings:
             if due > now:
                 yield due
             elif not unit.stopping:  # a gang may go on, and a stop may have been refused
-                yield now + LOOK_EVERY
+                yield now + NOTICED
 
     def _replace_failed(self, window: Window, now: int) -> Window:
         """Move a window from failed nodes to others, if some are free. Named nodes are never replaced."""

@@ -22,13 +22,16 @@ from poise.model.reservations import Window
 from poise.model.resources import Shape
 from poise.model.tenants import tenant_of_queue
 from poise.model.views import Candidate
-from poise.units import MINUTE
+from poise.units import MINUTE, SECOND
 
 CHECKPOINTS = 2
 """Minimum number of checkpoints on a node that make a start worthwhile."""
 
 WORTHWHILE = MINUTE
 """Minimum time before a firm reservation for which work of unknown run time is started."""
+
+NOTICED = 5 * SECOND
+"""Time within which the controller notices work on a place that will soon be reserved."""
 
 FOREVER = 2**62
 
@@ -131,7 +134,8 @@ class Ends:
         if not candidate.preemptible:
             return candidate.limit or FOREVER
         longest = must_last(candidate, self._profiles) or WORTHWHILE
-        return min(longest, candidate.limit) if candidate.limit else longest
+        longest = min(longest, candidate.limit) if candidate.limit else longest
+        return max(longest, candidate.grace + NOTICED)
 
     def _away(self, shape: Shape, lasts: int, kept: Kept, ending: tuple[tuple[str, int], ...]) -> Shape:
         key = shape, lasts, kept, ending

@@ -28,9 +28,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ran out of memory (0: never). `tenant` is the tenant whose quota it counts against, if any, `leaf` its share, if
     shares are declared. A unit that `serves` has no predictable end: the text names the service and the reason for the
     replica. Once placed, it may be preempted if it is `preemptible`, and runs for at most `limit` nanoseconds (0: no
-    limit); `checkpoint`, `restore`, `moved` and other fields that `Resident` has too are as defined there. `depth`
-    counts the units before it on its longest path, `followers` those that need it, `weight` is its business weight in
-    thousandths.
+    limit); when it is stopped, it has `grace` nanoseconds to end. `checkpoint`, `restore`, `moved` and other fields
+    that `Resident` has too are as defined there. `depth` counts the units before it on its longest path, `followers`
+    those that need it, `weight` is its business weight in thousandths.
     """
 
     unit: str
@@ -72,6 +72,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     restore: int = 0
     moved: int = 0
     limit: int = 0
+    grace: int = 0
 
 
 LEAST_SHOWN = 4

@@ -64,6 +64,15 @@ def test_work_of_unknown_run_time_is_preempted_with_its_grace_before_a_firm_rese
     assert preempted.at == begin - world.unit("a").spec.grace
 
 
+def test_work_with_a_long_grace_that_comes_late_is_gone_when_a_firm_reservation_begins() -> None:
+    world = reserved(World().nodes(1, cpu=4)).after("57m").job("a", cpu=1, grace="2m").round().start("a").after("59s")
+    assert not any(isinstance(event, Preempted) for event in world.log)
+    world.after("2s")
+    assert any(isinstance(event, Preempted) for event in world.log)
+    world.job("late", cpu=1, grace="2m").round()
+    assert world.codes("late") == ["NODE_RESERVED"]
+
+
 def test_work_that_may_not_be_preempted_needs_a_time_limit_that_ends_before() -> None:
     world = reserved(World().nodes(1, cpu=4))
     world.job("endless", cpu=1, preemptible=False, expect="1m")

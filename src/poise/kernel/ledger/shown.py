@@ -148,6 +148,7 @@ class Shown(Room):
             restore=spec.restore,
             moved=unit.moved,
             limit=spec.time_limit,
+            grace=spec.grace,
         )
 
     # --- what runs ---------------------------------------------------------------------------------------------------
