@@ -54,7 +54,8 @@ def test_a_rule_that_changes_priorities_has_its_effect() -> None:
         replace(one, units=tuple(replace(unit, kind="brief") for unit in one.units)) if place % 3 == 0 else one
         for place, one in enumerate(ARRIVALS)
     )
-    rule = SHORTEST_FIRST["rules"][0] | {"actions": [{"change_priority": {"to": "high", "class": "brief"}}]}  # type: ignore[operator]
+    action = {"change_priority": {"to": "high", "class": "brief"}}
+    rule = {**SHORTEST_FIRST["rules"][0], "actions": [action]}  # type: ignore[dict-item]
     policy = tried(choose_document({"kind": "policy", "name": "by-class", "order": "urgency"}))
     workload, nodes = Workload(name="made", arrivals=brief), [node("n1"), node("n2")]
     found, without = backtest_on(workload, nodes, policy, Settings(), {**SHORTEST_FIRST, "rules": [rule]})
