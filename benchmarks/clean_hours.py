@@ -1,6 +1,6 @@
 """Measure what flexible jobs save: the CO2e of a trace whose jobs wait for clean hours, beside the same jobs at once.
 
-    python benchmarks/clean_hours.py [--trace ../shared/data/philly/philly.csv.gz] [--fleet FILE] [--jobs 1000]
+    python benchmarks/clean_hours.py [--trace poisson:jobs=600,rate=20] [--fleet FILE] [--jobs 600]
         [--flexible 0h,6h,12h,24h] [--policy poise] [--json]
 
 Each row is one simulation. The hours have the shape of a grid with much solar power: from 0.24 kg/kWh at noon to 0.48
@@ -61,9 +61,9 @@ def measured(loaded: Loaded, policy: str, flexible: str) -> Row:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, default=Path("../shared/data/philly/philly.csv.gz"))
+    parser.add_argument("--trace", type=Path, default=Path("poisson:jobs=600,rate=20"))
     parser.add_argument("--fleet", type=Path, default=Path("src/poise_lab/demo/trace/fleet.yaml"))
-    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=600)
     parser.add_argument("--flexible", default="0h,6h,12h,24h")
     parser.add_argument("--policy", default="poise")
     parser.add_argument("--json", action="store_true")

@@ -100,6 +100,8 @@ def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -
                 continue
             if isinstance(wanted, Reprioritize):
                 before, after = _value(unit, "priority"), int(wanted.to)
+            elif unit.spec.variants:  # each artifact asks for something else
+                continue
             else:
                 before = _value(unit, "shape.memory")
                 after = wanted.to or _raised(before, wanted)
@@ -121,22 +123,29 @@ def undoing(ledger: Ledger, path: str, made: Adjustment) -> Adjustment:
     }
 
 
+def check_adjustment(ledger: Ledger, path: str, made: Adjustment) -> None:
+    """Raise `SpecError` for a unit that no node could run after an adjustment, or that would exceed its quota."""
+    if not path.startswith(HELD):
+        return
+    units: dict[str, list[Unit]] = {}
+    for name, (_, after) in made.items():
+        unit = ledger.jobs.units[name]
+        units.setdefault(ledger.jobs[unit.job].tenant, []).append(_with_value(unit.next_spec or unit.spec, path, after))
+    for tenant, changed_units in units.items():
+        check_all(changed_units, ledger.columns.room(), tenant, ledger.quotas.get(tenant))
+
+
 def adjusting(ledger: Ledger, path: str, made: Adjustment, by: str, now: int) -> list[JobChanged]:
-    """Return the events that make an adjustment: one for each job and value. Raises `SpecError` for a unit that no
-    node could run then.
-    """
+    """Return the events that make an adjustment: one for each job and value."""
     groups: dict[tuple[str, int], list[UnitState]] = {}
     for name, (_, after) in made.items():
         unit = ledger.jobs.units[name]
         groups.setdefault((unit.job, after), []).append(unit)
     events = []
     for (job, value), units in groups.items():
-        like = [_with_value(unit.next_spec or unit.spec, path, value) for unit in units]
-        if path.startswith(HELD):
-            tenant = ledger.jobs[job].tenant
-            check_all(like, ledger.columns.room(), tenant, ledger.quotas.get(tenant))
+        like = _with_value(units[0].next_spec or units[0].spec, path, value)
         names = tuple(unit.id for unit in units)
-        events.append(JobChanged(at=now, job=job, units=names, like=like[0], paths=(path,), by=by))
+        events.append(JobChanged(at=now, job=job, units=names, like=like, paths=(path,), by=by))
     return events
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from poise.errors import Conflict, NotFound, PoiseError
-from poise.kernel.changing import Adjustment, adjusting, adjustment, undoing
+from poise.kernel.changing import Adjustment, adjusting, adjustment, check_adjustment, undoing
 from poise.kernel.ledger import Firing, Ledger
 from poise.kernel.messages import AnswerRule, Configure, Drain, SetRules
 from poise.kernel.rules import Change, Engine, Standing
@@ -278,9 +278,10 @@ class Ruling:
                     case "set_policy":
                         before |= self._set_policy(rule.name, self._ledger.rules.policies[rule.name], now)
                     case "promote":
-                        before |= self._promoting(rule.name)
+                        before |= self._promoting(rule.name, now)
                     case name if name in ADJUSTED:
                         made = adjustment(self._ledger, action.value, subject)
+                        check_adjustment(self._ledger, ADJUSTED[name], made)
                         self._adjust(rule.name, name, made, now)
                         before[name] = made
                     case name if name in OF_SERVICES:
@@ -305,15 +306,15 @@ class Ruling:
         for event in adjusting(self._ledger, ADJUSTED[action], made, _as(rule).token, now):
             self._change(event)
 
-    def _promoting(self, rule: str) -> dict[str, Any]:
-        """Return the policies of a promotion, which `_take_turns` carries out. Raises `Conflict` for a policy that was
-        not better in shadow.
+    def _promoting(self, rule: str, now: int) -> dict[str, Any]:
+        """Return the policies of a promotion and when it began; `_take_turns` carries it out. Raises `Conflict` for a
+        policy that was not better in shadow.
         """
         label, better = self._ledger.rules.policies[rule]["policy"], self._ledger.rules.shadow_better
         if label not in better:
             have = ", ".join(better) or "none"
             raise Conflict(f"{label} was not better in shadow", field="policy", have=have, hint="`poise shadow report`")
-        return {"instead": label, "before": self._policy_now()}
+        return {"instead": label, "before": self._policy_now(), "began": now}
 
     def _take_turns(self, now: int) -> None:
         """Let the policy of each standing promotion decide when it is its turn, and for good after the trial. A policy
@@ -326,7 +327,7 @@ class Ruling:
                 continue
             [trial] = [action.value for action in rule.actions if action.name == "promote"]
             new, old = self._ledger.rules.policies[name], firing.before["before"]
-            passed = now - firing.at
+            passed = now - firing.before["began"]
             wanted = new if passed >= trial.length or trial.is_turn(passed) else old
             if began.policy in (new["policy"], old["policy"]) and began.policy != wanted["policy"]:
                 stage = "after its trial" if passed >= trial.length else f"{trial.share / 10:g} % of the time on trial"

@@ -292,8 +292,8 @@ class Sight:
                 return event if self._is_own(event.task) else None
             case SpeedupsTold() | TrainingTold():
                 return event if self._is_own(event.unit) else None
-            case Noticed():
-                return event if self._may_notice(event) else None
+            case Noticed():  # targets are the operator's, and their addresses may be secret
+                return msgspec.structs.replace(event, targets=()) if self._may_notice(event) else None
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None

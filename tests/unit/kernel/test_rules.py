@@ -242,6 +242,20 @@ def test_a_memory_limit_that_no_node_has_is_refused_and_said() -> None:
     assert world.unit("train-c").spec.shape.memory == 1 << 30
 
 
+def test_what_fits_no_more_is_undone_all_the_same() -> None:
+    """The node came back with less memory while the rule had lowered the limit."""
+    world = World().nodes(1, cpu=4, memory=4 << 30)
+    crowded(world, {"adjust_memory_limit": {"to": "512MiB", "name": "eval-*"}})
+    assert world.unit("eval-a").spec.shape.memory == 512 << 20
+    world.lose("n1").join(node("n1", cpu=4, memory=600 << 20))
+    for name in ("train-a", "train-b", "train-c", "eval-b"):
+        world.cancel(name)
+    minutes(world, 2)
+    unit = world.unit("eval-a")
+    assert unit.next_spec is not None, "it runs with the lower limit"
+    assert unit.next_spec.shape.memory == 1 << 30
+
+
 def test_an_action_of_a_rule_about_a_node_concerns_the_work_there() -> None:
     rule = FULL | {"actions": [{"change_priority": {"to": "low", "name": "*"}}]}
     world = load(World().nodes(1, cpu=4), rules(rule))
@@ -422,6 +436,18 @@ def test_a_promotion_takes_turns_before_it_is_for_good() -> None:
     assert [round((later.at - told[0].at) / MINUTE) for later in told] == [0, 2, 4]
     assert {event.why for event in told} == {"promotion of srtf, 50 % of the time on trial"}
     assert {event.by for event in told} == {"rule:better"}
+
+
+def test_the_trial_of_a_promotion_begins_with_its_approval() -> None:
+    world = load(World().nodes(1, cpu=4), rules(PROMOTION | {"mode": "ask"}), better={"policy": "srtf"})
+    world.say(JudgeShadows({"srtf": "mean completion -9 %"}))
+    minutes(world, 30)
+    world.ask(AnswerRule(world.request(), "better", "", True))
+    asked = world.now
+    minutes(world, 12)
+    told = [event for event in world.log if isinstance(event, Configured)]
+    assert [event.policy for event in told] == ["srtf", "poise", "srtf"]
+    assert told[0].at > asked + MINUTE
 
 
 def test_a_promotion_is_undone_when_its_rule_is_over() -> None:
