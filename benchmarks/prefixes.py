@@ -1,13 +1,14 @@
 """Compare routers before servers that keep the prompts they have read, in virtual time: mean and P99 of each.
 
-    python benchmarks/prefixes.py [--trace conversation_trace.jsonl] [--servers 4,5,6] [--cache 400000] [--limit 0]
-        [--routers NAME,...] [--seed 1] [--json]
+    python benchmarks/prefixes.py [--trace conversation_trace.jsonl] [--servers 4,5,6] [--cache 2000000]
+        [--writing 1] [--limit 0] [--routers NAME,...] [--seed 1] [--json]
 
 The trace is Mooncake's of conversations, of an hour (12,031 requests, github.com/kvcache-ai/Mooncake,
 FAST25-release/traces, Apache-2.0), which has the identity of prefixes. Its instants are in steps of 3 s; requests are
 spread over these. The servers are equal, as fast as Llama-2-70B on eight H100 (`examples/rehearsed-servers.yaml`).
 They read one prompt after the other, only what follows the longest prefix that they keep, and write answers side by
-side. All routers get the same requests. They know:
+side. With `--writing 0.25`, a token takes a quarter of the time, so that reading is most of the work. All routers get
+the same requests. They know:
 
 * `round-robin`, `least-outstanding`: what they need.
 * `consistent-hash`: the first two blocks of a prompt, as key.
@@ -26,6 +27,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+import msgspec
 from harness import percentile
 
 from poise.drivers.yamlfile import load_kind
@@ -100,13 +102,20 @@ def requests_of(path: Path, limit: int, seed: int, *, alike: bool = True) -> lis
 
 
 def compared(
-    requests: Sequence[Request], bare: Sequence[Request], servers: int, cache: int, seed: int, wanted: Sequence[str]
+    requests: Sequence[Request],
+    bare: Sequence[Request],
+    servers: int,
+    cache: int,
+    writing: float,
+    seed: int,
+    wanted: Sequence[str],
 ) -> dict[str, dict[str, float]]:
     """Return the figures of each router, in seconds."""
     world = compile_world(load_kind(SPEEDS, "world"))
     if world.serving is None:
         raise AssertionError("the world has servers")
     speed = world.serving.servers[0].speed
+    speed = msgspec.structs.replace(speed, step=tuple((many, writing * takes) for many, takes in speed.step))
     names = [f"s{at}" for at in range(servers)]
     serving = Serving(servers=tuple(Server(name=name, speed=speed, cache=cache) for name in names))
     front = compile_upstreams(
@@ -147,7 +156,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--servers", default="4,5,6")
-    parser.add_argument("--cache", type=int, default=400_000, help="tokens that a server keeps")
+    parser.add_argument("--cache", type=int, default=2_000_000, help="tokens that a server keeps")
+    parser.add_argument("--writing", type=float, default=1.0, help="factor of the time to write a token")
     parser.add_argument("--limit", type=int, default=0, help="the first requests of the trace; 0: all")
     parser.add_argument("--routers", default="", help="rows whose names contain one of these")
     parser.add_argument("--seed", type=int, default=1)
@@ -157,7 +167,7 @@ def main() -> None:
     bare = requests_of(given.trace, given.limit, given.seed, alike=False)
     wanted = [one for one in given.routers.split(",") if one]
     found = {
-        servers: compared(requests, bare, servers, given.cache, given.seed, wanted)
+        servers: compared(requests, bare, servers, given.cache, given.writing, given.seed, wanted)
         for servers in map(int, given.servers.split(","))
     }
     if given.json:

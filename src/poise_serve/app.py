@@ -51,6 +51,7 @@ from poise_serve.cached import Cached, Noted
 from poise_serve.canary import Trial
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.openai import MOST_SECONDS
+from poise_serve.peers import Peers
 from poise_serve.refusals import Refused, no_room, refusal, too_large
 from poise_serve.schema import document
 from poise_serve.service import ANYBODY, Asked, Asker, Service
@@ -76,7 +77,10 @@ class Gateway:
         kept: Mapping[str, Collection[Cached]],
         registry: CollectorRegistry,
         rest: Upstreams | None = None,
+        peers: Peers | None = None,
     ) -> None:
+        """`peers`: other gateways, whose metrics are shown with its own."""
+        self._peers = peers
         self._fronts = fronts
         self._services = services
         self._trials = trials
@@ -225,7 +229,8 @@ class Gateway:
         for kept in self._kept.values():
             for one in kept:
                 one.measure()
-        return await asyncio.to_thread(text_of, self._registry)
+        own = await asyncio.to_thread(text_of, self._registry)
+        return own if self._peers is None else await self._peers.metrics(own)
 
     def _measured(self, measured: "asyncio.Task[bytes]") -> None:
         self._measuring = None

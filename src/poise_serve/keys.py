@@ -23,6 +23,7 @@ from poise.model.reports import WhoReport
 from poise.model.tenants import Role
 from poise.units import SECOND
 from poise_serve.kernel.spending import Bucket
+from poise_serve.peers import News, Peers, Spent
 from poise_serve.refusals import Refused
 
 HOLDS = 30.0
@@ -53,6 +54,8 @@ class Holder:
         self._rate = Bucket(key.rate, now) if key.rate is not None else None
         self._tokens = Bucket(key.tokens, now) if key.tokens is not None else None
         self.key = key
+        self.tell: Callable[[Spent], None] = lambda spent: None
+        """Tells other gateways what was spent."""
 
     @property
     def is_metered(self) -> bool:
@@ -69,10 +72,19 @@ class Holder:
             if wait := self._rate.wait(now):
                 raise _exhausted(f"the key `{self.name}` has sent as many requests as it may", wait)
             self._rate.spend(1, now)
+            self.tell(Spent(self.name, 1, 0))
 
     def spend(self, tokens: int, now: int) -> None:
         if self._tokens is not None:
             self._tokens.spend(tokens, now)
+            self.tell(Spent(self.name, 0, tokens))
+
+    def hear(self, spent: Spent, now: int) -> None:
+        """Count what was spent at another gateway."""
+        if self._rate is not None and spent.requests:
+            self._rate.spend(spent.requests, now)
+        if self._tokens is not None and spent.tokens:
+            self._tokens.spend(spent.tokens, now)
 
 
 class Usage:
@@ -90,7 +102,16 @@ class Usage:
 class Keys:
     """All keys of a gateway. `file` is reloaded when it changes; with a `home`, its tokens are keys."""
 
-    def __init__(self, file: Path | None, home: Home | None, now: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self,
+        file: Path | None,
+        home: Home | None,
+        now: Callable[[], int] = time.monotonic_ns,
+        peers: Peers | None = None,
+    ) -> None:
+        self._peers = peers
+        if peers is not None:
+            peers.heard.append(self._hear)
         self._file, self._home, self._now = file, home, now
         self._stamp: tuple[int, int] | None = None
         self._looked = 0
@@ -140,9 +161,9 @@ class Keys:
             return
         keys = compile_keys(load_kind(file, "keys"))
         self._stamp = stamp
-        now, before = self._now(), {holder.key: holder for holder in self._by_digest.values()}
+        before = {holder.key: holder for holder in self._by_digest.values()}
         self._by_digest = {
-            key.digest: before.get(key) or Holder(key, key.tenant, key.scopes or frozenset(), now)
+            key.digest: before.get(key) or self._made(key, key.tenant, key.scopes or frozenset())
             for key in keys
             if key.digest
         }
@@ -220,8 +241,20 @@ class Keys:
         tenant = key.tenant or who.tenant
         held = self._holders.get(who.token)
         if held is None or (held.key, held.tenant, held.scopes) != (key, tenant, scopes):
-            held = self._holders[who.token] = Holder(key, tenant, scopes, self._now())
+            held = self._holders[who.token] = self._made(key, tenant, scopes)
         return held
+
+    def _made(self, key: Key, tenant: str, scopes: frozenset[str]) -> Holder:
+        holder = Holder(key, tenant, scopes, self._now())
+        if self._peers is not None:
+            holder.tell = self._peers.tell
+        return holder
+
+    def _hear(self, gateway: int, news: News) -> None:
+        if isinstance(news, Spent):
+            for holder in (*self._by_digest.values(), *self._holders.values()):
+                if holder.name == news.key:
+                    holder.hear(news, self._now())
 
 
 def _exhausted(message: str, wait: int) -> Refused:

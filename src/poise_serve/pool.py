@@ -22,6 +22,7 @@ from poise_serve.model.estimates import Estimates, Known
 from poise_serve.model.prefixes import USUAL, Prefixes
 from poise_serve.model.routing import Asked, RouteView
 from poise_serve.openai import Question, Refused, unknown_model
+from poise_serve.peers import Alive, Began, Ended, News, Peers, Sent
 from poise_serve.policy.route import Lane, lane_of
 
 Choose = Callable[[RouteView], str]
@@ -48,6 +49,8 @@ class Member:
         self._limit, self._p99 = metrics.limit.labels(told.name), metrics.p99.labels(told.name)
         self._limit.set(self.limit)
         self.running = 0
+        self.others = 0
+        """Requests that other gateways have in flight there."""
         self.resting = 0
         self.models: dict[str, Any] = {name: model_of(name, told.name) for name in told.models}
 
@@ -65,13 +68,18 @@ class Member:
         return self.health.state == "healthy" and now >= self.resting and self.breaker.is_open_to(now)
 
     def has_room(self, now: int) -> bool:
-        return self.running < self.limit and self.is_open(now)
+        return self.outstanding < self.limit and self.is_open(now)
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that all gateways have in flight there."""
+        return self.running + self.others
 
     def add(self, requests: int) -> None:
         self.running += requests
         self._gauge.set(self.running)
         if self.concurrency is not None:
-            self.concurrency.on_sent(self.running)
+            self.concurrency.on_sent(self.outstanding)
 
     def follow(self, took: int, now: int, *, answered: bool) -> None:
         """Adapt the concurrency limit to the time of a request, if it is adaptive."""
@@ -118,10 +126,23 @@ class Pool:
     """All upstreams of a front."""
 
     def __init__(
-        self, front: Front, choose: Choose, metrics: Metrics, now: Callable[[], int], own: Collection[str] = ()
+        self,
+        front: Front,
+        choose: Choose,
+        metrics: Metrics,
+        now: Callable[[], int],
+        own: Collection[str] = (),
+        peers: Peers | None = None,
     ) -> None:
-        """`own`: models that are served without an upstream."""
+        """`own`: models that are served without an upstream. `peers`: other gateways before the same upstreams."""
         self._own = own
+        self._peers = peers
+        self._flying: set[int] = set()
+        self._theirs: dict[tuple[int, int], str] = {}  # upstreams of other gateways' requests, by gateway and turn
+        if peers is not None:
+            peers.in_flight = lambda: list(self._flying)
+            peers.heard.append(self._hear)
+            peers.gone.append(lambda gateway: self._forget(gateway, ()))
         self._front = front
         self._choose = choose
         self._metrics = metrics
@@ -175,6 +196,8 @@ class Pool:
     def began(self, place: Place) -> None:
         """Record the first byte of an answer that streams."""
         self._estimates.began(place.member.name, str(place.turn), self._now())
+        if self._peers is not None:
+            self._peers.tell(Began(place.turn))
 
     def give_back(
         self, place: Place, outcome: Outcome, held: int, *, wrote: float = 0.0, cached: float | None = None
@@ -184,6 +207,9 @@ class Pool:
         disconnected, so that short client timeouts do not hide a hung upstream.
         """
         now, member = self._now(), place.member
+        self._flying.discard(place.turn)
+        if self._peers is not None:
+            self._peers.tell(Ended(place.turn, outcome == "answered", held, wrote, cached))
         member.add(-1)
         was_ejected = member.breaker.is_ejected
         took = now - place.sent - held
@@ -288,11 +314,52 @@ class Pool:
         member.add(1)
         member.breaker.on_sent()
         self._estimates.sent(member.name, str(turn), asked, now, question.model)
+        self._flying.add(turn)
+        if self._peers is not None:
+            self._peers.tell(Sent(turn, member.name, question.model, asked))
         return Place(member, question, asked, turn, now)
 
     def _view(self, asked: Asked, model: str, members: list[Member], turn: int, now: int) -> RouteView:
-        known = [Known(member.name, member.told.weight, member.running, member.has_room(now)) for member in members]
+        known = [Known(one.name, one.told.weight, one.outstanding, one.has_room(now)) for one in members]
         return self._estimates.view(asked, known, turn, now, model)
+
+    # --- other gateways ----------------------------------------------------------------------------------------------
+
+    def _hear(self, gateway: int, news: News) -> None:
+        """Learn from the requests of another gateway as from own ones."""
+        now = self._now()
+        if isinstance(news, Sent):
+            if news.server in self._by_name and (gateway, news.turn) not in self._theirs:
+                self._theirs[gateway, news.turn] = news.server
+                self._by_name[news.server].others += 1
+                self._estimates.sent(news.server, f"{gateway}.{news.turn}", news.asked, now, news.model)
+        elif isinstance(news, Began):
+            server = self._theirs.get((gateway, news.turn))
+            if server is not None:
+                self._estimates.began(server, f"{gateway}.{news.turn}", now)
+        elif isinstance(news, Ended):
+            server = self._theirs.get((gateway, news.turn))
+            if server is not None and news.answered:
+                name = f"{gateway}.{news.turn}"
+                self._estimates.answered(server, name, now, news.held, wrote=news.wrote, cached=news.cached)
+            self._drop(gateway, news.turn)
+        elif isinstance(news, Alive):
+            self._forget(gateway, news.turns)
+
+    def _forget(self, gateway: int, but: Collection[int]) -> None:
+        """Drop the requests of another gateway, except these."""
+        kept = set(but)
+        for of, turn in [known for known in self._theirs if known[0] == gateway and known[1] not in kept]:
+            self._drop(of, turn)
+
+    def _drop(self, gateway: int, turn: int) -> None:
+        server = self._theirs.pop((gateway, turn), None)
+        if server is None:
+            return
+        self._by_name[server].others -= 1
+        self._estimates.dropped(server, f"{gateway}.{turn}", self._now())
+        if self._waiting:
+            self.wake()
 
     async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
         if sum(map(len, self._waiting.values())) >= self._front.queue:

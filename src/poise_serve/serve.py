@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from poise.client import Client
 from poise.config import Home
 from poise.drivers import sockets
+from poise.drivers.exposition import text_of
 from poise.errors import Conflict
 from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front, no_upstreams
@@ -31,6 +32,7 @@ from poise_serve.http import Server
 from poise_serve.keys import Keys, Usage
 from poise_serve.metrics import Metrics
 from poise_serve.parent import Watched, Watchers, listen_to_signals
+from poise_serve.peers import Peers
 from poise_serve.policy.route import DEFAULT_ROUTER, router_named
 from poise_serve.running import Running
 from poise_serve.tracing import Tracing
@@ -53,15 +55,19 @@ class Entrance(NamedTuple):
     home: Home | None = None
     tls: ssl.SSLContext | None = None
 
-    def keys(self) -> Keys | None:
+    def keys(self, peers: Peers | None = None) -> Keys | None:
         """Return the API keys, or None if none are configured. Raises `SpecError` if the file is invalid."""
-        return None if self.file is None and self.home is None else Keys(self.file, self.home)
+        return None if self.file is None and self.home is None else Keys(self.file, self.home, peers=peers)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 selects a free port."""
+def bind(host: str, port: int, *, shared: bool = False, listen: bool = True) -> socket.socket:
+    """Return a listening socket; port 0 selects a free port. `shared`: several gateways listen there. Without `listen`
+    it only holds the port.
+    """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         sock.bind((host, port))
     except OSError as error:
@@ -75,7 +81,8 @@ def bind(host: str, port: int) -> socket.socket:
             if host_is_wrong
             else "--port 0 takes a free one",
         ) from None
-    sock.listen(2048)
+    if listen:
+        sock.listen(2048)
     return sock
 
 
@@ -100,11 +107,13 @@ async def serve(
     beyond: Beyond | None = None,
     entrance: "Entrance | None" = None,
     tracing: Tracing | None = None,
+    peers: Peers | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer accepted requests and stop the replicas. At a second signal, refuse
     the remaining requests. `folder` exists and holds the sockets; those that a killed gateway of the same `mark` left
     there are taken over. `lock` is held for the lifetime of the gateway. Replicas on other machines connect to
-    `beyond`. `entrance` authenticates clients; `tracing` records spans.
+    `beyond`. `entrance` authenticates clients; `tracing` records spans. `peers`: other gateways before the same
+    upstreams.
     """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -120,12 +129,18 @@ async def serve(
         running.prepare(declared)
     keeping = [await running.begin(declared) for declared in services]
     own = {one.name: running.embeddings(one) for one in services if one.openai}
-    upstreams = _upstreams(front or no_upstreams(), running.registry, own) if front is not None or own else None
+    upstreams = None
+    if front is not None or own:
+        upstreams = _upstreams(front or no_upstreams(), running.registry, own, peers)
     if upstreams is not None:
         await upstreams.start()
-    gateway = Gateway(running.fronts, running.services, running.trials, running.caches, running.registry, upstreams)
+    gateway = Gateway(
+        running.fronts, running.services, running.trials, running.caches, running.registry, upstreams, peers
+    )
     entrance = entrance or Entrance()
-    keys = entrance.keys()
+    keys = entrance.keys(peers)
+    if peers is not None:
+        await peers.start(partial(text_of, running.registry))
     usage = Usage(running.registry) if keys is not None else None
     door = Door(gateway, entrance.names, entrance.origins, keys, usage)
     server = Server(door if tracing is None else tracing.around(door), entrance.tls)
@@ -154,6 +169,8 @@ async def serve(
     await running.hang_up()
     if upstreams is not None:
         await upstreams.stop()
+    if peers is not None:
+        peers.stop()
     await server.stop()
     await running.end()
     if tracing is not None:
@@ -200,9 +217,11 @@ def _sweep(folder: Path) -> None:
                     path.with_suffix(".json").unlink(missing_ok=True)
 
 
-def _upstreams(front: Front, registry: CollectorRegistry, own: Mapping[str, Embeddings]) -> Upstreams:
+def _upstreams(
+    front: Front, registry: CollectorRegistry, own: Mapping[str, Embeddings], peers: Peers | None
+) -> Upstreams:
     router = router_named(front.router or DEFAULT_ROUTER)
-    return Upstreams(front, lambda view: router.decide(view).replica, Metrics(registry), os.environ, own)
+    return Upstreams(front, lambda view: router.decide(view).replica, Metrics(registry), os.environ, own, peers)
 
 
 __all__ = ["Entrance", "bind", "serve", "url_of"]

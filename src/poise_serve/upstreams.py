@@ -79,6 +79,7 @@ from poise_serve.openai import (
     told_tokens,
     unknown_model,
 )
+from poise_serve.peers import News, Peers, Retried, Sent
 from poise_serve.pool import Choose, Member, Outcome, Place, Pool, model_of
 from poise_serve.service import ANYBODY, Asker
 
@@ -116,14 +117,20 @@ class Upstreams:
         metrics: Metrics,
         keys: Mapping[str, str],
         own: Mapping[str, Embeddings] | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """`choose` is the router. `keys`: values of the environment variables named by `key_from`."""
+        """`choose` is the router. `keys`: values of the environment variables named by `key_from`. `peers`: other
+        gateways before the same upstreams.
+        """
         self._front = front
         self._metrics = metrics
         self._own = own or {}
-        self.pool = Pool(front, choose, metrics, _now, self._own)
+        self.pool = Pool(front, choose, metrics, _now, self._own, peers)
         self._keys = _keys(front, keys)
         self._budget = RetryBudget(front.retries)
+        self._peers = peers
+        if peers is not None:
+            peers.heard.append(self._hear)
         self._quarantine = Quarantine()
         self._room = Room(front.bodies)
         self._running: set[asyncio.Task[Any]] = set()
@@ -324,7 +331,7 @@ class Upstreams:
                     await self._fail(request, 502, message, "cut")
                     return
                 is_final = request.lost >= LOSSES
-                if is_final or not may_again or not self._budget.take(_now()):
+                if is_final or not may_again or not self._may_retry():
                     message = f"The upstream `{name}` failed: {type(error).__name__}{_as_another(held)}"
                     raise Refused(502, message, code="upstream_failed", reason=reason, final=is_final) from None
             except asyncio.CancelledError:
@@ -357,7 +364,7 @@ class Upstreams:
                 for member in request.refused_by:
                     self.pool.failed(member)
             may_again = may_again and self._is_another_open(request, tried)
-            if may_again and (refuses_us or (status in AGAIN and self._budget.take(_now()))):
+            if may_again and (refuses_us or (status in AGAIN and self._may_retry())):
                 return outcome, str(status)
             await self._pass_on(request, place, response)
             if status >= 400:
@@ -368,6 +375,20 @@ class Upstreams:
             return "answered", ""
         finally:
             response.close()  # no effect after a complete read, which has returned the connection
+
+    def _may_retry(self) -> bool:
+        """Take a retry from the budget. Returns whether there was one."""
+        if not self._budget.take(_now()):
+            return False
+        if self._peers is not None:
+            self._peers.tell(Retried())
+        return True
+
+    def _hear(self, gateway: int, news: News) -> None:
+        if isinstance(news, Sent):
+            self._budget.on_request(_now())
+        elif isinstance(news, Retried):
+            self._budget.on_retry(_now())
 
     def _lost(self, request: "_Request", server: str) -> int:
         """Record an upstream that the request may have killed. Returns the quarantine time of its prompt."""

@@ -70,6 +70,14 @@ IN_FOLDER = "config.yaml"
     metavar="SHARE",
     help="Share of the requests without a `traceparent` that get a trace, if `poise up --traces` exports them.",
 )
+@click.option(
+    "--gateways",
+    type=WholeRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of gateways at this address, before upstreams only: one core is no limit.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
 @click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml | FOLDER...")
 def serve(
@@ -82,6 +90,7 @@ def serve(
     cors: tuple[str, ...],
     host_name: tuple[str, ...],
     trace_share: float,
+    gateways: int,
     **flags: Any,
 ) -> int:
     """Serve a model over HTTP: a class with `predict(self, batch)`, or services from files. A folder is a model with
@@ -107,19 +116,36 @@ def serve(
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     if find_spec("aiohttp") is None:
         raise InputError("serving needs aiohttp, which is not installed", hint=extra("serve"))
+    if gateways > 1 and names:
+        raise InputError(
+            "only upstreams can have several gateways",
+            field="--gateways",
+            have=", ".join(names),
+            hint="serve them with one gateway of their own, and list it as an upstream",
+        )
     import uvloop
 
     from poise_serve.beyond import beyond_of
+    from poise_serve.group import GROUP, member_of, run_all
     from poise_serve.parent import Watched, hold_signals, inherited, registered, stand_by
+    from poise_serve.peers import Peers
     from poise_serve.serve import bind, serve
 
     home = current_home()
     hold_signals()
-    taken_over = inherited()
-    with taken_over.listening if taken_over else bind(host, port) as listening:
+    taken_over, group = inherited(), member_of()
+    if gateways > 1 and group is None:
+        with bind(host, port, shared=True, listen=False) as listening:
+            ensure_home(home)
+            entrance = _entrance(home, listening.getsockname()[0], host, keys, insecure, cors, host_name)
+            _tell_addresses(listening, services, fronts, entrance, as_json)
+            home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return run_all(home.services, gateways, listening.getsockname()[1], tell)
+    port = group.port if group is not None else port
+    with taken_over.listening if taken_over else bind(host, port, shared=group is not None) as listening:
         ensure_home(home)
         entrance = _entrance(home, listening.getsockname()[0], host, keys, insecure, cors, host_name)
-        if taken_over is None:
+        if taken_over is None and group is None:
             _tell_addresses(listening, services, fronts, entrance, as_json)
         kept = kept_environment()
         base = {"folder": str(Path.cwd()), "env": kept}
@@ -128,6 +154,8 @@ def serve(
         mark = taken_over.mark if taken_over else secrets.token_hex(4)
         front, beyond = next(iter(fronts), None), beyond_of(home)
         environment, user = kept | {"POISE_HOME": str(home.root)}, user_name()
+        environment |= {GROUP: group.text} if group is not None else {}
+        peers = None if group is None else Peers(home.services, group.name, group.number)
         with registered(home.services, mark, listening, environment, taken_over) as lock:
             watched = stand_by(tell)
             if not isinstance(watched, Watched):
@@ -148,6 +176,7 @@ def serve(
                     beyond,
                     entrance,
                     _tracing(home, trace_share),
+                    peers,
                 )
             )
     return 0

@@ -113,6 +113,10 @@ class RetryBudget:
     def on_request(self, now: int) -> None:
         self._add(now, 1, 0)
 
+    def on_retry(self, now: int) -> None:
+        """Count a retry of another gateway with the same budget."""
+        self._add(now, 0, 1)
+
     def take(self, now: int) -> bool:
         """Take a retry from the budget. Returns whether there was one."""
         self._add(now, 0, 0)
