@@ -51,11 +51,12 @@ def run_all(folder: Path, count: int, port: int, say: Callable[[str], None]) -> 
     `folder` holds the files of gateways.
     """
     name = secrets.token_hex(4)
-    code, is_ending = 0, False
+    code, is_ending, told = 0, False, set[int]()
 
     def end(*_: object) -> None:
         nonlocal is_ending
         is_ending = True
+        told.clear()  # a second signal is passed on, too
 
     for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(one) != signal.SIG_IGN:
@@ -71,14 +72,13 @@ def run_all(folder: Path, count: int, port: int, say: Callable[[str], None]) -> 
     ]
     listen_to_signals()
     say(f"{count} gateways: processes {', '.join(str(process.pid) for process in started)}")
-    told: set[int] = set()
     while alive := {process.pid for process in started if process.poll() is None} | _registered(folder, name):
         code = code or max(process.returncode or 0 for process in started)
         if is_ending or code:
             for process in alive - told:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGTERM)
-            told |= alive
+            told.update(alive)
         time.sleep(LOOK_EVERY)
     for left in folder.glob(f"{name}.*"):
         left.unlink(missing_ok=True)

@@ -228,7 +228,6 @@ class Estimates:
                     cost=foreseen.cost,
                     delays=foreseen.delays,
                     open=server.has_room,
-                    cached=self._cached(server.name, asked.prompt),
                 )
             )
         return RouteView(now=now, asked=asked, replicas=tuple(replicas), turn=turn, seed=turn)
@@ -258,18 +257,14 @@ class Estimates:
         if prompt is None:
             return asked.size
         rest = 0.0 if prompt.streams else prompt.writes
-        return rest + max(min(LEAST_READ, prompt.tokens), prompt.tokens - self._cached(server, prompt))
+        kept = self._prefixes[server].cached(prompt.blocks) * prompt.block
+        return rest + max(min(LEAST_READ, prompt.tokens), prompt.tokens - kept)
 
     def _writes(self, asked: Asked, kind: Hashable) -> float:
         """Return the expected length of an answer."""
         most = 0.0 if asked.prompt is None else asked.prompt.writes
         mean = self._wrote.get(kind)
         return most or 1.0 if mean is None else mean.expected(most)
-
-    def _cached(self, server: str, prompt: Prompt | None) -> float:
-        if prompt is None or not prompt.blocks:
-            return 0.0
-        return min(prompt.tokens, self._prefixes[server].cached(prompt.blocks) * prompt.block)
 
 
 def _streams(prompt: Prompt | None) -> bool:

@@ -40,9 +40,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     foreseen to take from now. `cost`: how long this request is foreseen to take there, once it is its turn. `told`:
     how long requests of others would have taken there by the replica's own metrics, `age` ago: the backlog that these
     told, less this router's own at that instant; -1 if they told none. `weight`: its share in weighted policies.
-    `cached`: tokens of the prompt that it is believed to keep; `cost` is without these. `delays`: by how much the
-    request is foreseen to delay the others there, in total. `open`: it may be sent requests (healthy, not draining, not
-    ejected).
+    `delays`: by how much the request is foreseen to delay the others there, in total. `open`: it may be sent requests
+    (healthy, not draining, not ejected).
     """
 
     name: str
@@ -53,7 +52,6 @@ class ReplicaView(msgspec.Struct, frozen=True):
     told: int = -1
     age: int = 0
     open: bool = True
-    cached: float = 0.0
     delays: int = 0
 
 

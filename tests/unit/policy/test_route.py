@@ -166,6 +166,14 @@ def test_keys_may_hold_anything() -> None:
     assert route("consistent-hash", view(held("a"), key="\udc80 \x00 语")) == "a"
 
 
+def test_the_delay_of_the_others_there_counts_and_not_for_the_deadline() -> None:
+    """300 ms where it stops nobody, or 200 ms where others wait for it for 150 ms together."""
+    stops = msgspec.structs.replace(busy("stops", 100, 100), delays=150 * MILLISECOND)
+    assert route("expected-delay", view(busy("free", 0, 300), stops)) == "free"
+    assert route("expected-delay", view(busy("slow", 0, 400), stops)) == "stops"
+    assert lane_of(view(stops, due=200 * MILLISECOND)) == "first"
+
+
 # --- every router ----------------------------------------------------------------------------------------------------
 
 REPLICAS = st.builds(
@@ -177,6 +185,7 @@ REPLICAS = st.builds(
     cost=st.integers(0, 10**9),
     told=st.integers(-1, 10**9),
     age=st.integers(0, 10**9),
+    delays=st.integers(0, 10**9),
     open=st.booleans(),
 )
 VIEWS = st.builds(
@@ -220,7 +229,7 @@ def test_nobody_is_sent_more_than_its_bound_by_keys(shown: RouteView) -> None:
 @given(shown=VIEWS)
 def test_expected_delay_never_passes_a_replica_that_is_better_in_all(shown: RouteView) -> None:
     shown = msgspec.structs.replace(
-        shown, replicas=tuple(msgspec.structs.replace(replica, told=-1) for replica in shown.replicas)
+        shown, replicas=tuple(msgspec.structs.replace(replica, told=-1, delays=0) for replica in shown.replicas)
     )
     chosen = next((each for each in shown.replicas if each.name == route("expected-delay", shown)), None)
     for other in shown.replicas:
