@@ -12,6 +12,7 @@ import click
 
 from poise.cli.forward import passed_on
 from poise.cli.numbers import WholeRange
+from poise.cli.render import print_json
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import connected
@@ -23,9 +24,10 @@ from poise.model.reports import ExecEnd, ExecOutput
 @click.option("--rank", type=WholeRange(min=0), metavar="N", help="The member of a gang. [default: 0]")
 @click.option("--config", "as_config", is_flag=True, help="Print an entry for ~/.ssh/config, for editors and scp.")
 @click.option("--stdio", is_flag=True, help="Connect stdin and stdout with the SSH server: for ProxyCommand.")
+@click.option("--json", "as_json", is_flag=True, help="Print the host and the options for an SSH client as JSON.")
 @click.argument("job")
 @click.argument("command", nargs=-1, metavar="[[--] COMMAND...]")
-def ssh(job: str, command: tuple[str, ...], rank: int | None, as_config: bool, stdio: bool) -> int:
+def ssh(job: str, command: tuple[str, ...], rank: int | None, as_config: bool, as_json: bool, stdio: bool) -> int:
     """Open an SSH session on the node of the running JOB (id, name, or JOB.TASK), or run COMMAND there.
 
     The SSH server runs beside the task, with its environment and devices, and only for this connection. Its node needs
@@ -39,6 +41,9 @@ def ssh(job: str, command: tuple[str, ...], rank: int | None, as_config: bool, s
             "this machine has no `ssh`", field="ssh", hint="install openssh-client, or `poise exec -it JOB -- bash`"
         )
     options = _options(home, job, rank, _user(home, job, rank))
+    if as_json:
+        print_json({"host": f"poise-{job}", "options": options})
+        return 0
     if as_config:
         click.echo("\n".join([f"Host poise-{job}", *(f"  {name} {value}" for name, value in options.items())]))
         return 0

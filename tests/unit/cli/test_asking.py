@@ -105,7 +105,7 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--hang 1s --time-limit 1h --interactive --tty --output o "
         "--env A=1 --secret B --sweep a=1,2 --at-most 2 --lease exclusive "
         "--every 1h --cron * --time-zone UTC --overlap skip --sync=.. --requirements r.txt "
-        "--notify command:x --notify-on end --project p --image i"
+        "--notify command:x --notify-on end --project p --image i --allow-failed 1"
     )
     told = flags_of(*examples.split())
     set_here = {*told, *told["resources"]}

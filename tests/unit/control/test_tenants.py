@@ -32,7 +32,7 @@ AT_LARGE = (
     "/v1/refusals", "/v1/incidents", "/v1/schedules", "/v1/names/schedule", "/metrics", f"/v1/trees/{'f' * 64}",
 )  # fmt: skip
 ABOUT_A_JOB = (
-    "", "/explanation?all=true", "/deadline", "/unblock", "/logs", "/why-not/n0", "/why-not/n9",
+    "", "/explanation?all=true", "/deadline", "/unblock", "/logs", "/results", "/why-not/n0", "/why-not/n9",
     "/captures", "/captures/main.1.capture-1.stacks.svg",
 )  # fmt: skip
 STEPS = (
