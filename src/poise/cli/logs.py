@@ -95,8 +95,11 @@ def logs(
         wrote = True
     printer.close()
     if not wrote:
-        for line in unstarted(report_of(home, job).tasks):
+        report = report_of(home, job)
+        for line in unstarted(report.tasks):
             say(line)
+        if report.array is not None:
+            say(f"poise: of an array, the output is read by task: `poise logs '{report.id}.{report.array.name}[0]'`")
     return 0
 
 

@@ -137,6 +137,8 @@ def _eta(target: Target, seen: Sequence[Happened], futures: Futures) -> Eta:
     )
     failed = sum(not happened.failed.isdisjoint(target.units) for happened in seen)
     unknown: Literal["", "end", "start"] = "" if futures.draws.unknown.isdisjoint(target.units) else "end"
+    if target.job.array is not None and target.job.array.left:  # a forecast covers the parts that exist
+        unknown = "end"
     if start is not None and futures.guesses_before(target.units, seen):
         unknown = "start"
     return Eta(

@@ -104,8 +104,7 @@ def job_report(
         for task in unit.tasks:
             status = task_status(job, unit, task)
             counts[status] = counts.get(status, 0) + 1
-    is_graph = len(job.units) > 1 and job.calls is None and job.array is None
-    path, slack = paths(job) if tasks and is_graph else ((), {})
+    path, slack = paths(job) if tasks and job.is_graph else ((), {})
     lost = lost_deadlines(ledger, job, now) if tasks and not job.ended else {}
     return JobReport(
         id=job.id,
@@ -228,7 +227,7 @@ def task_report(
         ended=ledger.leader.wall(task.ended),
         expected=known_run(ledger, unit),
         slack=slack,
-        critical=len(job.units) > 1 and slack == 0,
+        critical=job.is_graph and slack == 0,
         outcome=ending.outcome if has_ended else "",
         exit_code=ending_code(ending) if has_ended else None,
         peak=ending.peak,

@@ -52,6 +52,13 @@ def test_parts_exist_when_they_may_start_soon() -> None:
     assert world.status("j") == "placed"
 
 
+def test_its_parts_do_not_overtake_others_as_a_critical_path_would() -> None:
+    world = array()
+    candidate = world.ledger.shown.candidate(world.unit("j.main[5]"))
+    assert not candidate.critical
+    assert not shown(world, "j.main[5]").tasks[0].critical
+
+
 def test_a_limit_of_parts_at_once_is_a_limit_of_parts_that_exist() -> None:
     world = array(at_most=2)
     assert existing(world) == {"main[0]": "active", "main[1]": "active"}

@@ -119,7 +119,7 @@ class Shown(Room):
             submitted=job.submitted,
             ready=unit.ready,
             tail=unit.tail,
-            critical=unit.slack == 0 and len(job.units) > 1 and job.calls is None,
+            critical=unit.slack == 0 and job.is_graph,
             queue=unit.queue,
             expected=unit.expected,
             declared=spec.declared,

@@ -97,6 +97,11 @@ class JobState(msgspec.Struct, gc=False):
         """The units, without the last part of an array that is over."""
         return [] if self.array is not None and not self.unfinished else self.units
 
+    @property
+    def is_graph(self) -> bool:
+        """Whether the job has units of which one may delay the others: it has a critical path."""
+        return len(self.units) > 1 and self.calls is None and self.array is None
+
     def may_fail(self) -> bool:
         """Return whether no more parts have failed than the job allows."""
         return 0 < self.allow_failed >= self.unit_counts().get("failed", 0)
