@@ -23,6 +23,7 @@ from poise.kernel.messages import (
     Configure,
     FromCallWorker,
     IncidentDone,
+    JudgeShadows,
     Locked,
     NoticeDone,
     Saw,
@@ -34,7 +35,7 @@ from poise.model.events import Event, Noticed, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups
 from poise.model.load import Load
 from poise.model.messages import Attempt, Beat, DeviceFault, Hello, Report, Running, Told
-from poise.model.resources import ALLOCATED
+from poise.model.resources import ALLOCATED, CONTAINERS
 from poise.model.secrets import Sealed, sealed
 from poise.model.sharefile import compile_shares
 from poise.model.tenants import HOME, Role
@@ -341,9 +342,44 @@ def shared() -> World:
     return world.finish_all(run="2s")
 
 
+def reserved() -> World:
+    """A node is kept for a tenant, twice, and another one for maintenance. Work yields to them. A lost one is replaced,
+    a window is released unused, a reservation is cancelled. A quota differs by the hour.
+    """
+    world = World().nodes(3, cpu=4)
+    world.reserve("night", tenant="ann", nodes=1, begins="+1h", length="2h", every="FREQ=DAILY;COUNT=2")
+    world.reserve("cables", maintenance=True, nodes=["n3"], begins="+30m", length="1h")
+    world.reserve("unused", tenant="eve", nodes=["n2"], begins="+2h", length="1h", release_after="5m")
+    world.reserve("maybe", tenant="bob", devices=0, nodes=1, begins="+5h", length="1h", soft=True)
+    world.quota("bob", cpu=2, hours=["20:00-08:00 cpu=4"])
+    for number in range(3):
+        world.job(f"long-{number}", cpu=3)
+    world.round().start("long-0", "long-1", "long-2").after("62m")
+    world.job("of-ann", cpu=4, tenant="ann", expect="30m").round().after("30s")
+    world.unreserve("maybe")
+    world.restart(from_checkpoint=True).connect("n1").connect("n2").after("90s").finish_all(run="2s")
+    return world.after("2h").connect("n2").connect("n3").disconnect("n1").after("20h").connect("n2").after("3h")
+
+
+def array() -> World:
+    """Parts of an array, of which one fails and may; the rest is cancelled. A job names an image, and one may wait for
+    clean hours.
+    """
+    world = World()
+    for name in ("n1", "n2"):
+        world.join(msgspec.structs.replace(node(name, cpu=4), labels=CONTAINERS))
+    world.job("swept", cpu=1, parts=10_001, at_most=3, **{"allow-failed": "10%"}).round()
+    for part in range(4):
+        world.start(f"swept.main[{part}]").finish(f"swept.main[{part}]", outcome="failed" if part == 1 else "done")
+        world.round()
+    world.restart(from_checkpoint=True).connect("n1").connect("n2").cancel("swept").after("20s")
+    world.job("inside", cpu=1, image="python:3.12").job("later", cpu=1, flexible="6h").round()
+    return world.say(JudgeShadows({"srtf": "mean completion -9 %"})).after("7h").cancel("inside").finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
-    changed, recurring, configured, shrunk, sent, ruled, shared,
+    changed, recurring, configured, shrunk, sent, ruled, shared, reserved, array,
 )  # fmt: skip
 
 
