@@ -891,10 +891,10 @@ class Placer:
 
 def _ending_of(pod: PodObject, stopped: bool, ran: int) -> Ending:
     """Return how a task ended, by the state of its container."""
-    if pod.status.phase == "Succeeded":
-        return Ending(outcome="done", run=ran)
     if stopped:
         return Ending(outcome="stopped", run=ran)
+    if pod.status.phase == "Succeeded":
+        return Ending(outcome="done", run=ran)
     note = ": ".join(filter(None, (pod.status.reason, pod.status.message)))
     code = pod.exit_code
     if pod.killed_by == "OOMKilled":

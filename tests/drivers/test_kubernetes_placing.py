@@ -248,7 +248,8 @@ def test_a_task_without_an_image_says_what_it_needs(world: Scheduled) -> None:
     assert (world.jobs(), world.on()) == ({"task": "failed"}, {})
 
 
-def test_a_cancelled_task_ends_with_its_pod(world: Scheduled) -> None:
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", ""])
+def test_a_cancelled_task_ends_with_its_pod(phase: str, world: Scheduled) -> None:
     world.run(2)
     world.job(name="task", image="x")
     world.run(2)
@@ -258,9 +259,12 @@ def test_a_cancelled_task_ends_with_its_pod(world: Scheduled) -> None:
     world.cancel("j1")
     world.run(2)
     assert world.api.get("pods", name, "ml")["metadata"]["deletionTimestamp"]
-    world.api.remove("pods", name, "ml")
+    if phase:
+        world.end(name, phase)
+    else:
+        world.api.remove("pods", name, "ml")
     world.run(5)
-    assert world.jobs() == {"task": "cancelled"}
+    assert (world.jobs(), world.on()) == ({"task": "cancelled"}, {})
 
 
 def test_no_pod_of_a_gang_is_bound_before_all_its_places_are_known(world: Scheduled) -> None:
