@@ -26,8 +26,8 @@ class Calls:
         self._worker, self._model = worker, model
         self._loop = asyncio.new_event_loop()
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="predict")
-        self._running: dict[int, Future[None]] = {}
-        self._dropped: set[int] = set()
+        self._running: dict[tuple[Line, int], Future[None]] = {}  # another gateway numbers its requests anew
+        self._dropped: set[tuple[Line, int]] = set()
         self._sending = threading.Lock()
         self._main = threading.get_ident()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -37,12 +37,12 @@ class Calls:
         worker = self._worker
         while (message := worker.next_of(line.channel)) is not None:
             if isinstance(message, Drop):
-                self._drop(message.number)
+                self._drop(line, message.number)
             elif not worker.stopping:  # the gateway sends it to another replica
                 self._begin(message, line)
             worker.busy = bool(self._running)
-        for number in list(self._running):
-            self._drop(number)  # their clients have gone with the gateway
+        for of, number in list(self._running):
+            self._drop(of, number)  # their clients have gone with the gateway
 
     def warm_up(self) -> None:
         """Serve the model's example once. Raises the model's own errors."""
@@ -71,22 +71,22 @@ class Calls:
             if isinstance(made, Iterator)
             else asyncio.run_coroutine_threadsafe(self._await(work.number, made, began, line), self._loop)
         )
-        self._running[work.number] = running
+        self._running[line, work.number] = running
         running.add_done_callback(lambda ended: self._ended(work.number, ended, line))
 
     def _ended(self, number: int, ended: "Future[None]", line: Line) -> None:
         if ended.cancelled():
             self._fail(number, InterruptedError("its client has gone"), line)
-        self._running.pop(number, None)
-        self._dropped.discard(number)
+        self._running.pop((line, number), None)
+        self._dropped.discard((line, number))
         self._worker.busy = bool(self._running)
         if self._worker.stopping and not self._running:
             signal.pthread_kill(self._main, signal.SIGTERM)  # it waits for more requests
 
-    def _drop(self, number: int) -> None:
-        running = self._running.get(number)
+    def _drop(self, line: Line, number: int) -> None:
+        running = self._running.get((line, number))
         if running is not None:
-            self._dropped.add(number)
+            self._dropped.add((line, number))
             running.cancel()
 
     # --- kinds of models ---------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Calls:
         kind = ""
         try:
             for value in made:
-                if number in self._dropped:
+                if (line, number) in self._dropped:
                     raise InterruptedError("its client has gone")
                 kind = self._part(number, value, kind, line)
             self._end(number, began, line, Answer(200, kind or EVENTS, b""))
