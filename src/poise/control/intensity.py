@@ -1,14 +1,15 @@
-"""Starts work that can wait at the cleanest or cheapest time: `flexible` jobs get their earliest start at submission.
+"""Starts work that can wait at a clean or cheap time: `flexible` jobs get their earliest start at submission.
 
 The values come from `intensity.yaml` in the home, which is read again when it changes. The start is part of the
 submitted job, as if the user had written it, so decisions and replays need nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import random
 
 from poise.errors import SpecError, located
-from poise.model.intensity import USUAL_RUN, Intensity, compile_intensity, started_best
+from poise.model.intensity import USUAL_RUN, Intensity, compile_intensity, started_well
 from poise.model.profiles import Profile
 from poise.model.spec import Compiled
 from poise.units import format_duration
@@ -17,8 +18,9 @@ from poise.units import format_duration
 class Intensities:
     """The intensity of the home's electricity, from a file. Thread-safe."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, place: Callable[[], float] = random) -> None:
+        """`place` chooses among good starts, as in `Intensity.good_start`."""
+        self._path, self._place = path, place
         self._read: tuple[tuple[int, int], Intensity] | None = None
 
     def of_home(self) -> Intensity | None:
@@ -38,7 +40,7 @@ class Intensities:
         return read[1]
 
     def placed_in_time(self, compiled: Compiled, wall: float, profiles: Mapping[str, Profile]) -> Compiled:
-        """Return a job with the best start in the time that it may wait; `wall` in seconds since 1970. Raises SpecError
+        """Return a job with a good start in the time that it may wait; `wall` in seconds since 1970. Raises SpecError
         if the home has no values.
         """
         if not compiled.flexible:
@@ -48,8 +50,8 @@ class Intensities:
             what, need = "this home does not know when electricity is clean or cheap", str(self._path or "a home")
             hint = "write `intensity.yaml`, or submit it without `flexible`"
             raise SpecError(what, field="flexible", need=need, hint=hint)
-        units, start = started_best(
-            compiled.units, compiled.flexible, intensity, wall, lambda kind: _usual(profiles.get(kind))
+        units, start = started_well(
+            compiled.units, compiled.flexible, intensity, wall, lambda kind: _usual(profiles.get(kind)), self._place()
         )
         if not start.after:
             return compiled

@@ -1,4 +1,4 @@
-"""The carbon intensity or the price of electricity by hour, and the best time to start work that can wait.
+"""The carbon intensity or the price of electricity by hour, and a good time to start work that can wait.
 
 `IntensitySpec` is the file `intensity.yaml` in the home, which an operator writes:
 
@@ -32,6 +32,14 @@ MONDAY = 72
 WORTH = 0.03
 """Work starts later only if that lowers the mean value of its run by at least this fraction."""
 
+GOOD = 0.6
+"""Fraction of the best gain that a start must have. If all work took the best, it would queue, or run on devices that
+need more energy.
+"""
+
+STEP = 900.0
+"""Seconds between two starts that are considered."""
+
 MAX_VALUE = 10.0
 
 USUAL_RUN = 1 * HOUR
@@ -47,7 +55,7 @@ class IntensitySpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Start(NamedTuple):
-    """The best start: seconds from now, and the mean values of a run from then and of a run from now."""
+    """A start: seconds from now, and the mean values of a run from then and of a run from now."""
 
     after: float
     value: float
@@ -72,18 +80,20 @@ class Intensity(msgspec.Struct, frozen=True, kw_only=True):
         seconds = max(1.0, seconds)
         return (self.integral(since + seconds) - self.integral(since)) / seconds
 
-    def best_start(self, now: float, within: float, run: float) -> Start:
-        """Return when work of `run` seconds starts best, at most `within` seconds from now: the earliest start with the
-        least mean value, or now if that is worth no wait.
+    def good_start(self, now: float, within: float, run: float, place: float) -> Start:
+        """Return a good start of work of `run` seconds, at most `within` seconds from now. Good are starts that gain at
+        least `GOOD` of what the best one gains; `place`, from 0 to 1, chooses one of them, so that work does not start
+        all at once. Return now if even the best is worth no wait.
         """
-        first = floor(now / HOUR_SECONDS) + 1
-        ends = [hour * HOUR_SECONDS for hour in range(first, floor((now + within + run) / HOUR_SECONDS) + 1)]
-        starts = sorted({0.0, within, *(end - now for end in ends), *(end - run - now for end in ends)})
-        found = [(self.mean(now + after, run), after) for after in starts if 0 <= after <= within]
         at_once = self.mean(now, run)
+        starts = [step * STEP for step in range(floor(within / STEP) + 1)]
+        found = [(self.mean(now + after, run), after) for after in starts]
         least = min(value for value, _ in found)
-        value, after = next((value, after) for value, after in found if value <= least * (1 + 1e-9))
-        return Start(after, value, at_once) if value < (1 - WORTH) * at_once else Start(0.0, at_once, at_once)
+        if least >= (1 - WORTH) * at_once:
+            return Start(0.0, at_once, at_once)
+        good = [one for one in found if one[0] <= at_once - GOOD * (at_once - least)]
+        value, after = good[min(int(place * len(good)), len(good) - 1)]
+        return Start(after, value, at_once)
 
     def _place(self, at: float) -> tuple[int, float]:
         """Return the whole hours since a Monday at midnight, and the part of the hour."""
@@ -91,18 +101,19 @@ class Intensity(msgspec.Struct, frozen=True, kw_only=True):
         return floor(hours), hours - floor(hours)
 
 
-def started_best(
-    units: Sequence[Unit], flexible: int, intensity: Intensity, wall: float, usual: Callable[[str], int]
+def started_well(
+    units: Sequence[Unit], flexible: int, intensity: Intensity, wall: float, usual: Callable[[str], int], place: float
 ) -> tuple[tuple[Unit, ...], Start]:
-    """Return the units of a job with their earliest start at the best time, at most `flexible` nanoseconds later, and
+    """Return the units of a job with their earliest start at a good time, at most `flexible` nanoseconds later, and
     that start. All units get the same, so that the tasks of a graph follow each other. No deadline is missed for it.
-    `wall` is the time of submission, `usual` returns the run time of a class in nanoseconds.
+    `wall` is the time of submission, `usual` returns the run time of a class in nanoseconds; `place` as in
+    `good_start`.
     """
     run = max(unit.expect or usual(unit.kind) for unit in units)
     begin = max(unit.begin for unit in units)
     left = [unit.deadline - begin - run for unit in units if unit.deadline]
     within = max(0, min([flexible, *left]))
-    start = intensity.best_start(wall + begin / SECOND, within / SECOND, run / SECOND)
+    start = intensity.good_start(wall + begin / SECOND, within / SECOND, run / SECOND, place)
     if not start.after:
         return tuple(units), start
     begin += round(start.after * SECOND)
@@ -134,4 +145,4 @@ def check_hours(hours: Sequence[float], field: str, found: Findings) -> tuple[fl
     return tuple(hours)
 
 
-__all__ = ["USUAL_RUN", "Intensity", "IntensitySpec", "Start", "check_hours", "compile_intensity", "started_best"]
+__all__ = ["USUAL_RUN", "Intensity", "IntensitySpec", "Start", "check_hours", "compile_intensity", "started_well"]

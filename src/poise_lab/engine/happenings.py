@@ -13,7 +13,7 @@ import msgspec
 
 from poise.engine.scenario import FaultKind, FaultSpec, Nemesis
 from poise.engine.twin import Twin
-from poise.model.intensity import HOUR_SECONDS, MONDAY, USUAL_RUN, Intensity, started_best
+from poise.model.intensity import HOUR_SECONDS, MONDAY, USUAL_RUN, Intensity, started_well
 from poise.model.jobs import Outcome
 from poise.model.load import Load
 from poise.model.resources import WHOLE, Device, Node
@@ -40,6 +40,10 @@ _ENDINGS: dict[FaultKind, Outcome] = {"kill-task": "killed", "out-of-memory": "o
 def left_out(nemeses: Sequence[Nemesis]) -> list[str]:
     """Return the names of the fault kinds that a twin cannot inject."""
     return sorted({spec.fault for nemesis in nemeses for spec in nemesis.faults} - AT_DEPTH)
+
+
+GOLDEN = 0.618034
+"""Multiples of it, modulo 1, spread evenly."""
 
 
 def in_world(workload: Workload, world: World) -> Workload:
@@ -69,11 +73,11 @@ def in_world(workload: Workload, world: World) -> Workload:
 
 
 def _in_clean_hours(workload: Workload, flexible: int, intensity: Intensity) -> Workload:
-    """Return the workload with each job's earliest start in the cleanest hours within `flexible` of its arrival."""
+    """Return the workload with each job's earliest start in clean hours within `flexible` of its arrival."""
     arrivals = []
-    for arrival in workload.arrivals:
+    for number, arrival in enumerate(workload.arrivals):
         wall = arrival.at / SECOND - MONDAY * HOUR_SECONDS
-        units, _ = started_best(arrival.units, flexible, intensity, wall, lambda kind: USUAL_RUN)
+        units, _ = started_well(arrival.units, flexible, intensity, wall, lambda kind: USUAL_RUN, number * GOLDEN % 1)
         arrivals.append(msgspec.structs.replace(arrival, units=units))
     return msgspec.structs.replace(workload, arrivals=tuple(arrivals))
 

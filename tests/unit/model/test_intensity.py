@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from poise.errors import SpecError
-from poise.model.intensity import USUAL_RUN, Intensity, compile_intensity, started_best
+from poise.model.intensity import USUAL_RUN, Intensity, Start, compile_intensity, started_well
 from poise.model.spec import compile_spec
 from poise.units import HOUR, SECOND
 
@@ -26,41 +26,50 @@ def test_means_are_weighted_by_time() -> None:
     assert week.mean(MONDAY + 86400, 86400) == 0
 
 
-def test_work_starts_in_the_cleanest_time_that_it_may_wait_for() -> None:
+def test_work_starts_in_a_clean_time_that_it_may_wait_for() -> None:
     evening = MONDAY + 20 * 3600
-    start = NIGHT.best_start(evening, 12 * 3600, 2 * 3600)
-    assert tuple(start) == pytest.approx((4 * 3600, 0.2, 0.4))
-    assert NIGHT.best_start(evening, 3 * 3600, 600).after == 0, "no clean hour is near enough"
-    partly = NIGHT.best_start(evening, 3 * 3600, 2 * 3600)
+    starts = [NIGHT.good_start(evening, 12 * 3600, 2 * 3600, place / 10) for place in range(10)]
+    assert [start.now for start in starts] == pytest.approx([0.4] * 10)
+    assert all(start.value <= 0.4 - 0.6 * 0.2 + 1e-9 for start in starts)
+    assert len({start.after for start in starts}) == 10, "not all at once"
+    assert 3 * 3600 < min(start.after for start in starts) < max(start.after for start in starts) < 10 * 3600
+    assert NIGHT.good_start(evening, 3 * 3600, 600, 0.0).after == 0, "no clean hour is near enough"
+    partly = NIGHT.good_start(evening, 3 * 3600, 2 * 3600, 1.0)
     assert tuple(partly) == pytest.approx((3 * 3600, 0.3, 0.4))
-    assert NIGHT.best_start(MONDAY, 12 * 3600, 3600).after == 0, "now is clean"
+    assert NIGHT.good_start(MONDAY, 12 * 3600, 3600, 0.0).after == 0, "now is clean"
 
 
-def test_no_start_is_better_than_the_best() -> None:
+def test_a_start_gains_most_of_what_the_best_gains() -> None:
     random = Random(1)  # noqa: S311
     for _ in range(200):
         of = Intensity(hours=tuple(random.uniform(0.1, 0.6) for _ in range(random.choice((24, 168)))))
         now, within, run = random.uniform(0, 1e7), random.uniform(0, 1e5), random.uniform(60, 1e5)
-        start = of.best_start(now, within, run)
+        start = of.good_start(now, within, run, random.random())
         assert 0 <= start.after <= within
-        tried = min(of.mean(now + random.uniform(0, within), run) for _ in range(50))
-        assert start.value <= tried + 0.03 * start.now + 1e-9
+        best = min(of.mean(now + step * 900, run) for step in range(int(within / 900) + 1))
+        assert start.now - start.value >= 0.6 * (start.now - best) - 0.03 * start.now
 
 
 def units(**fields: Any) -> Any:
     return compile_spec({"run": "x", **fields}, wall=0.0).units
 
 
-def test_a_deadline_is_kept() -> None:
+def started(flexible: int, usual: int = USUAL_RUN, place: float = 0.0, **fields: Any) -> tuple[int, Start]:
+    """The earliest start of a job that is submitted in the evening."""
     evening = MONDAY + 20 * 3600.0
-    made, start = started_best(units(expect="2h"), 12 * HOUR, NIGHT, evening, lambda kind: USUAL_RUN)
-    assert (made[0].begin, start.after) == (4 * HOUR, 4 * 3600)
-    made, _ = started_best(units(expect="2h", deadline="5h"), 12 * HOUR, NIGHT, evening, lambda kind: USUAL_RUN)
-    assert made[0].begin == 3 * HOUR, "it begins so that it ends in time"
-    made, _ = started_best(units(expect="2h", deadline="1h"), 12 * HOUR, NIGHT, evening, lambda kind: USUAL_RUN)
-    assert made[0].begin == 0
-    made, _ = started_best(units(begin="1h"), 12 * HOUR, NIGHT, evening, lambda kind: 30 * 60 * SECOND)
-    assert made[0].begin == 4 * HOUR
+    made, start = started_well(units(**fields), flexible, NIGHT, evening, lambda kind: usual, place)
+    return made[0].begin, start
+
+
+def test_a_deadline_is_kept() -> None:
+    begin, start = started(12 * HOUR, expect="2h", place=0.5)
+    assert 4 * HOUR <= begin <= 8 * HOUR
+    assert start.after == begin / SECOND
+    begin, _ = started(12 * HOUR, expect="2h", deadline="5h", place=1.0)
+    assert begin == 3 * HOUR, "it begins so that it ends in time"
+    assert started(12 * HOUR, expect="2h", deadline="1h")[0] == 0
+    begin, _ = started(12 * HOUR, usual=30 * 60 * SECOND, begin="1h", place=0.5)
+    assert 4 * HOUR <= begin <= 10 * HOUR
 
 
 def test_a_file_is_refused_with_its_field() -> None:
