@@ -12,6 +12,7 @@ from yarl import URL
 from poise.config import MAX_BODY
 from poise.model.serving_upstreams import Upstream
 from poise.units import SECOND
+from poise_serve.openai import is_of_messages
 from poise_serve.pool import Member
 
 KEPT_SECONDS = 4.0
@@ -24,7 +25,7 @@ READ_BYTES = 64 * 1024
 NOT_ASKED_ON = frozenset(
     {
         "host", "connection", "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer",
-        "transfer-encoding", "upgrade", "expect", "content-length", "cookie", "authorization",
+        "transfer-encoding", "upgrade", "expect", "content-length", "cookie", "authorization", "x-api-key",
         "x-request-timeout-seconds", "x-envoy-upstream-rq-timeout-ms", "x-envoy-expected-rq-timeout-ms",
         "x-poise-lane",
     }
@@ -50,7 +51,7 @@ class Client:
     """Connection pool for all upstreams."""
 
     def __init__(self, keys: Mapping[str, str], connecting: int) -> None:
-        """`keys`: API keys by upstream. `connecting`: connection timeout in nanoseconds."""
+        """`keys`: API keys by the variables that have them. `connecting`: connection timeout in nanoseconds."""
         self._keys = keys
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
@@ -70,14 +71,16 @@ class Client:
     ) -> aiohttp.ClientResponse:
         """Send a request; returns after the headers of the answer. `target`: path and query."""
         url = self._url(member.told, target)
-        key = self._keys.get(member.name)
+        key = self._keys.get(member.told.key_from)
         if key:
             headers = [*headers, ("authorization", f"Bearer {key}")]
+            if is_of_messages(target.partition("?")[0]):
+                headers.append(("x-api-key", key))
         return await self._session.post(url, data=body, headers=headers, allow_redirects=False)
 
     async def get(self, told: Upstream, path: str, nanoseconds: int) -> tuple[int, bytes]:
         """Return status and body, for probes; the body ends soon after `MAX_BODY` bytes."""
-        key = self._keys.get(told.name)
+        key = self._keys.get(told.key_from)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=nanoseconds / SECOND)
         async with self._session.get(

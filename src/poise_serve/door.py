@@ -15,9 +15,10 @@ import time
 from collections.abc import Collection, MutableMapping
 from typing import Any
 
+from poise.drivers.gateways import ADMIN
 from poise_serve.asgi import ASKER, App, Receive, Scope, Send, answer
 from poise_serve.keys import Holder, Keys, Usage
-from poise_serve.openai import LETTERS_PER_TOKEN, USAGE_WITHIN, told_tokens
+from poise_serve.openai import FREE, LETTERS_PER_TOKEN, USAGE_WITHIN, is_api, told_prompt, told_tokens
 from poise_serve.refusals import Refused, problem
 
 ANY = "*"
@@ -30,7 +31,14 @@ SHOWN = b"retry-after, x-poise-upstream, cache-status, age"
 """Headers of answers that pages of other sites may read."""
 
 _LOOKED_AT = frozenset(
-    {b"host", b"origin", b"authorization", b"access-control-request-method", b"access-control-request-headers"}
+    {
+        b"host",
+        b"origin",
+        b"authorization",
+        b"x-api-key",  # Anthropic's clients
+        b"access-control-request-method",
+        b"access-control-request-headers",
+    }
 )
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 
@@ -70,21 +78,22 @@ class Door:
                     await answer(send, 204, b"", [*shared, *_preflight(headers)])
                     return
                 send = _with(send, shared)
-            await self._enter(scope, receive, send, headers.get(b"authorization", ""))
+            await self._enter(scope, receive, send, _secret(headers))
         except Refused as error:
             more = [(name.encode(), value.encode()) for name, value in error.headers.items()]
             body = problem(scope["path"], error.status, error.message)
             await answer(send, error.status, body, [(b"content-type", b"application/json"), *more])
 
-    async def _enter(self, scope: Scope, receive: Receive, send: Send, said: str) -> None:
+    async def _enter(self, scope: Scope, receive: Receive, send: Send, secret: str) -> None:
         needed = _needed(scope["method"], scope["path"])
         if self._keys is None or self._usage is None or needed is None:
+            if needed == "admin":
+                raise Refused(403, "`poise service` on this machine changes the configuration; others need keys")
             if needed == "forget" and not _is_here(scope):
                 raise Refused(403, "only programs on this machine may forget answers; `poise serve --keys` lets others")
             await self._app(scope, receive, send)
             return
-        scheme, _, secret = said.partition(" ")
-        holder = await self._keys.holder(secret.strip() if scheme.lower() == "bearer" else "")
+        holder = await self._keys.holder(secret)
         try:
             if needed and needed not in holder.scopes:
                 raise Refused(403, f"the key `{holder.name}` has not the scope `{needed}`")
@@ -122,13 +131,13 @@ class Metered:
         headers = [(name, value) for name, value in scope["headers"] if name not in hidden]
         headers.append((b"x-poise-tenant", holder.tenant.encode()))
         self.scope = {**scope, "headers": headers, "extensions": {**scope["extensions"], ASKER: self}}
-        self._counts = scope["path"].startswith("/v1/")
+        self._counts = is_api(scope["path"]) and scope["path"] not in FREE
         self._holder = holder
         self._receive, self._send = receive, send
         self._model = ""
         self._status = 0
         self._asked = self._answered = self._events = 0
-        self._end = b""
+        self._first = self._end = b""
 
     @property
     def name(self) -> str:
@@ -152,6 +161,8 @@ class Metered:
             body = message.get("body", b"")
             self._answered += len(body)
             self._events += body.count(b"data: ")
+            if len(self._first) < USAGE_WITHIN:
+                self._first += body[: USAGE_WITHIN - len(self._first)]
             self._end = (self._end + body)[-USAGE_WITHIN:]
         await self._send(message)
 
@@ -163,7 +174,10 @@ class Metered:
         usage.requests.labels(holder.name, holder.tenant, model, str(self._status)).inc()
         if not self._counts or self._status != 200:
             return
-        took = {"prompt": told_tokens(self._end, "prompt"), "completion": told_tokens(self._end, "completion")}
+        prompt = told_prompt(self._end)
+        if prompt is None:  # a stream of Anthropic's tells it at its beginning
+            prompt = told_prompt(self._first)
+        took = {"prompt": prompt, "completion": told_tokens(self._end, "completion")}
         if took["prompt"] is None:  # a stream without usage, or an interrupted one
             took = {
                 "prompt": self._asked // LETTERS_PER_TOKEN,
@@ -180,9 +194,17 @@ def _needed(method: str, path: str) -> str | None:
         return None
     if path.startswith("/cache/"):
         return "forget"
+    if path.startswith(ADMIN):
+        return "admin"
     if path in ("/metrics", "/canaries"):
         return "read"
     return "ask" if method == "POST" else ""
+
+
+def _secret(headers: MutableMapping[bytes, str]) -> str:
+    """Return the key in a request's headers; empty without one."""
+    scheme, _, secret = headers.get(b"authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "").strip()
 
 
 def _is_here(scope: Scope) -> bool:

@@ -7,12 +7,11 @@ disconnects, the others are cancelled. The cache works per input, across request
 The model answers each with `{"embedding": [0.1, …], "tokens": 7}`.
 """
 
-import asyncio
 import base64
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +20,7 @@ from poise_serve.kernel.batcher import Refuse
 from poise_serve.openai import NOT_AGAIN, Refused, read_inputs
 from poise_serve.refusals import refusal
 from poise_serve.service import ANYBODY, Asked, Asker, Service
+from poise_serve.several import ask_each
 from poise_serve.wire import Answer
 
 WRONG_INPUT = (400, 422)
@@ -31,6 +31,13 @@ class Embedded(msgspec.Struct):
     """The model's answer. Its numbers are forwarded as text, but decoded too, to validate them."""
 
     embedding: msgspec.Raw
+    tokens: int
+
+
+class Part(NamedTuple):
+    """One embedding of an answer, as JSON, and the tokens of its input."""
+
+    written: bytes
     tokens: int
 
 
@@ -65,91 +72,36 @@ class Embeddings:
         the deferred lane. Raises `Refused`.
         """
         inputs = read_inputs(body)
+        take = partial(self._part, len(inputs.questions) > 1, inputs.in_base64)
+        versions = dict.fromkeys(self._services[name] for name in self._versions if name in self._services)
         asked = self._fronts[self.name]
-        whole = Whole(self.name, len(inputs.questions), in_base64=inputs.in_base64)
-        numbers: list[int] = []
-        try:
-            with self._together():
-                try:
-                    for place, question in enumerate(inputs.questions):
-                        numbers.append(asked.ask(question, partial(whole.told, place), patience, deferred, asker))
-                        whole.check()
-                except Refused:
-                    _cancel(asked, numbers)
-                    raise
-            return await whole.answer
-        finally:
-            _cancel(asked, numbers)
+        parts = await ask_each(asked, versions, inputs.questions, take, patience, deferred, asker)
+        head, tokens = b'{"object":"list","data":[', sum(part.tokens for part in parts)
+        usage = msgspec.json.encode({"prompt_tokens": tokens, "total_tokens": tokens})
+        data, model = b",".join(part.written for part in parts), msgspec.json.encode(self.name)
+        return b'%b%b],"model":%b,"usage":%b}' % (head, data, model, usage)
 
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Let requests in this block arrive at one instant, for all versions."""
-        with ExitStack() as stack:
-            for name in self._versions:
-                if name in self._services:
-                    stack.enter_context(self._services[name].together())
-            yield
-
-
-class Whole:
-    """Collects the answers to all inputs into one, or the first refusal."""
-
-    def __init__(self, name: str, count: int, *, in_base64: bool) -> None:
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._name = name
-        self._parts: list[bytes] = [b""] * count
-        self._left = count
-        self._tokens = 0
-        self._in_base64 = in_base64
-
-    def check(self) -> None:
-        """Raises the refusal, if there is one."""
-        if self.answer.done() and (error := self.answer.exception()) is not None:
-            raise error
-
-    def told(self, place: int, told: Answer | Refuse) -> None:
-        if self.answer.done():
-            return
-        try:
-            self._parts[place] = self._part(place, told)
-        except Refused as error:
-            self.answer.set_exception(error)
-            return
-        self._left -= 1
-        if not self._left:
-            head, data = b'{"object":"list","data":[', b",".join(self._parts)
-            usage = msgspec.json.encode({"prompt_tokens": self._tokens, "total_tokens": self._tokens})
-            model = msgspec.json.encode(self._name)
-            self.answer.set_result(b'%b%b],"model":%b,"usage":%b}' % (head, data, model, usage))
-
-    def _part(self, place: int, told: Answer | Refuse) -> bytes:
+    def _part(self, is_one_of_many: bool, in_base64: bool, place: int, told: Answer | Refuse) -> Part:
         if isinstance(told, Refuse):
-            raise _refused(self._name, told)
+            raise _refused(self.name, told)
         if told.status != 200:
-            raise self._wrong(place, told)
+            raise self._wrong(f"input[{place}]" if is_one_of_many else "input", told)
         try:
             made = _embedded(told.body)
             numbers = _numbers(made.embedding)
             written = bytes(made.embedding)
-            if self._in_base64:
+            if in_base64:
                 written = b'"%b"' % base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers))
         except (msgspec.MsgspecError, OverflowError) as error:
-            message = f"`{self._name}` did not answer with an embedding: {error}"
+            message = f"`{self.name}` did not answer with an embedding: {error}"
             raise Refused(500, message, code="model_failed", reason="model_failed") from None
-        self._tokens += made.tokens
-        return b'{"object":"embedding","index":%d,"embedding":%b}' % (place, written)
+        return Part(b'{"object":"embedding","index":%d,"embedding":%b}' % (place, written), made.tokens)
 
-    def _wrong(self, place: int, told: Answer) -> Refused:
+    def _wrong(self, where: str, told: Answer) -> Refused:
         message = str(_failed(told.body).error["message"])
-        where = f"input[{place}]" if len(self._parts) > 1 else "input"
         if told.status in WRONG_INPUT:
             return Refused(400, f"{where}: {message}", code="invalid_input", param=where)
-        return Refused(500, f"`{self._name}`, {where}: {message}", code="model_failed", reason="model_failed")
-
-
-def _cancel(asked: Asked, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        asked.cancel(number)
+        return Refused(500, f"`{self.name}`, {where}: {message}", code="model_failed", reason="model_failed")
 
 
 def _refused(name: str, refuse: Refuse) -> Refused:

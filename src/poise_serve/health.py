@@ -6,7 +6,7 @@ only after it was unhealthy.
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -25,56 +25,67 @@ STARTING_EVERY = SECOND
 
 
 class Prober:
-    """Probes each upstream in a separate task while the front runs."""
+    """Probes each upstream in a separate task while the front runs. The upstreams and the rules may change."""
 
     def __init__(self, pool: Pool, client: Client, rules: Probing, metrics: Metrics, now: Callable[[], int]) -> None:
         self._pool = pool
         self._client = client
-        self._rules = rules
+        self.rules = rules
         self._metrics = metrics
         self._now = now
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Member, asyncio.Task[None]] = {}
 
-    async def start(self) -> None:
-        """Probe all members once, then continue in the background."""
-        await asyncio.gather(*(self._probe(member) for member in self._pool.members))
-        self._tasks = [asyncio.create_task(self._go_on(member)) for member in self._pool.members]
+    async def probe(self, members: Sequence[Member]) -> None:
+        """Probe these members once, then continue in the background with all that the pool has."""
+        await asyncio.gather(*(self._probe(member) for member in members))
+        for member in [member for member in self._tasks if member not in self._pool.members]:
+            self._tasks.pop(member).cancel()
+        for member in self._pool.members:
+            if member not in self._tasks:
+                self._tasks[member] = asyncio.create_task(self._go_on(member))
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _go_on(self, member: Member) -> None:
         while True:
-            pause = self._rules.every
+            pause = self.rules.every
             if member.health.state == "starting":
                 pause = min(pause, STARTING_EVERY)
             await asyncio.sleep(pause / SECOND)
             await self._probe(member)
 
     async def _probe(self, member: Member) -> None:
+        url = member.told.url
         try:
             went_well = await self._ask(member)
         except (*FAILURES, TimeoutError):
             went_well = False
+        if member.told.url != url:  # changed meanwhile
+            return
         was_healthy = member.health.state == "healthy"
         member.health.on_probe(self._now(), went_well)
-        if member.health.state == "healthy" and not was_healthy:
+        if member.health.state == "healthy" and not was_healthy and member in self._pool.members:
             self._pool.prefixes(member.name).forget()  # it may have restarted
             await self._ask_for_cache(member)
+        if member not in self._pool.members:  # it was removed
+            return
         self._metrics.healthy.labels(member.name).set(member.health.state == "healthy")
         self._pool.wake()
 
     async def _ask(self, member: Member) -> bool:
         """Return whether the member is healthy; discover its models unless they were configured."""
-        told, rules = member.told, self._rules
+        told, rules = member.told, self.rules
         status, answer = await self._client.get(told, rules.path, rules.timeout)
         if status == 200 and not told.models:
             if rules.path != MODELS:
                 status, answer = await self._client.get(told, MODELS, rules.timeout)
-            member.models = _models(answer)
-            return bool(member.models)
+            found = _models(answer)
+            if member.told == told:
+                member.models = found
+            return bool(found)
         return status == 200
 
     async def _ask_for_cache(self, member: Member) -> None:
@@ -82,11 +93,11 @@ class Prober:
         if member.told.cache is not None:
             return
         try:
-            status, body = await self._client.get(member.told, METRICS, self._rules.timeout)
+            status, body = await self._client.get(member.told, METRICS, self.rules.timeout)
         except (*FAILURES, TimeoutError):
             return
         tokens = kept_tokens(body) if status == 200 else None
-        if tokens is not None:
+        if tokens is not None and member in self._pool.members:
             self._pool.prefixes(member.name).become(tokens)
 
 

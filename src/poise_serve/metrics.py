@@ -74,6 +74,18 @@ class Metrics:
             "poise_upstream_p99_seconds", "P99 latency that its limit last followed, if it follows one", "server"
         )
         self.late = counter("poise_objective_missed", "Answers that took longer than the objective", "model")
+        self.fallbacks = counter(
+            "poise_model_fallbacks",
+            "Requests that another model answered, by the reason",
+            "model",
+            "fallback",
+            "reason",
+        )
+
+    def forget(self, server: str) -> None:
+        """Remove the current values of an upstream that is no more. Its counts stay."""
+        for gauge in (self.running, self.healthy, self.ejected, self.limit, self.p99):
+            gauge.remove(server)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", CONTENT_TYPE.encode())]

@@ -1,8 +1,10 @@
-"""The part of the OpenAI API that a front needs: reading requests, and the form of errors and streams.
+"""The part of the APIs of model servers that a front needs: reading requests, and the form of errors and streams.
 
-Bodies are forwarded unchanged; only the fields for routing are read. The **size** of a request, in tokens, is the
-number of letters in its prompt divided by four, plus the maximum tokens of the answer (`max_tokens` times `n`;
-`USUAL_TOKENS` if it is not set, none for embeddings). It is an estimate: it only has to grow with the work.
+The APIs are OpenAI's, Anthropic's messages, and the routes that vLLM, SGLang and llama.cpp share: rerank and tokenize.
+Bodies are forwarded unchanged, except for the name of the model where an alias or a fallback replaces it; only the
+fields for routing are read. The **size** of a request, in tokens, is the number of letters in its prompt divided by
+four, plus the maximum tokens of the answer (`max_tokens` times `n`; `USUAL_TOKENS` if it is not set, none where the
+route generates nothing). It is an estimate: it only has to grow with the work.
 
 The prompt is also cut into blocks of `BLOCK` bytes, as it is written in the request: a conversation that goes on begins
 with the same bytes as before. Prompts of other models, tools or cache salts have other blocks.
@@ -21,10 +23,24 @@ from poise_serve.model.prefixes import blocks_of
 from poise_serve.model.routing import Prompt
 
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+RERANK, RERANK_TOO, TOKENIZE, DETOKENIZE = "/v1/rerank", "/rerank", "/tokenize", "/detokenize"
 
 NOT_AGAIN = ("x-should-retry", "false")
 """Header that stops OpenAI's clients from retrying a failed request."""
-ASKED = (CHAT, COMPLETIONS, EMBEDDINGS)
+
+SOME_HAVE = (RESPONSES, MESSAGES, COUNT, RERANK, RERANK_TOO, TOKENIZE, DETOKENIZE)
+"""Routes that many servers do not have. The front learns which have them."""
+
+ASKED = (CHAT, COMPLETIONS, EMBEDDINGS, *SOME_HAVE)
+
+FREE = frozenset({COUNT, TOKENIZE, DETOKENIZE})
+"""Routes that only count or convert tokens: no model runs, so no usage is counted."""
+
+GENERATING = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES})
+
+UNNAMED = frozenset({RERANK, RERANK_TOO, TOKENIZE, DETOKENIZE})
+"""Routes whose requests need not name a model, if there is only one."""
 
 LETTERS_PER_TOKEN = 4
 """For English text and current tokenizers."""
@@ -68,14 +84,37 @@ class Body(msgspec.Struct):
     stream: bool | None = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
+    max_output_tokens: Any = None
     n: Any = None
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
+    instructions: msgspec.Raw = msgspec.Raw(b"")
+    system: msgspec.Raw = msgspec.Raw(b"")
+    query: msgspec.Raw = msgspec.Raw(b"")
+    documents: msgspec.Raw = msgspec.Raw(b"")
+    content: msgspec.Raw = msgspec.Raw(b"")
+    tokens: msgspec.Raw = msgspec.Raw(b"")
     tools: msgspec.Raw = msgspec.Raw(b"")
     cache_salt: msgspec.Raw = msgspec.Raw(b"")
     prompt_cache_key: Any = None
     user: Any = None
+
+    def prompts(self) -> list[bytes]:
+        """Return all that the model reads, as JSON."""
+        return [
+            bytes(one)
+            for one in (
+                *(self.messages, self.prompt, self.input),
+                *(self.instructions, self.system, self.query, self.documents, self.content, self.tokens),
+            )
+        ]
+
+
+class UnnamedBody(Body):
+    """A request that need not name its model."""
+
+    model: str = ""
 
 
 class EmbeddingBody(msgspec.Struct):
@@ -95,7 +134,7 @@ class Inputs(NamedTuple):
 
 class Question(NamedTuple):
     """A request: its model, whether it streams, its estimated size in tokens, its `key` (requests with the same key
-    should go to the same upstream, for its prompt cache), and its prompt; None for embeddings.
+    should go to the same upstream, for its prompt cache), its prompt (None if nothing is generated), and its route.
     """
 
     model: str
@@ -103,6 +142,7 @@ class Question(NamedTuple):
     size: float
     key: str
     prompt: Prompt | None = None
+    path: str = ""
 
 
 class Refused(Exception):
@@ -130,8 +170,9 @@ class Refused(Exception):
         self.allow = allow
         self.final = final
 
-    def body(self) -> bytes:
-        return error_body(self.status, str(self), self.code, self.param)
+    def body(self, path: str = "") -> bytes:
+        """Encode the error in the form of this route."""
+        return error_body(self.status, str(self), self.code, self.param, path)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         made = [(b"content-type", b"application/json")]
@@ -146,17 +187,26 @@ class Refused(Exception):
 
 _TYPES = {429: "rate_limit_error", 404: "invalid_request_error"}
 _decode = json_decoder(Body).decode
+_decode_unnamed = json_decoder(UnnamedBody).decode
+_decode_fields = json_decoder(dict[str, msgspec.Raw]).decode
 _decode_inputs = json_decoder(EmbeddingBody).decode
 
 
 def read_question(path: str, body: bytes) -> Question:
     """Read a request for routing. Raises `Refused` for a body that no upstream could read."""
-    asked = _read(_decode, path, body)
-    if not asked.model:
+    asked = _asked(path, body)
+    if not asked.model and path not in UNNAMED:
         raise Refused(400, "`model` is empty; GET /v1/models lists what there is", code="invalid_body", param="model")
-    prompt = None if path == EMBEDDINGS else _prompt(asked)
+    prompt = _prompt(asked) if path in GENERATING else None
     size = _letters(asked) / LETTERS_PER_TOKEN if prompt is None else prompt.tokens + prompt.writes
-    return Question(asked.model, bool(asked.stream), max(1.0, size), _key(asked), prompt)
+    return Question(asked.model, bool(asked.stream), max(1.0, size), _key(asked), prompt, path)
+
+
+def naming(body: bytes, model: str) -> bytes:
+    """Return a valid request with another model; its other fields stay as they are."""
+    fields = _decode_fields(body)
+    fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
 
 
 def read_inputs(body: bytes) -> Inputs:
@@ -181,8 +231,12 @@ def read_inputs(body: bytes) -> Inputs:
 
 def prompt_key(path: str, body: bytes) -> bytes:
     """Hash the model and the prompt of a request, without its other fields. The body must be valid."""
-    asked = _read(_decode, path, body)
-    return digest(asked.model.encode(), bytes(asked.messages), bytes(asked.prompt), bytes(asked.input))
+    asked = _asked(path, body)
+    return digest(asked.model.encode(), *asked.prompts())
+
+
+def _asked(path: str, body: bytes) -> Body:
+    return _read(_decode_unnamed, path, body) if path in UNNAMED else _read(_decode, path, body)
 
 
 T = TypeVar("T")
@@ -206,18 +260,27 @@ _EXAMPLES = {
     CHAT: '{"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]}',
     COMPLETIONS: '{"model": "NAME", "prompt": "Hello"}',
     EMBEDDINGS: '{"model": "NAME", "input": "Hello"}',
+    RESPONSES: '{"model": "NAME", "input": "Hello"}',
+    MESSAGES: '{"model": "NAME", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}',
+    COUNT: '{"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]}',
+    RERANK: '{"model": "NAME", "query": "Hello", "documents": ["Hi", "Bye"]}',
+    RERANK_TOO: '{"model": "NAME", "query": "Hello", "documents": ["Hi", "Bye"]}',
+    TOKENIZE: '{"model": "NAME", "prompt": "Hello"}',
+    DETOKENIZE: '{"model": "NAME", "tokens": [1, 2]}',
 }
 
 
 def _letters(asked: Body) -> int:
-    return len(bytes(asked.messages)) + len(bytes(asked.prompt)) + len(bytes(asked.input))
+    return sum(map(len, asked.prompts()))
 
 
 def _prompt(asked: Body) -> Prompt:
-    said = next((most for most in (asked.max_completion_tokens, asked.max_tokens) if _is_count(most)), USUAL_TOKENS)
+    limits = (asked.max_completion_tokens, asked.max_tokens, asked.max_output_tokens)
+    said = next((most for most in limits if _is_count(most)), USUAL_TOKENS)
     answers = asked.n if _is_count(asked.n) else 1
-    text = bytes(asked.messages) or bytes(asked.prompt)
-    seed = b"\0".join((asked.model.encode("utf-8", "surrogatepass"), bytes(asked.tools), bytes(asked.cache_salt)))
+    text = bytes(asked.messages) or bytes(asked.prompt) or bytes(asked.input)
+    before = (asked.tools, asked.cache_salt, asked.system, asked.instructions)
+    seed = b"\0".join((asked.model.encode("utf-8", "surrogatepass"), *map(bytes, before)))
     return Prompt(
         tokens=_letters(asked) / LETTERS_PER_TOKEN,
         writes=float(said * answers),
@@ -284,12 +347,50 @@ class FrontProblem(msgspec.Struct, frozen=True):
 
 
 class FrontErrorBody(msgspec.Struct, frozen=True):
-    """The body of every error below /v1/ that is the front's own."""
+    """The body of every error of these routes that is the front's own."""
 
     error: FrontProblem
 
 
-def error_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
+class MessageProblem(msgspec.Struct, frozen=True):
+    """An error in Anthropic's form."""
+
+    type: str
+    message: str
+
+
+class MessageErrorBody(msgspec.Struct, frozen=True):
+    """The body of an error below /v1/messages."""
+
+    error: MessageProblem
+    type: str = "error"
+
+
+_MESSAGE_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_api(path: str) -> bool:
+    """Whether a path is one of these APIs'."""
+    return path.startswith("/v1/") or path in ASKED
+
+
+def is_of_messages(path: str) -> bool:
+    return path in (MESSAGES, COUNT)
+
+
+def error_body(status: int, message: str, code: str, param: str | None = None, path: str = "") -> bytes:
+    """Encode an error, in the form that clients of this route expect."""
+    if is_of_messages(path):
+        kind = _MESSAGE_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return msgspec.json.encode(MessageErrorBody(MessageProblem(kind, message)))
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return msgspec.json.encode(FrontErrorBody(FrontProblem(message, kind, param, code)))
 
@@ -297,16 +398,30 @@ def error_body(status: int, message: str, code: str, param: str | None = None) -
 USAGE_WITHIN = 4096
 """Bytes at the end of an answer that are searched for its usage."""
 
+_TOKENS = {
+    "prompt": rb"(?:prompt|input)",
+    "completion": rb"(?:completion|output)",
+    "cached": rb"cached",
+    "read": rb"cache_read_input",
+    "created": rb"cache_creation_input",
+}
+_TOLD = {kind: re.compile(rb'"%b_tokens"\s*:\s*([0-9]{1,12})' % name) for kind, name in _TOKENS.items()}
 
-def told_tokens(end: bytes, kind: Literal["prompt", "completion", "cached"]) -> int | None:
+
+def told_tokens(end: bytes, kind: Literal["prompt", "completion", "cached", "read", "created"]) -> int | None:
     """Return the number of tokens in the usage at the end of an answer; None if it is not told."""
     found = _TOLD[kind].findall(end)
     return int(found[-1]) if found else None
 
 
-_TOLD = {
-    kind: re.compile(rb'"%b_tokens"\s*:\s*([0-9]{1,12})' % kind.encode()) for kind in ("prompt", "completion", "cached")
-}
+def told_prompt(text: bytes) -> int | None:
+    """Return the tokens of the prompt in a usage, with those that were cached; None if they are not told. Anthropic's
+    usage counts these apart.
+    """
+    told = told_tokens(text, "prompt")
+    if told is None:
+        return None
+    return told + (told_tokens(text, "read") or 0) + (told_tokens(text, "created") or 0)
 
 
 def cached_share(end: bytes) -> float | None:
@@ -317,14 +432,30 @@ def cached_share(end: bytes) -> float | None:
     return min(1.0, cached / prompt) if cached is not None and prompt else None
 
 
-def error_event(message: str, code: str) -> bytes:
-    """Make the last event of an interrupted stream, which OpenAI's client raises. No `[DONE]` follows."""
-    return b"data: " + error_body(502, message, code) + b"\n\n"
+def error_event(message: str, code: str, path: str) -> bytes:
+    """Make the last event of an interrupted stream, which clients of this route raise. No `[DONE]` follows."""
+    named = b"event: error\n" if is_of_messages(path) else b""
+    return named + b"data: " + error_body(502, message, code, path=path) + b"\n\n"
 
 
 def only_embeddings(model: str) -> Refused:
     message = f"The model `{model}` makes embeddings, and nothing else: ask {EMBEDDINGS}"
     return Refused(404, message, code="model_not_found", reason="unknown_model", param="model")
+
+
+def no_such_route(path: str, model: str, lacking: list[str], having: list[tuple[str, str]]) -> Refused:
+    """Refuse a request whose model is on servers that do not have its route. `having`: upstreams with the route, each
+    with a model.
+    """
+    others = ", ".join(f"`{name}` has it for the model `{other}`" for name, other in having[:5])
+    message = f"No upstream of `{model[:80]}` has {path}: {', '.join(lacking[:10])} said so"
+    what = others or "No other upstream is known to have it"
+    return Refused(404, f"{message}. {what}", code="route_not_found", reason="unknown_route")
+
+
+def unnamed_model(known: list[str]) -> Refused:
+    shown = ", ".join(f"`{name}`" for name in known[:20]) or "none yet"
+    return Refused(400, f"Name the model: there are {shown}", code="invalid_body", param="model")
 
 
 def unknown_model(model: str, known: list[str]) -> Refused:

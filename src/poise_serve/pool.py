@@ -5,33 +5,47 @@ concurrency limit, it waits for its model in one of two lanes: requests that can
 order of arrival; the others, and those that the client marked as deferred, go to the deferred lane, which does not
 starve. A full queue refuses at once. Requests do not wait for ejected or unhealthy upstreams: if none is open, they are
 refused at once, with the time to retry after.
+
+The upstreams may change while requests run. A removed one, and one that is drained, gets no more requests; those that
+it has are answered. Two upstreams with one name are one upstream that was changed.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from poise.model.serving_upstreams import Front, Upstream
-from poise.units import MILLISECOND, SECOND, format_duration
+from poise.units import MILLISECOND, MINUTE, SECOND, format_duration
 from poise_serve.kernel.lanes import Line
 from poise_serve.kernel.resilience import Breaker, Concurrency, Health, is_slow
 from poise_serve.metrics import Metrics
+from poise_serve.model.changes import UpstreamReport
 from poise_serve.model.estimates import Estimates, Known
 from poise_serve.model.prefixes import USUAL, Prefixes
 from poise_serve.model.routing import Asked, RouteView
-from poise_serve.openai import Question, Refused, unknown_model
+from poise_serve.openai import SOME_HAVE, Question, Refused, no_such_route, unknown_model
 from poise_serve.peers import Alive, Began, Ended, News, Peers, Sent
-from poise_serve.policy.route import Lane, lane_of
+from poise_serve.policy.route import DEFAULT_ROUTER, Lane, lane_of, router_named
 
 Choose = Callable[[RouteView], str]
 """A router: returns the name of an open replica for a request; empty to let it wait."""
+
+
+def chooser(front: Front) -> Choose:
+    """Return the router of a front."""
+    router = router_named(front.router or DEFAULT_ROUTER)
+    return lambda view: router.decide(view).replica
+
 
 Outcome = Literal["answered", "refused", "failed", "neither"]
 """Outcome of a request: a full answer; a refusal that is the request's fault, or means busy; a failure of the upstream;
 or unknown, because the client disconnected.
 """
+
+LACKS = 5 * MINUTE
+"""Nanoseconds after which a route that an upstream did not have is tried there again."""
 
 LONGEST_AWAY = 60
 """Maximum Retry-After in seconds: longer estimates are rarely right."""
@@ -41,18 +55,42 @@ class Member:
     """One upstream and its state."""
 
     def __init__(self, told: Upstream, front: Front, metrics: Metrics, now: int) -> None:
-        self.told = told
         self._gauge, self._ejected = metrics.running.labels(told.name), metrics.ejected.labels(told.name)
+        self._limit, self._p99 = metrics.limit.labels(told.name), metrics.p99.labels(told.name)
+        self.running = 0
+        self.is_draining = False
+        """Whether an operator lets it finish its requests, and sends it no more."""
+        self._begin(told, front, now)
+
+    def _begin(self, told: Upstream, front: Front, now: int) -> None:
+        """Start to use a server, of which nothing is known yet."""
+        self.told = told
         self.breaker = Breaker(front.ejection)
         self.health = Health(front.health, now)
         self.concurrency = None if told.concurrency is None else Concurrency(told.concurrency, told.limit, now)
-        self._limit, self._p99 = metrics.limit.labels(told.name), metrics.p99.labels(told.name)
         self._limit.set(self.limit)
-        self.running = 0
         self.others = 0
         """Requests that other gateways have in flight there."""
         self.resting = 0
         self.models: dict[str, Any] = {name: model_of(name, told.name) for name in told.models}
+        self.lacking: dict[str, int] = {}
+        """Routes that it did not have, and until when it is not asked for them again."""
+        self.having: dict[str, str] = {}
+        """Routes of `SOME_HAVE` that it has answered, each with a model."""
+
+    def change(self, told: Upstream, front: Front, now: int) -> None:
+        """Apply new settings. At another URL it is a new server; at the same one, its state stays."""
+        before = self.told
+        if told.url != before.url:
+            self._begin(told, front, now)
+            return
+        self.told = told
+        self.breaker.rules, self.health.rules = front.ejection, front.health
+        if (told.concurrency, told.limit) != (before.concurrency, before.limit):
+            self.concurrency = None if told.concurrency is None else Concurrency(told.concurrency, told.limit, now)
+            self._limit.set(self.limit)
+        if told.models != before.models and told.models:
+            self.models = {name: model_of(name, told.name) for name in told.models}
 
     @property
     def name(self) -> str:
@@ -65,7 +103,8 @@ class Member:
 
     def is_open(self, now: int) -> bool:
         """Whether it may get requests, if it has room."""
-        return self.health.state == "healthy" and now >= self.resting and self.breaker.is_open_to(now)
+        is_well = self.health.state == "healthy" and now >= self.resting and self.breaker.is_open_to(now)
+        return is_well and not self.is_draining
 
     def has_room(self, now: int) -> bool:
         return self.outstanding < self.limit and self.is_open(now)
@@ -88,6 +127,18 @@ class Member:
             self._limit.set(self.limit)
             self._p99.set(self.concurrency.p99 / SECOND)
 
+    def report(self, now: int, *, is_leaving: bool) -> UpstreamReport:
+        state = self.why_not(now) if not self.is_open(now) else "healthy"
+        return UpstreamReport(
+            name=self.name,
+            url=self.told.url,
+            state="leaving" if is_leaving else state,
+            models=tuple(self.models),
+            running=self.running,
+            limit=self.limit,
+            tier=self.told.tier,
+        )
+
     def tell(self) -> None:
         """Set the metric that shows whether it is ejected."""
         self._ejected.set(self.breaker.is_ejected)
@@ -100,6 +151,8 @@ class Member:
         return f"`{self.name}` may have {self.limit}, since its P99 was {seen} and {aimed_at} is aimed at"
 
     def why_not(self, now: int) -> str:
+        if self.is_draining:
+            return "draining"
         if self.health.state != "healthy":
             return self.health.state
         return "asked us to wait" if now < self.resting else "ejected after it failed"
@@ -144,7 +197,7 @@ class Pool:
             peers.heard.append(self._hear)
             peers.gone.append(lambda gateway: self._forget(gateway, ()))
         self._front = front
-        self._choose = choose
+        self.choose = choose
         self._metrics = metrics
         self._now = now
         self._turn = 0
@@ -153,11 +206,62 @@ class Pool:
         self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
         self._estimates = Estimates()
         for member in self.members:
-            cache = member.told.cache
-            self._estimates.add(member.name, now(), keeps=USUAL if cache is None else float(cache))
+            self._add(member, now())
         self._by_name = {member.name: member for member in self.members}
-        for member in self.members:
-            metrics.healthy.labels(member.name).set(0)
+
+    def _add(self, member: Member, now: int) -> None:
+        """Begin to estimate an upstream."""
+        cache = member.told.cache
+        self._estimates.add(member.name, now, keeps=USUAL if cache is None else float(cache))
+        self._metrics.healthy.labels(member.name).set(0)
+
+    def change(self, front: Front, upstreams: Sequence[Upstream]) -> list[Member]:
+        """Use these settings, and at least these upstreams. Returns the members to probe now: they are new, or at
+        another URL.
+        """
+        now, self._front = self._now(), front
+        begun = []
+        for told in upstreams:
+            member = self._by_name.get(told.name)
+            if member is None:
+                member = self._by_name[told.name] = Member(told, front, self._metrics, now)
+                self._add(member, now)
+                begun.append(member)
+            else:
+                if told.url != member.told.url:
+                    begun.append(member)
+                if told.cache is not None and told.cache != member.told.cache:
+                    self.prefixes(told.name).become(float(told.cache))
+                member.change(told, front, now)
+            if member not in self.members:  # new, or removed and not finished yet
+                self.members.append(member)
+        self.wake()
+        return begun
+
+    def keep(self, names: Collection[str]) -> None:
+        """Send no more requests to upstreams with other names."""
+        gone = [member for member in self.members if member.name not in names]
+        self.members = [member for member in self.members if member.name in names]
+        for member in gone:
+            if not member.running:
+                self._forget(member)
+        self.wake()
+
+    def states(self) -> list[UpstreamReport]:
+        """Report all upstreams, and removed ones that still answer requests."""
+        return [member.report(self._now(), is_leaving=member not in self.members) for member in self._by_name.values()]
+
+    def drain(self, name: str, *, draining: bool) -> None:
+        """Send no more requests to an upstream, or send it requests again. Unknown names have no effect."""
+        if (member := self._by_name.get(name)) is not None:
+            member.is_draining = draining
+            self.wake()
+
+    def _forget(self, member: Member) -> None:
+        """Drop a removed upstream that has answered all its requests."""
+        del self._by_name[member.name]
+        self._estimates.remove(member.name)
+        self._metrics.forget(member.name)
 
     def models(self) -> dict[str, Any]:
         """Models for `/v1/models`, each as described by the first upstream that has it."""
@@ -167,9 +271,16 @@ class Pool:
                 made.setdefault(name, model)
         return made
 
-    def serving(self, model: str) -> list[Member]:
-        """Return the upstreams of a model. Raises `Refused` if there are none."""
+    def serving(self, model: str, path: str = "") -> list[Member]:
+        """Return the upstreams of a model that have this route. Raises `Refused` if there are none."""
         found = [member for member in self.members if model in member.models]
+        if path in SOME_HAVE and found:
+            now = self._now()
+            having = [member for member in found if now >= member.lacking.get(path, 0)]
+            if not having:
+                others = [(one.name, one.having[path]) for one in self.members if path in one.having]
+                raise no_such_route(path, model, [f"`{member.name}`" for member in found], others)
+            return having
         if not found:
             silent = [member for member in self.members if not member.models]
             if silent and (len(silent) == len(self.members) or any(one.health.state == "starting" for one in silent)):
@@ -211,6 +322,11 @@ class Pool:
         if self._peers is not None:
             self._peers.tell(Ended(place.turn, outcome == "answered", held, wrote, cached))
         member.add(-1)
+        if member not in self.members:  # it was removed
+            self._estimates.dropped(member.name, str(place.turn), now)
+            if not member.running:
+                self._forget(member)
+            return
         was_ejected = member.breaker.is_ejected
         took = now - place.sent - held
         slow = self._was_slow(place, took, now)
@@ -242,6 +358,11 @@ class Pool:
             member.tell()
         if self._waiting:
             self.wake()
+
+    def lacks(self, member: Member, path: str) -> None:
+        """Record that an upstream has not this route."""
+        member.lacking[path] = self._now() + LACKS
+        member.having.pop(path, None)
 
     def rest(self, member: Member, seconds: float) -> None:
         """Pause an upstream that answered with Retry-After."""
@@ -291,7 +412,7 @@ class Pool:
     def _is_late(self, waiter: _Waiter) -> bool:
         """Whether no upstream with room is expected to answer it in time."""
         now = self._now()
-        room = [member for member in self.serving(waiter.question.model) if member.has_room(now)]
+        room = [member for member in self._serving(waiter.question) if member.has_room(now)]
         if not room:
             return False
         view = self._view(waiter.asked, waiter.question.model, room, waiter.turn, now)
@@ -300,14 +421,16 @@ class Pool:
     def _take(self, asked: Asked, question: Question, turn: int, tried: Collection[str]) -> Place | None:
         """Take a place now; None if the open upstreams have no room. Raises `Refused` if none is open."""
         now = self._now()
-        serving = self.serving(question.model)
+        serving = self._serving(question)
         untried = [member for member in serving if member.name not in tried and member.is_open(now)]
         open_ones = untried or [member for member in serving if member.is_open(now)]
         if not open_ones:
             raise self._nobody(serving)
-        if not any(member.has_room(now) for member in open_ones):
+        tiers = [member.told.tier for member in open_ones if member.has_room(now)]
+        if not tiers:
             return None
-        chosen = self._choose(self._view(asked, question.model, open_ones, turn, now))
+        open_ones = [member for member in open_ones if member.told.tier == min(tiers)]
+        chosen = self.choose(self._view(asked, question.model, open_ones, turn, now))
         if not chosen:
             return None
         member = self._by_name[chosen]
@@ -318,6 +441,9 @@ class Pool:
         if self._peers is not None:
             self._peers.tell(Sent(turn, member.name, question.model, asked))
         return Place(member, question, asked, turn, now)
+
+    def _serving(self, question: Question) -> list[Member]:
+        return self.serving(question.model, question.path)
 
     def _view(self, asked: Asked, model: str, members: list[Member], turn: int, now: int) -> RouteView:
         known = [Known(one.name, one.told.weight, one.outstanding, one.has_room(now)) for one in members]
@@ -363,9 +489,9 @@ class Pool:
 
     async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
         if sum(map(len, self._waiting.values())) >= self._front.queue:
-            few = [why for member in self.serving(question.model) if (why := member.why_so_few())]
+            few = [why for member in self._serving(question) if (why := member.why_so_few())]
             message = "; ".join(["All upstreams have as many requests as they may, and as many wait", *few[:10]])
-            away = self._seconds_away(asked, question.model)
+            away = self._seconds_away(asked, question)
             raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(self._turn, asked, question, place)
@@ -389,14 +515,15 @@ class Pool:
     def _was_slow(self, place: Place, took: int, now: int) -> bool:
         others = [
             self._estimates.lasting(member.name, place.asked, now, place.question.model)
-            for member in self.serving(place.question.model)
-            if member is not place.member
+            for member in self.members
+            if member is not place.member and place.question.model in member.models
         ]
         return is_slow(took, [each for each in others if each], self._front.ejection)
 
     def _failed(self, member: Member, now: int) -> None:
         others = [
-            any(other is not member and other.is_open(now) for other in self.serving(model)) for model in member.models
+            any(other is not member and model in other.models and other.is_open(now) for other in self.members)
+            for model in member.models
         ]
         if member.breaker.on_failure(now, may_eject=all(others)):
             self._metrics.ejections.labels(member.name).inc()
@@ -425,10 +552,10 @@ class Pool:
             retry_after=_seconds(away),
         )
 
-    def _seconds_away(self, asked: Asked, model: str) -> int:
+    def _seconds_away(self, asked: Asked, question: Question) -> int:
         """Estimate in how many seconds the first upstream with the model could answer."""
         now = self._now()
-        known = [self._estimates.known(member.name, asked, now, model) for member in self.serving(model)]
+        known = [self._estimates.known(one.name, asked, now, question.model) for one in self._serving(question)]
         away = [foreseen.backlog + foreseen.cost for foreseen in known]
         return _seconds(min(away))
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from poise.units import SECOND, format_bytes
 from poise_serve import openai
 from poise_serve.kernel.batcher import Refuse
@@ -26,7 +28,11 @@ class Refused(Exception):
 
 def problem(path: str, status: int, message: str) -> bytes:
     """Return the body of an error, in the form that clients of this path expect."""
-    return openai.error_body(status, message, "refused") if path.startswith("/v1/") else error_body(status, message)
+    if path.startswith("/v2"):
+        return msgspec.json.encode({"error": message})
+    return (
+        openai.error_body(status, message, "refused", path=path) if openai.is_api(path) else error_body(status, message)
+    )
 
 
 def too_large(most: int) -> Refused:

@@ -11,11 +11,22 @@ import msgspec
 
 from poise import __version__
 from poise.model.fields import NAME
-from poise_serve.openai import DEADLINES, LANE, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
+from poise_serve.openai import (
+    DEADLINES,
+    LANE,
+    MODELS,
+    MOST_SECONDS,
+    PATIENCE,
+    UNNAMED,
+    FrontErrorBody,
+    MessageErrorBody,
+    is_of_messages,
+)
 from poise_serve.wire import ErrorBody, Forms, Schema
 
 ABOUT = (
-    "Every error has the form `ErrorBody`, those below /v1/ that of OpenAI; 404, 405 and 431 as well, wherever asked."
+    "Every error has the form `ErrorBody`, those below /v1/ that of OpenAI, or of Anthropic below /v1/messages; 404, "
+    "405 and 431 as well, wherever asked."
 )
 
 REFUSALS = {
@@ -65,7 +76,7 @@ def document(
     """Build the document. `cached`: services with a cache. `models`: known models by route of OpenAI's API, or None
     without such routes.
     """
-    _, schemas = msgspec.json.schema_components([ErrorBody, FrontErrorBody], ref_template=_AT)
+    _, schemas = msgspec.json.schema_components([ErrorBody, FrontErrorBody, MessageErrorBody], ref_template=_AT)
     paths: dict[str, Any] = {}
     for name, forms in services.items():
         paths[f"/predict/{name}"] = {"post": _predict(f"predict_{name}", f"Ask {name}", forms)}
@@ -137,20 +148,19 @@ def _forget(name: str) -> dict[str, Any]:
 
 
 def _front(models: Mapping[str, Collection[str]]) -> dict[str, Any]:
-    """Describe OpenAI's routes, limited to the fields that a front reads."""
+    """Describe the routes of model servers, limited to the fields that a front reads."""
     whole = "Whatever the upstream answers, its errors as well; `x-poise-upstream` says which it was"
     answered = {"description": whole, "content": {**_json({}), "text/event-stream": {"schema": EVENT}}}
-    refused = _refusals(FRONT, "FrontErrorBody")
     headers = [_header(name, "How long the whole answer may take", SECONDS) for name in DEADLINES]
     headers += [_header(PATIENCE, "How many seconds its first byte may take", SECONDS), *ASKERS]
     paths: dict[str, Any] = {
         path: {
             "post": {
-                "operationId": path[len("/v1/") :].replace("/", "_"),
+                "operationId": _operation(path),
                 "summary": "Ask the upstream that is foreseen to answer first",
                 "parameters": headers,
-                "requestBody": {"required": True, "content": _json(_asked(models[path]))},
-                "responses": {"200": answered, **refused, "default": answered},
+                "requestBody": {"required": True, "content": _json(_asked(path, models[path]))},
+                "responses": {"200": answered, **_refusals(FRONT, _error_of(path)), "default": answered},
             }
         }
         for path in models
@@ -165,10 +175,22 @@ def _front(models: Mapping[str, Collection[str]]) -> dict[str, Any]:
     return paths
 
 
-def _asked(models: Collection[str]) -> Schema:
+def _operation(path: str) -> str:
+    """Return the name of a route for clients that are generated."""
+    short = path.removeprefix("/v1/") if path.startswith("/v1/") else f"plain{path}"
+    return short.replace("/", "_")
+
+
+def _error_of(path: str) -> str:
+    return "MessageErrorBody" if is_of_messages(path) else "FrontErrorBody"
+
+
+def _asked(path: str, models: Collection[str]) -> Schema:
     model = {"type": "string", "minLength": 1} | ({"enum": sorted(models)} if models else {})
     stream = {"type": ["boolean", "null"], "description": "Whether the answer comes in server-sent events"}
-    return {"type": "object", "properties": {"model": model, "stream": stream}, "required": ["model"]}
+    return {"type": "object", "properties": {"model": model, "stream": stream}} | (
+        {} if path in UNNAMED else {"required": ["model"]}
+    )
 
 
 def _read(operation: str, summary: str, content: dict[str, Any], other: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -3,14 +3,16 @@ Models that are Poise services (`own`) share this address, and take precedence o
 
     front = Upstreams(compile_upstreams(document), choose, Metrics(CollectorRegistry()), keys)
     await front.start()
-    ...                     # an ASGI application for /v1/chat/completions, completions, embeddings and models
+    ...                     # an ASGI application for the routes `openai.ASKED` and /v1/models
+    await front.change(compile_upstreams(another), choose)
     await front.drained()
     await front.stop()
 
 Rules:
 
-* Bodies and answers are streamed unchanged. At most 128 KiB of an answer are buffered for its client; a client that
-  reads nothing for `stalled` is dropped. When a client disconnects, its upstream request is closed at once.
+* Bodies and answers are streamed unchanged, except for the model in a body that names an alias, or that goes to a
+  fallback; then `x-poise-model` of the answer names it. At most 128 KiB of an answer are buffered for its client; a
+  client that reads nothing for `stalled` is dropped. When a client disconnects, its upstream request is closed at once.
 * A request is retried on another upstream until the first byte of an answer is sent: after a failed connection, or 502,
   503 or 429; within the shared retry budget and `retries.most` per request. If a connection is lost after the request
   was sent, or a proxy reports that (502), it is retried once at most: the request may have killed the upstream. A
@@ -22,6 +24,10 @@ Rules:
 * The timeout, or the client's own (`x-request-timeout-seconds`, `x-envoy-upstream-rq-timeout-ms`,
   `x-stainless-read-timeout`), covers waiting, all attempts and the answer; upstreams get the remaining time.
 * Requests over capacity are refused at once, with 429 or 503 and the time to retry after.
+* A request that no upstream of its model can answer goes to the fallbacks of the model, in their order, before a byte
+  of an answer is sent: after 404, 429, 502 and 503, also those of upstreams. A prompt that lost upstreams does not.
+* A route that an upstream does not have (404, 405 or 501) is retried on the others, and not tried there again for a
+  while. The routes of chats, completions and embeddings are expected everywhere.
 """
 
 import asyncio
@@ -34,7 +40,7 @@ import aiohttp
 import msgspec
 
 from poise.errors import SpecError
-from poise.model.serving_upstreams import Front
+from poise.model.serving_upstreams import Discovery, Front, Upstream
 from poise.units import SECOND, format_bytes, format_duration
 from poise_serve.asgi import (
     ASK,
@@ -54,23 +60,28 @@ from poise_serve.asgi import (
     whole_body,
 )
 from poise_serve.client import FAILURES, NOT_SENT, Client, answered_on, asked_on, told_to_wait
+from poise_serve.discovery import Discoverer
 from poise_serve.embeddings import Embeddings
 from poise_serve.health import Prober
+from poise_serve.kernel.aliases import Aliases
 from poise_serve.kernel.quarantine import LOSSES, Quarantine
 from poise_serve.kernel.resilience import RetryBudget
 from poise_serve.metrics import Metrics
+from poise_serve.model.changes import UpstreamReport
 from poise_serve.openai import (
     ASKED,
     EMBEDDINGS,
     END_OF_EVENT,
     MODELS,
     NOT_AGAIN,
+    SOME_HAVE,
     USAGE_WITHIN,
     Question,
     Refused,
     cached_share,
     error_event,
     left,
+    naming,
     only_embeddings,
     prompt_key,
     read_deadlines,
@@ -78,6 +89,7 @@ from poise_serve.openai import (
     read_question,
     told_tokens,
     unknown_model,
+    unnamed_model,
 )
 from poise_serve.peers import News, Peers, Retried, Sent
 from poise_serve.pool import Choose, Member, Outcome, Place, Pool, model_of
@@ -93,6 +105,12 @@ REFUSES_US = frozenset({401, 403, 404})
 """Status codes of an upstream that rejects the front's key, or lacks a model that others have. These answers are
 instant, so the upstream looks idle. They count as failures once another upstream succeeds with the same request."""
 
+LACKS_ROUTE = frozenset({404, 405, 501})
+"""Status codes of an upstream that has not a route of `SOME_HAVE`."""
+
+FALLS_BACK = frozenset({404, 429, 502, 503})
+"""Status codes after which the fallbacks of a model answer."""
+
 LOST_BEHIND = 502
 """Status of a proxy whose own server was lost, perhaps because of the request."""
 
@@ -107,6 +125,14 @@ class Stalled(Exception):
     """The client has read nothing for too long."""
 
 
+class _Falls(Refused):
+    """An upstream refused a request that a fallback may answer."""
+
+    def __init__(self, outcome: Outcome, status: int, name: str) -> None:
+        super().__init__(status, f"The upstream `{name}` answered {status}", code="upstream_failed", reason=str(status))
+        self.outcome = outcome
+
+
 class Upstreams:
     """The ASGI application."""
 
@@ -119,14 +145,18 @@ class Upstreams:
         own: Mapping[str, Embeddings] | None = None,
         peers: Peers | None = None,
     ) -> None:
-        """`choose` is the router. `keys`: values of the environment variables named by `key_from`. `peers`: other
-        gateways before the same upstreams.
+        """`choose` is the router. `keys`: values of the environment variables named by `key_from`. `own` is live.
+        `peers`: other gateways before the same upstreams.
         """
         self._front = front
+        self._aliases = Aliases(front.aliases)
         self._metrics = metrics
-        self._own = own or {}
+        self._own = own if own is not None else {}
         self.pool = Pool(front, choose, metrics, _now, self._own, peers)
+        self._environment = keys
         self._keys = _keys(front, keys)
+        self._discovered: dict[str, tuple[Upstream, ...]] = {}
+        self._discoverer: Discoverer
         self._budget = RetryBudget(front.retries)
         self._peers = peers
         if peers is not None:
@@ -142,7 +172,54 @@ class Upstreams:
         """Start; returns after probing every upstream once, with or without success."""
         self._client = Client(self._keys, self._front.health.timeout)
         self._prober = Prober(self.pool, self._client, self._front.health, self._metrics, _now)
-        await self._prober.start()
+        self._discoverer = Discoverer(self._found)
+        self._discovered = await self._discoverer.look_up(self._front.discover)
+        self.pool.change(self._front, self._upstreams_now())
+        await self._prober.probe(self.pool.members)
+
+    def check(self, front: Front) -> None:
+        """Raise `SpecError` for a variable that is not set."""
+        _keys(front, self._environment)
+
+    async def change(self, front: Front, choose: Choose) -> None:
+        """Use another configuration, and another router. New upstreams are probed once, before the others get no more
+        requests. Running requests are answered. Raises `SpecError` for a variable that is not set.
+        """
+        keys = _keys(front, self._environment)
+        self._keys.clear()
+        self._keys.update(keys)
+        before = {one.name: self._discovered.get(one.name, ()) for one in front.discover}
+        self._discovered = before | await self._discoverer.look_up(front.discover)
+        self._front = front
+        self._aliases = Aliases(front.aliases)
+        self._budget.rules, self._prober.rules = front.retries, front.health
+        self.pool.choose = choose
+        await self._take(front)
+
+    async def _found(self, discovery: Discovery, upstreams: tuple[Upstream, ...]) -> None:
+        """Use the upstreams that a look-up has found."""
+        if self._discovered.get(discovery.name) != upstreams:
+            self._discovered[discovery.name] = upstreams
+            await self._take(self._front)
+
+    async def _take(self, front: Front) -> None:
+        """Use these upstreams and the discovered ones. Others get no more requests, once the new ones are probed."""
+        begun = self.pool.change(front, self._upstreams_now())
+        await self._prober.probe(begun)
+        self.pool.keep({one.name for one in self._upstreams_now()})
+        await self._prober.probe([])
+
+    def _upstreams_now(self) -> list[Upstream]:
+        return [*self._front.upstreams, *(one for found in self._discovered.values() for one in found)]
+
+    def drain(self, name: str, *, draining: bool) -> None:
+        """Let an upstream finish its requests and send it no more, or send it requests again."""
+        self.pool.drain(name, draining=draining)
+
+    @property
+    def states(self) -> list[UpstreamReport]:
+        """The upstreams as they are now."""
+        return self.pool.states()
 
     async def drained(self) -> None:
         """Refuse new requests and wait for the running ones, for at most `drain`."""
@@ -157,6 +234,7 @@ class Upstreams:
             for task in left_over:
                 task.cancel()
             await asyncio.wait(left_over)
+        await self._discoverer.stop()
         self.pool.close()
         await self._prober.stop()
         await self._client.close()
@@ -164,7 +242,7 @@ class Upstreams:
     @property
     def models(self) -> dict[str, list[str]]:
         """Names of the models known now, by route."""
-        known = list(self.pool.models())
+        known = [*self.pool.models(), *self._aliases]
         return {path: known + list(self._own) * (path == EMBEDDINGS) for path in ASKED}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,10 +260,11 @@ class Upstreams:
                 await self._list(path.removeprefix(MODELS).removeprefix("/"), send)
         except Refused as refused:
             self._metrics.errors.labels("", "", refused.reason).inc()
-            await answer(send, refused.status, refused.body(), refused.headers())
+            await answer(send, refused.status, refused.body(path), refused.headers())
 
     async def _list(self, name: str, send: Send) -> None:
         models = self.pool.models() | {own: model_of(own, "poise") for own in self._own}
+        models |= {alias: model_of(alias, "poise") for alias in self._aliases}
         if name and name not in models:
             raise unknown_model(name, list(models))
         found = models[name] if name else {"object": "list", "data": list(models.values())}
@@ -251,23 +330,35 @@ class Upstreams:
             raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=1) from None
         except TimeoutError:
             raise Refused(408, "The body was not here in time", code="timeout", reason="timeout") from None
-        request.question = read_question(scope["path"], request.body)
-        request.own = self._own.get(request.question.model)
+        question = read_question(scope["path"], request.body)
+        request.model = asked = question.model or self._only_model()
+        model = self._aliases.resolve(asked, question.key)
+        request.models = [model, *front.fallbacks.get(model, ())]
+        request.question = question._replace(model=model)
+        request.own = self._own.get(model)
         if request.own is None:
-            self.pool.serving(request.question.model)
+            if asked not in self._aliases and len(request.models) == 1:
+                self.pool.serving(model)
             self._check_quarantine(request)
         elif scope["path"] != EMBEDDINGS:
             raise only_embeddings(request.own.name)
         else:
             request.end_within(request.own.timeout, whole, first)
-        if not may_ask(scope, request.question.model):
-            message = f"This key may not ask the model `{request.question.model}`"
+        if not may_ask(scope, asked):
+            message = f"This key may not ask the model `{asked}`"
             raise Refused(403, message, code="model_not_allowed", param="model")
         request.headers = asked_on(scope["headers"])
         query = scope["query_string"].decode("latin-1")
         request.target = f"{scope['path']}?{query}" if query else scope["path"]
-        self._metrics.requests.labels(request.question.model).inc()
+        self._metrics.requests.labels(asked).inc()
         self._budget.on_request(request.began)
+
+    def _only_model(self) -> str:
+        """Return the model of a request that names none. Raises `Refused` if there are several."""
+        known = list(self.pool.models())
+        if len(known) != 1:
+            raise unnamed_model(known)
+        return known[0]
 
     def _check_quarantine(self, request: "_Request") -> None:
         """Raises `Refused` for a quarantined prompt."""
@@ -287,7 +378,7 @@ class Upstreams:
         try:
             async with asyncio.timeout_at(_loop_time(request.first_by)) as timer:
                 request.timer = timer
-                await (self._try(request) if request.own is None else self._embed(request, request.own))
+                await self._ask_models(request)
         except TimeoutError:
             taken = format_duration(_now() - request.began)
             self._count(request, "timeout")
@@ -296,7 +387,26 @@ class Upstreams:
             self._count(request, refused.reason)
             request.status = refused.status
             request.is_over = True
-            await answer(request.send, refused.status, refused.body(), refused.headers())
+            await answer(request.send, refused.status, refused.body(request.question.path), refused.headers())
+
+    async def _ask_models(self, request: "_Request") -> None:
+        """Ask the model of the request; while it cannot answer, ask its fallbacks."""
+        for place, model in enumerate(request.models):
+            request.question = request.question._replace(model=model)
+            request.own = self._own.get(model)
+            request.has_fallback = place + 1 < len(request.models)
+            try:
+                if request.own is None:
+                    await self._try(request)
+                elif request.question.path == EMBEDDINGS:
+                    await self._embed(request, request.own)
+                else:
+                    raise only_embeddings(model)
+                return
+            except Refused as refused:
+                if not request.has_fallback or refused.status not in FALLS_BACK or refused.final:
+                    raise
+                self._metrics.fallbacks.labels(model, request.models[place + 1], refused.reason).inc()
 
     async def _embed(self, request: "_Request", own: Embeddings) -> None:
         """Answer from a model that is a Poise service."""
@@ -304,7 +414,8 @@ class Upstreams:
         patience = 0 if request.is_ours else max(1, request.first_by - _now())
         body = await own.embed(request.body, patience, request.is_deferred, request.asker)
         length = str(len(body)).encode()
-        await self._begin(request, 200, [(b"content-type", b"application/json"), (b"content-length", length)])
+        headers = [(b"content-type", b"application/json"), (b"content-length", length), *request.renamed]
+        await self._begin(request, 200, headers)
         request.is_over = True
         await request.pass_on(body, more=False)
 
@@ -334,6 +445,9 @@ class Upstreams:
                 if is_final or not may_again or not self._may_retry():
                     message = f"The upstream `{name}` failed: {type(error).__name__}{_as_another(held)}"
                     raise Refused(502, message, code="upstream_failed", reason=reason, final=is_final) from None
+            except _Falls as refusal:
+                outcome = refusal.outcome
+                raise
             except asyncio.CancelledError:
                 if request.is_ours and request.timer.expired():  # a client's timeout may be too short for any
                     outcome = "failed"
@@ -348,15 +462,18 @@ class Upstreams:
     async def _ask(self, request: "_Request", place: Place, may_again: bool, tried: set[str]) -> tuple[Outcome, str]:
         """Send the request to this upstream. Returns the outcome and the reason to retry; empty if it was answered."""
         headers = [*request.headers, *left(max(1, request.due - _now()))]
-        response = await self._client.ask(place.member, request.target, request.body, headers)
+        response = await self._client.ask(place.member, request.target, request.sent, headers)
         try:
-            status = response.status
+            status, path = response.status, request.question.path
+            if path in SOME_HAVE and status in LACKS_ROUTE:
+                self.pool.lacks(place.member, path)
+                return "refused", "route"
             if status == LOST_BEHIND:
                 request.lost += 1
             may_again = may_again and request.lost < LOSSES and not _is_final(response)
             if status in RESTS:
                 self.pool.rest(place.member, told_to_wait(response))
-            refuses_us = status in REFUSES_US and len(self.pool.serving(request.question.model)) > 1
+            refuses_us = status in REFUSES_US and len(self.pool.serving(request.question.model, path)) > 1
             outcome: Outcome = "failed" if status in FAULTY else "neither" if refuses_us else "refused"
             if refuses_us:
                 request.refused_by.append(place.member)
@@ -366,6 +483,10 @@ class Upstreams:
             may_again = may_again and self._is_another_open(request, tried)
             if may_again and (refuses_us or (status in AGAIN and self._may_retry())):
                 return outcome, str(status)
+            if status in AGAIN and request.has_fallback and request.lost < LOSSES:
+                raise _Falls(outcome, status, place.member.name)
+            if path in SOME_HAVE and status < 300:
+                place.member.having[path] = request.question.model
             await self._pass_on(request, place, response)
             if status >= 400:
                 self._count(request, str(status))
@@ -398,7 +519,8 @@ class Upstreams:
     def _is_another_open(self, request: "_Request", tried: set[str]) -> bool:
         """Whether another upstream could take the request."""
         now = _now()
-        others = [member for member in self.pool.serving(request.question.model) if member.name not in tried]
+        question = request.question
+        others = [member for member in self.pool.serving(question.model, question.path) if member.name not in tried]
         return any(member.is_open(now) for member in others)
 
     async def _pass_on(self, request: "_Request", place: Place, response: aiohttp.ClientResponse) -> None:
@@ -407,7 +529,7 @@ class Upstreams:
         request.is_stream = response.content_type == "text/event-stream"
         if request.is_stream and response.status < 300:
             self.pool.began(place)
-        await self._begin(request, response.status, answered_on(response, place.member))
+        await self._begin(request, response.status, [*answered_on(response, place.member), *request.renamed])
         while chunk and not response.content.at_eof():
             await request.pass_on(chunk)
             chunk = await response.content.readany()
@@ -427,9 +549,9 @@ class Upstreams:
         if not request.is_begun:
             request.status = status
             refused = Refused(status, message, code=code)
-            await answer(request.send, status, refused.body(), refused.headers())
+            await answer(request.send, status, refused.body(request.question.path), refused.headers())
         elif request.is_stream and request.is_between_events:
-            await request.pass_on(error_event(message, code), more=False)
+            await request.pass_on(error_event(message, code, request.question.path), more=False)
         else:
             await abort(request.scope)
 
@@ -453,6 +575,11 @@ class _Request:
         self.send = send
         self.began = _now()
         self.question: Question
+        self.model = ""
+        """The model that the client named."""
+        self.models: list[str] = []
+        """The model to ask, and its fallbacks."""
+        self.has_fallback = False
         self.own: Embeddings | None = None
         self.asker = ANYBODY
         self.body = b""
@@ -487,6 +614,17 @@ class _Request:
         return float(told_tokens(self.end, "completion") or self._events)
 
     @property
+    def sent(self) -> bytes:
+        """The body for an upstream."""
+        return self.body if self.question.model == self.model else naming(self.body, self.question.model)
+
+    @property
+    def renamed(self) -> list[tuple[bytes, bytes]]:
+        """The header that names the model, if it is not the one that the client named."""
+        model = self.question.model
+        return [] if model == self.model else [(b"x-poise-model", model.encode("utf-8", "replace"))]
+
+    @property
     def is_between_events(self) -> bool:
         return not self.end or self.end.endswith(END_OF_EVENT)
 
@@ -505,15 +643,16 @@ class _Request:
 
 
 def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the API key of each upstream. Raises `SpecError` for a variable that is not set."""
+    """Return the API keys by the variables that have them. Raises `SpecError` for a variable that is not set."""
     made = {}
-    for place, told in enumerate(front.upstreams):
-        if not told.key_from:
-            continue
-        if not given.get(told.key_from):
-            at, hint = f"upstreams[{place}].key_from", f"export {told.key_from}=..."
-            raise SpecError("the variable with the key is not set", field=at, need=told.key_from, hint=hint)
-        made[told.name] = given[told.key_from]
+    for of, listed in (("upstreams", front.upstreams), ("discover", [one.like for one in front.discover])):
+        for place, told in enumerate(listed):
+            if not told.key_from:
+                continue
+            if not given.get(told.key_from):
+                at, hint = f"{of}[{place}].key_from", f"export {told.key_from}=..., where the gateway starts"
+                raise SpecError("the variable with the key is not set", field=at, need=told.key_from, hint=hint)
+            made[told.key_from] = given[told.key_from]
     return made
 
 

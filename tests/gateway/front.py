@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from typing import Any
 
 import httpx
@@ -18,7 +18,7 @@ from poise_serve.model.routing import RouteView
 from poise_serve.pool import Choose
 from poise_serve.upstreams import Upstreams
 
-QUICK = {"delay": "0s", "every": "100ms", "timeout": "1s", "failures": 2}
+QUICK = {"delay": "0s", "every": "100ms", "timeout": "5s", "failures": 2}
 EJECTS = {"failures": 2, "pause": "300ms", "longest": "2s", "slower": 0, "least": "200ms"}
 
 
@@ -36,9 +36,9 @@ class Front:
         self, urls: list[str], keys: dict[str, str], first: dict[str, Any], said: dict[str, Any], choose: Choose
     ) -> None:
         upstreams = [{"name": f"u{place}", "url": url} | first for place, url in enumerate(urls)]
-        document = {"kind": "upstreams", "upstreams": upstreams, "health": QUICK, "ejection": EJECTS} | said
-        self.metrics = Metrics(CollectorRegistry())
-        self.upstreams = Upstreams(compile_upstreams(document), choose, self.metrics, keys)
+        self.document = {"kind": "upstreams", "upstreams": upstreams, "health": QUICK, "ejection": EJECTS} | said
+        self.metrics, self.choose = Metrics(CollectorRegistry()), choose
+        self.upstreams = Upstreams(compile_upstreams(self.document), choose, self.metrics, keys)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["path"] == "/metrics":
@@ -57,12 +57,26 @@ class Front:
         """From another thread."""
         return asyncio.run_coroutine_threadsafe(self._end(), self._loop)
 
+    def change(self, **said: Any) -> None:
+        """From another thread: to the same file with these fields."""
+        self.document = self.document | said
+        changing = self.upstreams.change(compile_upstreams(self.document), self.choose)
+        asyncio.run_coroutine_threadsafe(changing, self._loop).result(10)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """From another thread."""
+        asyncio.run_coroutine_threadsafe(_called(function), self._loop).result(10)
+
     async def _end(self) -> None:
         await self.upstreams.drained()
         await self.upstreams.stop()
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def _called(function: Callable[[], object]) -> None:
+    function()
 
 
 @contextlib.contextmanager

@@ -90,7 +90,9 @@ class Model:
     `wait`: seconds before an answer begins, as many times as long as it has more requests than `slots`, if it has any;
     `pause`: between two words of a stream. `status`: answers with this error, and `retry_after`. `cut_after`: a stream
     ends without its end after so many words; `in_event`: within an event. `dies_of`: a prompt at which it breaks the
-    connection off, as a server that dies. `well`: whether probes are answered well. It keeps the `asked` bodies with
+    connection off, as a server that dies. `lacks`: routes that it has not. `said`: events that it answers with on a
+    route. `go`: cleared, it answers nothing until it is set. `well`: whether probes are answered well. It keeps the
+    `asked` bodies with
     their `headers`, and counts those that were `gone` before their answer was complete.
     """
 
@@ -105,6 +107,10 @@ class Model:
         self.cut_after = 0
         self.in_event = False
         self.dies_of = ""
+        self.lacks: set[str] = set()
+        self.said: dict[str, list[str]] = {}
+        self.go = threading.Event()
+        self.go.set()
         self.well = True
         self.padding = ""
         self.asked: list[dict[str, Any]] = []
@@ -141,12 +147,20 @@ class Model:
         if self.dies_of and asked.get("prompt") == self.dies_of:
             scope["extensions"]["poise.abort"]["now"]()
             return
+        while not self.go.is_set():  # noqa: ASYNC110 — another thread sets it
+            await asyncio.sleep(0.01)
         await asyncio.sleep(self.wait * max(1.0, self.running / self.slots if self.slots else 0.0))
         kind = "chat.completion" if "chat" in scope["path"] else "text_completion"
-        common = {"id": "1", "created": 1, "model": asked["model"], "system_fingerprint": self.name}
+        common = {"id": "1", "created": 1, "model": asked.get("model"), "system_fingerprint": self.name}
         if self.status != 200:
             error = {"message": f"{self.name} is told to fail", "type": "server_error", "param": None, "code": None}
             await self._whole(send, self.status, {"error": error})
+        elif scope["path"] in self.lacks:
+            await self._whole(send, 404, {"detail": "Not Found"})
+        elif scope["path"] in self.said:
+            await self._say(scope, send, self.said[scope["path"]])
+        elif scope["path"] in OTHERS:
+            await self._whole(send, 200, OTHERS[scope["path"]] | {"model": asked.get("model"), "by": self.name})
         elif scope["path"].endswith("embeddings"):
             data = [{"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}]
             usage = {"prompt_tokens": 1, "total_tokens": 1}
@@ -174,6 +188,17 @@ class Model:
             await asyncio.sleep(self.pause)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
+    async def _say(self, scope: MutableMapping[str, Any], send: Any, events: list[str]) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for event in events[: self.cut_after or None]:
+            await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        if self.cut_after:
+            await asyncio.sleep(0.05)
+            scope["extensions"]["poise.abort"]["now"]()
+            return
+        await send({"type": "http.response.body", "body": b""})
+
     async def _whole(self, send: Any, status: int, document: Any) -> None:
         body = json.dumps(document).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -181,6 +206,25 @@ class Model:
             headers.append((b"retry-after", self.retry_after.encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "/v1/rerank": {"results": [{"index": 0, "relevance_score": 0.5}], "usage": {"prompt_tokens": 7, "total_tokens": 7}},
+    "/tokenize": {"tokens": [1, 2, 3], "count": 3},
+    "/v1/messages": {
+        "id": "m", "type": "message", "role": "assistant", "stop_reason": "end_turn", "stop_sequence": None,
+        "content": [{"type": "text", "text": "Hello"}], "usage": {"input_tokens": 11, "output_tokens": 5},
+    },
+    "/v1/responses": {
+        "id": "r", "object": "response", "created_at": 1, "status": "completed", "parallel_tool_calls": False,
+        "tool_choice": "auto", "tools": [],
+        "output": [{"type": "message", "id": "o", "role": "assistant", "status": "completed",
+                    "content": [{"type": "output_text", "text": "Hello", "annotations": []}]}],
+        "usage": {"input_tokens": 11, "output_tokens": 5, "total_tokens": 16,
+                  "input_tokens_details": {"cached_tokens": 3}, "output_tokens_details": {"reasoning_tokens": 2}},
+    },
+}  # fmt: skip
+"""Whole answers of routes besides OpenAI's first ones."""
 
 
 def _choice(kind: str, field: str, text: str) -> dict[str, Any]:

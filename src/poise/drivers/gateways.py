@@ -2,8 +2,12 @@
 
 A client connects to a gateway's socket, beside those of its replicas, sends the window in nanoseconds and a line feed,
 and gets the reports as one JSON value. Only the owner can enter the folder. `poise_serve.reporting` is the server side.
+
+A second socket has the admin API (`poise_serve.admin`), over HTTP.
 """
 
+import http.client
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +16,18 @@ import msgspec
 from poise.decoding import json_decoder
 from poise.drivers import sockets
 from poise.drivers.lock import holder
+from poise.errors import ErrorRecord, Unreachable, from_record
 from poise.model.reports import ServiceReport
 from poise.units import MINUTE
+
+ADMIN = "/admin/"
+"""The paths of the admin API begin with this."""
+
+USER = b"x-poise-user"
+"""The header in which a client at the socket says who its user is."""
+
+ADMIN_SECONDS = 60.0
+"""Seconds within which a gateway must answer a request of the admin API: it looks up names and probes upstreams."""
 
 ANSWER_SECONDS = 2.0
 """Seconds within which a gateway must report."""
@@ -40,6 +54,48 @@ def running_gateways(folder: Path) -> list[int]:
 def socket_of(folder: Path, mark: str) -> Path:
     """Return the reporting socket of the gateway with this mark."""
     return folder / f"{mark}.sock"
+
+
+def admin_socket_of(folder: Path, mark: str) -> Path:
+    """Return the socket of the admin API of the gateway with this mark."""
+    return folder / f"{mark}.admin"
+
+
+class _AdminError(msgspec.Struct):
+    error: ErrorRecord
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=ADMIN_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock: socket.socket = sockets.connect(self._path, ADMIN_SECONDS)
+
+
+def ask_admin(folder: Path, mark: str, name: str, asked: object, user: str) -> bytes:
+    """Send a request to the admin API of a gateway, and return its answer, as JSON. `name`: the path behind `ADMIN`;
+    empty for a report, which has no request. Raises the `PoiseError` of the gateway, and `Unreachable`.
+    """
+    connection = _Connection(admin_socket_of(folder, mark))
+    method, body = ("POST", msgspec.json.encode(asked)) if name else ("GET", b"")
+    try:
+        connection.request(method, ADMIN + name, body, {USER.decode(): user.encode("ascii", "replace").decode()})
+        answer = connection.getresponse()
+        told = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        hint = f"its process: `cat {folder / f'{mark}.lock'}`"
+        raise Unreachable(f"the gateway {mark} does not answer: {error}", hint=hint) from None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        try:
+            record = json_decoder(_AdminError).decode(told).error
+        except msgspec.DecodeError:
+            record = ErrorRecord(code="E299", message=told.decode(errors="replace")[:200])
+        raise from_record(record, answer.status)
+    return told
 
 
 def _asked(path: Path, window: int) -> list[ServiceReport]:

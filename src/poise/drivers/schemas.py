@@ -232,6 +232,32 @@ _LABELS: Schema = {
     "additionalProperties": {"type": ["string", "number", "boolean"]},
 }
 
+_MODELS: Schema = {
+    "anyOf": [
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1},
+            "minItems": 1,
+            "maxItems": serving_upstreams.MAX_MODELS,
+        },
+        {"type": "null"},
+    ]
+}
+
+_OF_UPSTREAMS: dict[str, Schema] = {
+    "name": NAMES,
+    "models": _MODELS,
+    "key_from": {"pattern": f"^(?:{servicefile.VARIABLE})?$", "examples": ["GPU1_KEY"]},
+    "weight": {
+        "type": "number",
+        "minimum": 1 / serving_upstreams.MAX_WEIGHT,
+        "maximum": serving_upstreams.MAX_WEIGHT,
+    },
+    "limit": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
+    "tier": {"minimum": 0, "maximum": serving_upstreams.MAX_TIER},
+}
+"""The values of fields that declared and discovered upstreams share."""
+
 _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "policy.fairness": {"minimum": 0, "maximum": 1},
     "fleet.kind": {"const": "fleet"},
@@ -405,7 +431,33 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "key.tokens": {"pattern": f"^(?:{keys.ALLOWANCE})?$", "examples": ["1000000/d"]},
     "objective.latency_p99": DURATION,
     "upstreams.kind": {"const": "upstreams"},
-    "upstreams.upstreams": {"minItems": 1, "maxItems": serving_upstreams.MAX_UPSTREAMS},
+    "upstreams.upstreams": {"maxItems": serving_upstreams.MAX_UPSTREAMS},
+    "upstreams.discover": {"maxItems": serving_upstreams.MAX_UPSTREAMS},
+    "upstreams.aliases": {
+        "additionalProperties": {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {
+                    "type": "object",
+                    "additionalProperties": SHARE,
+                    "minProperties": 1,
+                    "maxProperties": serving_upstreams.MAX_FALLBACKS,
+                },
+            ]
+        },
+        "maxProperties": serving_upstreams.MAX_NAMES,
+        "examples": [{"gpt-4o": "llama-70b", "chat": {"llama-8b": "90%", "llama-9b": "10%"}}],
+    },
+    "upstreams.fallbacks": {
+        "additionalProperties": {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1},
+            "minItems": 1,
+            "maxItems": serving_upstreams.MAX_FALLBACKS,
+        },
+        "maxProperties": serving_upstreams.MAX_NAMES,
+        "examples": [{"llama-70b": ["llama-8b"]}],
+    },
     "upstreams.router": {"pattern": f"^(?:{NAME})?$"},
     "upstreams.timeout": DURATION,
     "upstreams.body": BYTES,
@@ -413,26 +465,11 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "upstreams.queue": {"minimum": 0, "maximum": serving_upstreams.MAX_LIMIT},
     "upstreams.stalled": DURATION,
     "upstreams.drain": DURATION,
-    "upstream.name": NAMES,
     "upstream.url": {"pattern": f"^{serving_upstreams.URL}$", "examples": ["gpu1:8000"]},
-    "upstream.models": {
-        "anyOf": [
-            {
-                "type": "array",
-                "items": {"type": "string", "minLength": 1},
-                "minItems": 1,
-                "maxItems": serving_upstreams.MAX_MODELS,
-            },
-            {"type": "null"},
-        ]
-    },
-    "upstream.key_from": {"pattern": f"^(?:{servicefile.VARIABLE})?$", "examples": ["GPU1_KEY"]},
-    "upstream.weight": {
-        "type": "number",
-        "minimum": 1 / serving_upstreams.MAX_WEIGHT,
-        "maximum": serving_upstreams.MAX_WEIGHT,
-    },
-    "upstream.limit": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
+    **{f"{of}.{name}": form for of in ("upstream", "discover") for name, form in _OF_UPSTREAMS.items()},
+    "discover.dns": {"pattern": f"^(?:{serving_upstreams.DNS})?$", "examples": ["vllm.models.svc:8000"]},
+    "discover.srv": {"pattern": f"^(?:{serving_upstreams.SRV})?$", "examples": ["_http._tcp.vllm.models.svc"]},
+    "discover.every": DURATION,
     "upstream.cache": {
         "anyOf": [{"type": "integer", "minimum": 0, "maximum": serving_upstreams.MAX_CACHE}, {"type": "null"}]
     },
@@ -488,7 +525,14 @@ _RULES: dict[str, Schema] = {
     "policy": {"required": ["kind", "name"]},
     "world": {"required": ["kind"]},
     "service": {"required": ["kind", "name", "model"]},
-    "upstreams": {"required": ["kind", "upstreams"]},
+    "upstreams": {
+        "required": ["kind"],
+        "anyOf": [
+            {"properties": {"upstreams": {"minItems": 1}}, "required": ["upstreams"]},
+            {"properties": {"discover": {"minItems": 1}}, "required": ["discover"]},
+        ],
+    },
+    "DiscoverSpec": {"anyOf": [{"required": ["dns"]}, {"required": ["srv"]}]},
     "notifications": {"required": ["kind"]},
     "keys": {"required": ["kind", "keys"]},
     "rules": {"required": ["kind", "rules"]},
@@ -809,6 +853,9 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "intensity.unit": "CO2e or price of a kWh.",
     "upstreams.kind": "`upstreams`.",
     "upstreams.upstreams": "The servers, each with OpenAI's API.",
+    "upstreams.discover": "Names in DNS. Each of their addresses is an upstream.",
+    "upstreams.aliases": "Other names of models: one model, or several with their shares of the requests.",
+    "upstreams.fallbacks": "Models that answer in place of a model while no upstream of it can.",
     "upstreams.router": "Router that chooses a server for each request. By default that of `poise serve`.",
     "upstreams.timeout": "Time from a request to the end of its answer, with waiting and retries.",
     "upstreams.objective": "Latency objective. Late answers are counted, and routers use it.",
@@ -823,11 +870,22 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "upstreams.health": "Health probes of upstreams.",
     "upstream.name": "Name in metrics and messages.",
     "upstream.url": "`host:port`, or a URL, with or without `/v1`.",
-    "upstream.models": "Its models. By default those that its `/v1/models` lists.",
-    "upstream.key_from": "Environment variable with the key for this upstream. Keys of clients are not forwarded.",
-    "upstream.weight": "Weight, for routers that use it.",
+    **{
+        f"{of}.{name}": meaning
+        for of in ("upstream", "discover")
+        for name, meaning in {
+            "models": "Its models. By default those that its `/v1/models` lists.",
+            "key_from": "Environment variable with the key for this upstream. Keys of clients are not forwarded.",
+            "weight": "Weight, for routers that use it.",
+            "limit": "Maximum number of concurrent requests; with `concurrency`, the upper limit.",
+            "tier": "Backup tier. It gets requests only while all upstreams of lower tiers are full or down.",
+        }.items()
+    },
     "upstream.cache": "Tokens of earlier prompts that it keeps. By default learned from its metrics and its answers.",
-    "upstream.limit": "Maximum number of concurrent requests; with `concurrency`, the upper limit.",
+    "discover.name": "Beginning of the names of the upstreams that are found.",
+    "discover.dns": "Host and port. Each address of the host is an upstream.",
+    "discover.srv": "Name of SRV records. Each of their servers is an upstream.",
+    "discover.every": "Interval of look-ups. SRV records are looked up again when they expire, if that is earlier.",
     "upstream.concurrency": "Let the number of concurrent requests follow latencies, from `min` to `limit`.",
     "concurrency.target_p99": "Target latency, which one answer in a hundred may exceed.",
     "concurrency.min": "Minimum number of concurrent requests.",

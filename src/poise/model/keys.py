@@ -21,16 +21,17 @@ from poise.model.spec import check_name
 from poise.model.tenants import DEFAULT, Role
 from poise.units import DAY, HOUR, MINUTE, SECOND
 
-Scope = Literal["ask", "read", "forget"]
-"""Permissions of a key: ask models; read metrics and canaries; delete cached answers (`forget`)."""
+Scope = Literal["ask", "read", "forget", "admin"]
+"""Permissions of a key: ask models; read metrics and canaries; delete cached answers (`forget`); change the
+configuration (`admin`)."""
 
 SCOPES_OF = {
     Role.NODE: frozenset[str](),
     Role.OBSERVER: frozenset({"read"}),
     Role.VIEWER: frozenset({"read"}),
     Role.SUBMITTER: frozenset({"ask", "read"}),
-    Role.OPERATOR: frozenset({"ask", "read", "forget"}),
-    Role.ADMIN: frozenset({"ask", "read", "forget"}),
+    Role.OPERATOR: frozenset({"ask", "read", "forget", "admin"}),
+    Role.ADMIN: frozenset({"ask", "read", "forget", "admin"}),
 }
 """Permissions of control-plane tokens, by role."""
 

@@ -8,9 +8,15 @@
     timeout: 10m
     objective: {latency_p99: 5s}
     health: {delay: 30s, every: 10s, timeout: 5s, failures: 3}
+    discover:
+      - {name: pool, dns: "vllm.models.svc:8000"}        # one upstream for each address of the name
+    aliases:
+      chat: {llama-8b: 90%, llama-9b: 10%}
+    fallbacks:
+      llama-9b: [llama-8b]
 
-An upstream is any server that speaks OpenAI's API (vLLM, SGLang, llama.cpp, another front). Only `upstreams` is
-required. `compile_upstreams` takes the parsed document and raises `SpecError` with every error.
+An upstream is any server that speaks OpenAI's API (vLLM, SGLang, llama.cpp, another front). Only `upstreams`, or
+`discover`, is required. `compile_upstreams` takes the parsed document and raises `SpecError` with every error.
 """
 
 import re
@@ -35,6 +41,11 @@ MAX_LIMIT = 100_000
 MAX_CACHE = 10**10
 """Maximum number of tokens of earlier prompts that one upstream keeps."""
 
+MAX_TIER = 9
+MAX_NAMES = 1000
+"""Maximum number of aliases, and of models with fallbacks."""
+
+MAX_FALLBACKS = 10
 MAX_WEIGHT = 1e6
 MAX_BODY = 2**30
 MAX_BODIES = 2**40
@@ -44,6 +55,8 @@ SHORTEST = MILLISECOND
 
 URL = r"(?:https?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?"
 PATH = r"/[A-Za-z0-9._~/-]*"
+DNS = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,250}[A-Za-z0-9])?\.?:[0-9]{1,5}"
+SRV = r"_[A-Za-z0-9-]{1,62}\._(?:tcp|udp)\.[A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?\.?"
 
 
 class ConcurrencySpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,6 +77,21 @@ class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 64
     cache: int | None = None
     concurrency: ConcurrencySpec | None = None
+    tier: int = 0
+
+
+class DiscoverSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Servers that a name in DNS lists."""
+
+    name: str
+    dns: str = ""
+    srv: str = ""
+    every: Quantity = "30s"
+    models: list[str] | None = None
+    key_from: str = ""
+    weight: float = 1.0
+    limit: int = 64
+    tier: int = 0
 
 
 class RetriesSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,6 +126,9 @@ class UpstreamsSpec(msgspec.Struct, forbid_unknown_fields=True):
 
     kind: str = ""
     upstreams: list[UpstreamSpec] = []
+    discover: list[DiscoverSpec] = []
+    aliases: dict[str, str | dict[str, Quantity]] = {}
+    fallbacks: dict[str, list[str]] = {}
     router: str = ""
     timeout: Quantity = "10m"
     objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
@@ -123,7 +154,8 @@ class Following(msgspec.Struct, frozen=True, kw_only=True):
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     """One server. `url` ends without `/` and without `/v1`; without `models`, the server is asked for them. `limit`:
     its maximum number of concurrent requests, also with `concurrency`. `cache`: tokens of earlier prompts that it
-    keeps; None if that is to be learned. `key_from`: the environment variable with its API key.
+    keeps; None if that is to be learned. `key_from`: the environment variable with its API key. `tier`: it gets
+    requests only while all upstreams of lower tiers are full or down.
     """
 
     name: str
@@ -134,6 +166,26 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 64
     cache: int | None = None
     concurrency: Following | None = None
+    tier: int = 0
+
+
+class Discovery(msgspec.Struct, frozen=True, kw_only=True):
+    """Upstreams found in DNS: one for each address of `dns` (`host:port`), or for each server of the `srv` records.
+    They are looked up again after `every` nanoseconds; `like` has their settings.
+    """
+
+    dns: str
+    srv: str
+    every: int
+    like: Upstream
+
+    @property
+    def name(self) -> str:
+        return self.like.name
+
+
+Shares = tuple[tuple[str, float], ...]
+"""Models of an alias with their shares of its requests, which sum to 1."""
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,10 +225,14 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
 
     `body` and `bodies`: maximum bytes of one request, and of all requests in progress. `queue`: maximum number of
     requests that wait while all upstreams are at their limits. `stalled`: a client that reads nothing of its answer for
-    this long is dropped. `router` is empty for the default.
+    this long is dropped. `router` is empty for the default. `aliases`: other names of models. `fallbacks`: models that
+    answer, in this order, while no upstream of a model can.
     """
 
     upstreams: tuple[Upstream, ...]
+    discover: tuple[Discovery, ...] = ()
+    aliases: dict[str, Shares] = {}
+    fallbacks: dict[str, tuple[str, ...]] = {}
     router: str
     timeout: int
     objective: int
@@ -219,6 +275,10 @@ _EXAMPLES = {
     "concurrency": "concurrency: {target_p99: 500ms}",
     "target_p99": "concurrency: {target_p99: 500ms}",
     "min": "concurrency: {target_p99: 500ms, min: 2}",
+    "tier": "tier: 1",
+    "discover": 'discover: [{name: pool, dns: "vllm.models.svc:8000"}]',
+    "aliases": "aliases: {chat: {llama-8b: 90%, llama-9b: 10%}}",
+    "fallbacks": "fallbacks: {llama-70b: [llama-8b]}",
     "router": "router: least-outstanding",
     "timeout": "timeout: 10m",
     "objective": "objective: {latency_p99: 5s}",
@@ -243,7 +303,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
     if top.kind != "upstreams":
         what = "this file is not about upstreams"
         found.add(SpecError(what, field="kind", need="upstreams", have=top.kind, hint="kind: upstreams"))
-    if not 1 <= len(top.upstreams) <= MAX_UPSTREAMS:
+    if not (1 if not top.discover else 0) <= len(top.upstreams) <= MAX_UPSTREAMS:
         need, have = f"1 to {MAX_UPSTREAMS}", str(len(top.upstreams))
         found.add(SpecError("invalid number of upstreams", field="upstreams", need=need, have=have))
     if top.router:
@@ -270,8 +330,12 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
 
     ejection, health = top.ejection, top.health
     _check_path(health.path, found)
+    upstreams = _upstreams(top.upstreams, number, real, time, found)
     return Front(
-        upstreams=_upstreams(top.upstreams, number, real, time, found),
+        upstreams=upstreams,
+        discover=_discoveries(top.discover, {one.name for one in upstreams}, number, real, time, found),
+        aliases=_aliases(top.aliases, found),
+        fallbacks=_fallbacks(top.fallbacks, found),
         router=top.router,
         timeout=time(top.timeout, "timeout"),
         objective=time(top.objective.latency_p99, "objective.latency_p99", 0),
@@ -312,20 +376,10 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, time: Any, fou
         if not re.fullmatch(URL, spec.url):
             need = "host:port, or a URL without a user"
             found.add(SpecError("this is not a URL of a server", field=f"{at}.url", need=need, have=spec.url[:80]))
-        if spec.key_from and not re.fullmatch(VARIABLE, spec.key_from):
-            need = "the name of a variable of the environment, not the key"
-            found.add(SpecError("this is not a name of a variable", field=f"{at}.key_from", need=need))
-        models = spec.models
-        if models is not None and (not 1 <= len(models) <= MAX_MODELS or not all(models)):
-            need = f"1 to {MAX_MODELS} names; without the field, those that it tells"
-            found.add(SpecError("these are not names of models", field=f"{at}.models", need=need))
-        made[spec.name] = Upstream(
-            name=spec.name,
+        told = _settings(spec, at, number, real, found)
+        made[spec.name] = msgspec.structs.replace(
+            told,
             url=("" if "://" in spec.url else "http://") + spec.url.rstrip("/").removesuffix("/v1"),
-            models=tuple(dict.fromkeys(models or ())),
-            key_from=spec.key_from,
-            weight=real(spec.weight, 1 / MAX_WEIGHT, MAX_WEIGHT, f"{at}.weight"),
-            limit=number(spec.limit, 1, MAX_LIMIT, f"{at}.limit"),
             cache=None if spec.cache is None else number(spec.cache, 0, MAX_CACHE, f"{at}.cache"),
             concurrency=None
             if spec.concurrency is None
@@ -335,6 +389,92 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, time: Any, fou
             ),
         )
     return tuple(made.values())
+
+
+def _settings(spec: UpstreamSpec | DiscoverSpec, at: str, number: Any, real: Any, found: Findings) -> Upstream:
+    """Compile the settings that declared and discovered upstreams share; the URL is empty."""
+    if spec.key_from and not re.fullmatch(VARIABLE, spec.key_from):
+        need = "the name of a variable of the environment, not the key"
+        found.add(SpecError("this is not a name of a variable", field=f"{at}.key_from", need=need))
+    models = spec.models
+    if models is not None and (not 1 <= len(models) <= MAX_MODELS or not all(models)):
+        need = f"1 to {MAX_MODELS} names; without the field, those that it tells"
+        found.add(SpecError("these are not names of models", field=f"{at}.models", need=need))
+    return Upstream(
+        name=spec.name,
+        url="",
+        models=tuple(dict.fromkeys(models or ())),
+        key_from=spec.key_from,
+        weight=real(spec.weight, 1 / MAX_WEIGHT, MAX_WEIGHT, f"{at}.weight"),
+        limit=number(spec.limit, 1, MAX_LIMIT, f"{at}.limit"),
+        tier=number(spec.tier, 0, MAX_TIER, f"{at}.tier"),
+    )
+
+
+def _discoveries(
+    specs: list[DiscoverSpec], taken: set[str], number: Any, real: Any, time: Any, found: Findings
+) -> tuple[Discovery, ...]:
+    if len(specs) > MAX_UPSTREAMS:
+        need, have = f"at most {MAX_UPSTREAMS}", str(len(specs))
+        found.add(SpecError("too many names to look up", field="discover", need=need, have=have))
+    made: dict[str, Discovery] = {}
+    for place, spec in enumerate(specs[:MAX_UPSTREAMS]):
+        at = f"discover[{place}]"
+        found.get(None, check_name, spec.name, f"{at}.name")
+        if spec.name in made or spec.name in taken:
+            what = f"there is another upstream `{spec.name}`"
+            found.add(SpecError(what, code="E107", field=f"{at}.name", have=spec.name))
+        if bool(spec.dns) == bool(spec.srv):
+            need = "`dns: host:port`, or `srv: _service._tcp.name`"
+            found.add(SpecError("needs either `dns` or `srv`", field=at, need=need))
+        elif spec.dns and not re.fullmatch(DNS, spec.dns):
+            need = "host:port"
+            found.add(SpecError("this is not a name with a port", field=f"{at}.dns", need=need, have=spec.dns[:80]))
+        elif spec.srv and not re.fullmatch(SRV, spec.srv):
+            need = "_service._tcp.name"
+            found.add(SpecError("this is not a name of SRV records", field=f"{at}.srv", need=need, have=spec.srv[:80]))
+        like = _settings(spec, at, number, real, found)
+        made[spec.name] = Discovery(dns=spec.dns, srv=spec.srv, every=time(spec.every, f"{at}.every"), like=like)
+    return tuple(made.values())
+
+
+def _aliases(specs: dict[str, str | dict[str, Quantity]], found: Findings) -> dict[str, Shares]:
+    _check_count(specs, "aliases", found)
+    made: dict[str, Shares] = {}
+    for name, told in specs.items():
+        at = f"aliases.{name}"
+        given: dict[str, Quantity] = {told: 1} if isinstance(told, str) else told
+        shares = tuple(
+            (model, found.get(0, parse_or_raise, parse_share, share, f"{at}.{model}", 1000) / 1000)
+            for model, share in given.items()
+        )
+        if not name or not all(given) or len(given) > MAX_FALLBACKS:
+            need = f"1 to {MAX_FALLBACKS} models"
+            found.add(SpecError("an alias needs a name, and models with names", field=at, need=need))
+        elif abs(sum(share for _, share in shares) - 1) > 1e-9:
+            have = f"{sum(share for _, share in shares):.1%}"
+            found.add(SpecError("the shares of an alias sum to 100 %", field=at, need="100%", have=have))
+        for model in given:
+            if model in specs and model != name:
+                what = "an alias of an alias is not resolved"
+                found.add(SpecError(what, field=f"{at}.{model}", need="the name of a model", have=model))
+        made[name] = shares
+    return made
+
+
+def _fallbacks(specs: dict[str, list[str]], found: Findings) -> dict[str, tuple[str, ...]]:
+    _check_count(specs, "fallbacks", found)
+    for name, models in specs.items():
+        if not name or not 1 <= len(models) <= MAX_FALLBACKS or not all(models) or name in models:
+            need = f"1 to {MAX_FALLBACKS} other models"
+            found.add(SpecError("these are not fallbacks of a model", field=f"fallbacks.{name}", need=need))
+    return {name: tuple(dict.fromkeys(models)) for name, models in specs.items()}
+
+
+def _check_count(specs: dict[str, Any], field: str, found: Findings) -> None:
+    if len(specs) > MAX_NAMES:
+        need, have = f"at most {MAX_NAMES}", str(len(specs))
+        found.add(SpecError(f"too many {field}", field=field, need=need, have=have))
 
 
 def _check_path(path: str, found: Findings) -> None:

@@ -52,7 +52,7 @@ class Breaker:
     """
 
     def __init__(self, rules: Ejection) -> None:
-        self._rules = rules
+        self.rules = rules
         self._failures = 0
         self._pause = 0
         self._until = 0
@@ -87,11 +87,11 @@ class Breaker:
         if now < self._until:
             return False
         self._failures += 1
-        if not self._ejected and (self._failures < self._rules.failures or not may_eject):
+        if not self._ejected and (self._failures < self.rules.failures or not may_eject):
             return False
         was = self._until
-        first = now - was > self._rules.longest or not was
-        self._pause = self._rules.pause if first else min(2 * self._pause, self._rules.longest)
+        first = now - was > self.rules.longest or not was
+        self._pause = self.rules.pause if first else min(2 * self._pause, self.rules.longest)
         self._until = now + self._pause
         self._ejected, self._trial, self._failures = True, False, 0
         return True
@@ -107,7 +107,7 @@ class RetryBudget:
     """
 
     def __init__(self, rules: Retries) -> None:
-        self._rules = rules
+        self.rules = rules
         self._slices: list[tuple[int, int, int]] = []  # index of the slice, requests, retries
 
     def on_request(self, now: int) -> None:
@@ -122,7 +122,7 @@ class RetryBudget:
         self._add(now, 0, 0)
         asked = sum(requests for _, requests, _ in self._slices)
         again = sum(tries for _, _, tries in self._slices)
-        if self._rules.share == 0 or again >= SPARE + self._rules.share * asked:
+        if self.rules.share == 0 or again >= SPARE + self.rules.share * asked:
             return False
         self._add(now, 0, 1)
         return True
@@ -143,7 +143,7 @@ class Health:
     """
 
     def __init__(self, rules: Probing, now: int) -> None:
-        self._rules = rules
+        self.rules = rules
         self._began = now
         self._misses = 0
         self.state: Literal["starting", "healthy", "unhealthy"] = "starting"
@@ -152,9 +152,9 @@ class Health:
         if went_well:
             self._misses = 0
             self.state = "healthy"
-        elif self.state != "starting" or now - self._began >= self._rules.delay:
+        elif self.state != "starting" or now - self._began >= self.rules.delay:
             self._misses += 1
-            if self._misses >= self._rules.failures:
+            if self._misses >= self.rules.failures:
                 self.state = "unhealthy"
 
 

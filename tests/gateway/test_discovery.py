@@ -1,0 +1,211 @@
+"""Upstreams from DNS, with a name server that says what a test tells it to, over real UDP and TCP."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+import pytest
+
+from gateway.front import front
+from gateway.server import models
+from poise.model.serving_upstreams import Discovery, Upstream, compile_upstreams
+from poise_serve import dns
+from poise_serve.discovery import Discoverer
+from poise_serve.dns import Server, Unresolved
+
+
+def name(text: str) -> bytes:
+    return b"".join(bytes([len(label)]) + label.encode() for label in text.split(".")) + b"\0"
+
+
+def srv(priority: int, weight: int, port: int, host: bytes, ttl: int = 30) -> bytes:
+    told = struct.pack(">3H", priority, weight, port) + host
+    return b"\xc0\x0c" + struct.pack(">2HIH", 33, 1, ttl, len(told)) + told
+
+
+def answer(query: bytes, *records: bytes, flags: int = 0x8180) -> bytes:
+    return query[:2] + struct.pack(">5H", flags, 1, len(records), 0, 0) + query[12:] + b"".join(records)
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers each query over UDP with what `says` makes of it; nothing, if that is empty."""
+
+    def __init__(self) -> None:
+        self.says: Callable[[bytes], bytes] = lambda query: answer(query)
+        self.over_tcp: Callable[[bytes], bytes] = lambda query: answer(query)
+        self.place = ("127.0.0.1", 0)
+        self.failed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+        self.place = transport.get_extra_info("sockname")
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if told := self.says(data):
+            self._transport.sendto(told, addr)
+
+    def fails(self, query: bytes) -> bytes:
+        self.failed.set()
+        return answer(query, flags=0x8182)
+
+    async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        (length,) = struct.unpack(">H", await reader.readexactly(2))
+        told = self.over_tcp(await reader.readexactly(length))
+        writer.write(struct.pack(">H", len(told)) + told)
+        await writer.drain()
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def name_server() -> AsyncIterator[NameServer]:
+    loop = asyncio.get_running_loop()
+    transport, made = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
+    tcp = await asyncio.start_server(made.serve_tcp, *made.place)
+    try:
+        yield made
+    finally:
+        tcp.close()
+        transport.close()
+
+
+async def ask(says: Callable[[bytes], bytes]) -> list[Server]:
+    async with name_server() as there:
+        there.says = says
+        return await dns.servers("_http._tcp.vllm.test", [there.place])
+
+
+def test_srv_records_are_read_with_their_ttl_and_compressed_names() -> None:
+    def says(query: bytes) -> bytes:
+        return answer(
+            query,
+            srv(0, 5, 8000, b"\x01a\xc0\x17", ttl=7),  # `a.` and a pointer to `vllm.test` in the question
+            srv(10, 0, 8001, name("b.test")),
+        )
+
+    assert asyncio.run(ask(says)) == [Server("a.vllm.test", 8000, 0, 5, 7), Server("b.test", 8001, 10, 0, 30)]
+
+
+def test_a_name_that_does_not_exist_has_no_servers() -> None:
+    assert asyncio.run(ask(lambda query: answer(query, flags=0x8183))) == []
+    assert asyncio.run(ask(lambda query: answer(query, srv(0, 0, 0, b"\0")))) == [], "`.` is no server"
+
+
+def test_an_answer_that_was_cut_is_asked_over_tcp() -> None:
+    async def run() -> list[Server]:
+        async with name_server() as there:
+            there.says = lambda query: answer(query, flags=0x8380)
+            there.over_tcp = lambda query: answer(query, *[srv(0, 0, 8000 + at, name("a.test")) for at in range(100)])
+            return await dns.servers("_http._tcp.vllm.test", [there.place])
+
+    assert len(asyncio.run(run())) == 100
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        lambda query: b"x",
+        lambda query: answer(query, flags=0x8182),
+        lambda query: answer(query, flags=0x0180),
+        lambda query: b"\0\0" + answer(query)[2:] if query[:2] != b"\0\0" else b"\1\1" + answer(query)[2:],
+        lambda query: answer(query, srv(0, 0, 1, b"\xc0\xff")),
+        lambda query: answer(query, srv(0, 0, 1, b"\x3fa")),
+        lambda query: answer(query, b"\xc0\x0c\x00"),
+        lambda query: answer(query, srv(0, 0, 1, b"\x01\xff\0")),
+        lambda query: answer(query, srv(0, 0, 1, b"\x80a\0")),
+    ],
+)  # fmt: skip
+def test_what_is_no_answer_is_an_error(says: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(Unresolved, match=r"_http._tcp.vllm.test: 127.0.0.1"):
+        asyncio.run(ask(says))
+
+
+def test_a_name_server_that_is_away_is_an_error_and_the_next_one_is_asked() -> None:
+    async def run() -> list[Server]:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+            free.bind(("127.0.0.1", 0))
+            away = free.getsockname()
+        async with name_server() as there:
+            there.says = lambda query: answer(query, srv(0, 0, 8000, name("a.test")))
+            with pytest.raises(Unresolved):
+                await dns.servers("_http._tcp.vllm.test", [away])
+            return await dns.servers("_http._tcp.vllm.test", [away, there.place])
+
+    assert [one.host for one in asyncio.run(run())] == ["a.test"]
+
+
+def discovery(**more: object) -> Discovery:
+    document = {"kind": "upstreams", "discover": [{"name": "pool", "limit": 8, "weight": 2} | more]}
+    return compile_upstreams(document).discover[0]
+
+
+def test_priorities_are_tiers_and_weights_are_weights() -> None:
+    async def run() -> tuple[Upstream, ...]:
+        async with name_server() as there:
+            there.says = lambda query: answer(
+                query, srv(10, 5, 8000, name("a.test")), srv(10, 0, 8001, name("a.test")), srv(20, 1, 1, name("b.test"))
+            )
+            discoverer = Discoverer(lambda *_: asyncio.sleep(0), [there.place])
+            found = await discoverer.look_up([discovery(srv="_http._tcp.vllm.test")])
+            await discoverer.stop()
+            return found["pool"]
+
+    found = [(one.name, one.url, one.tier, one.weight, one.limit) for one in asyncio.run(run())]
+    assert found == [
+        ("pool-a.test-8000", "http://a.test:8000", 0, 10, 8),
+        ("pool-a.test-8001", "http://a.test:8001", 0, 2, 8),
+        ("pool-b.test-1", "http://b.test:1", 1, 2, 8),
+    ]
+
+
+def test_names_are_looked_up_again_and_a_failure_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SRV records when they expire."""
+    monkeypatch.setattr("poise_serve.discovery.SHORTEST", 0.01)
+    told: list[list[str]] = []
+
+    async def run() -> None:
+        changed = asyncio.Event()
+
+        async def found(of: Discovery, upstreams: tuple[Upstream, ...]) -> None:
+            told.append([one.name for one in upstreams])
+            changed.set()
+
+        async with name_server() as there:
+            there.says = lambda query: answer(query, srv(0, 0, 1, name("a.test"), ttl=0))
+            discoverer = Discoverer(found, [there.place])
+            first = await discoverer.look_up([discovery(srv="_http._tcp.vllm.test", every="1m")])
+            assert [one.name for one in first["pool"]] == ["pool-a.test-1"]
+            there.says = lambda query: answer(query, srv(0, 0, 2, name("a.test"), ttl=0))
+            await asyncio.wait_for(_until(lambda: told[-1:] == [["pool-a.test-2"]], changed), 10)
+            there.says, failed = there.fails, there.failed
+            await asyncio.wait_for(failed.wait(), 10)
+            assert told[-1] == ["pool-a.test-2"]
+            await discoverer.stop()
+
+    asyncio.run(run())
+
+
+async def _until(true: Callable[[], bool], changed: asyncio.Event) -> None:
+    while not true():
+        await changed.wait()
+        changed.clear()
+
+
+def test_addresses_of_a_host_are_upstreams() -> None:
+    with models("a") as (_, urls):
+        port = urls[0].rpartition(":")[2]
+        discover = [{"name": "pool", "dns": f"localhost:{port}", "every": "1s"}]
+        with front([], discover=discover) as (app, _):
+            states = {one.name: one.state for one in app.upstreams.states}
+            assert states[f"pool-127.0.0.1-{port}"] == "healthy"
+            app.change(discover=[], upstreams=[{"name": "a", "url": urls[0]}])
+            assert [one.name for one in app.upstreams.states] == ["a"]
+
+
+def test_a_host_that_cannot_be_looked_up_leaves_the_others() -> None:
+    with models("a") as (_, urls):
+        discover = [{"name": "pool", "dns": "no-such-host.invalid:80"}]
+        with front(urls, discover=discover) as (app, _):
+            assert [one.name for one in app.upstreams.states] == ["u0"]
