@@ -51,8 +51,8 @@ HEADLESS = re.compile(r"(?:What(?!-)|Who|Whoever|Whatever|Whichever|That which|O
 VERBS = (
     "Add Answer Ask Attach Break Build Cancel Capture Change Check Close Compare Complete Copy Create Decide Delete "
     "Explain Export Find Follow Forecast Forget Generate Hold Import Join Leave Let List Make Measure Move Open "
-    "Print Release Remove Repeat Replay Report Reserve Restart Restore Resume Revoke Run Send Serve Set Share Show "
-    "Simulate Start Stop Submit Test Try Update Upgrade Wait Watch Write"
+    "Print Promote Release Remove Repeat Replay Report Reserve Restart Restore Resume Revoke Run Send Serve Set Share "
+    "Show Simulate Start Stop Submit Test Try Update Upgrade Wait Watch Write"
 )
 """What the help of a command begins with."""
 

@@ -8,7 +8,10 @@
     GET  /canaries          how versions on trial do
     GET  /openapi.json      all of this, and what each model takes and gives
     DELETE /cache/NAME      forget what is kept of this service's answers, on all gateways
-    /v1/...                 OpenAI's API: what upstreams answer, and services that say so, if there are any
+    /v1/...                 OpenAI's API: what upstreams answer, and services that say so, if there are any; and the
+                            other routes of model servers (`poise_serve.openai`)
+    /v2/...                 KServe's protocol (`poise_serve.kserve`)
+    /admin/...              changes of the configuration (`poise_serve.admin`)
 
 A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
 deferred` where it may wait until there is nothing else to do. Of a service with a cache it may say `Cache-Control:
@@ -18,13 +21,14 @@ believes any name.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
 from poise.drivers.exposition import CONTENT_TYPE, text_of
+from poise.drivers.gateways import ADMIN
 from poise.errors import SpecError
 from poise.model.servicefile import MAX_BODY
 from poise.units import SECOND
@@ -32,6 +36,7 @@ from poise_serve.asgi import (
     ASK,
     GONE,
     READ,
+    App,
     Gone,
     NoRoom,
     Receive,
@@ -50,7 +55,8 @@ from poise_serve.asgi import (
 from poise_serve.cached import Cached, Noted
 from poise_serve.canary import Trial
 from poise_serve.kernel.batcher import Refuse
-from poise_serve.openai import MOST_SECONDS
+from poise_serve.kserve import PREFIX, Inferences, KServe
+from poise_serve.openai import MOST_SECONDS, is_api
 from poise_serve.peers import Peers
 from poise_serve.refusals import Refused, no_room, refusal, too_large
 from poise_serve.schema import document
@@ -66,7 +72,8 @@ FORGET = ("DELETE",)
 
 class Gateway:
     """The ASGI application. `fronts`: receivers of requests by name; `services`: all services; `trials`: canary trials;
-    `kept`: caches by the name in requests; `rest`: the application under /v1/, if any.
+    `kept`: caches by the name in requests. These are live. `rest`: the application under /v1/, if any; `admin`: the
+    one under /admin/.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class Gateway:
         registry: CollectorRegistry,
         rest: Upstreams | None = None,
         peers: Peers | None = None,
+        version_of: Callable[[str], str] = lambda name: "1",
     ) -> None:
         """`peers`: other gateways, whose metrics are shown with its own."""
         self._peers = peers
@@ -86,10 +94,13 @@ class Gateway:
         self._trials = trials
         self._kept = kept
         self._registry = registry
-        self._rest = rest
+        self.rest = rest
+        self.admin: App | None = None
         self._measuring: asyncio.Task[bytes] | None = None
         self.draining = False
         self.room = Room(MOST_BODIES)  # a limit that lets any batch fit into a frame
+        inferences = Inferences(fronts, services, version_of, self._admit_named)
+        self._kserve = KServe(inferences, self.room)
 
     def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
         """Return the service, the client's timeout (nanoseconds, 0: that of the service), whether it is deferred, and
@@ -108,6 +119,9 @@ class Gateway:
                 asker = _saying(asker, name, value)
         return service, timeout, deferred, asker
 
+    def _admit_named(self, name: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
+        return self.admit(f"/predict/{name}", headers)
+
     def _name(self, path: str) -> str:
         """Return the name of the requested service. Raises `Refused`."""
         name = path[len("/predict") :].lstrip("/")
@@ -119,8 +133,14 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if self._rest is not None and path.startswith("/v1/"):
-            await self._rest(scope, receive, send)
+        if self.rest is not None and is_api(path):
+            await self.rest(scope, receive, send)
+            return
+        if path == PREFIX or path.startswith(f"{PREFIX}/"):
+            await self._kserve(scope, receive, send)
+            return
+        if self.admin is not None and path.startswith(ADMIN):
+            await self.admin(scope, receive, send)
             return
         more: list[tuple[bytes, bytes]] = []
         try:
@@ -167,6 +187,7 @@ class Gateway:
                 told.set_result(one)
 
         try:
+            service = self._fronts[self._name(scope["path"])]  # another version may serve since the body began
             number = service.ask(body, tell, timeout, deferred, asker)
             try:
                 made = told.result() if told.done() else await until_gone(scope, told)
@@ -187,7 +208,7 @@ class Gateway:
             return READ
         if path.startswith(CACHE):
             return FORGET
-        known = [f"/predict/{name}" for name in self._fronts] + ["/v1/models"] * (self._rest is not None)
+        known = [f"/predict/{name}" for name in self._fronts] + ["/v1/models"] * (self.rest is not None)
         raise Refused(404, f"there is nothing at {path[:100]}; there is {', '.join(known)}, /openapi.json")
 
     async def _forget(self, name: str) -> tuple[int, bytes, str]:
@@ -217,7 +238,7 @@ class Gateway:
             told = {name: trial.report() for name, trial in self._trials.items()}
         elif path == "/openapi.json":
             forms = {name: self._services[name].forms for name in self._fronts}
-            told = document(forms, self._kept, None if self._rest is None else self._rest.models)
+            told = document(forms, self._kept, None if self.rest is None else self.rest.models)
         return status, msgspec.json.encode(told), JSON
 
     async def _measure(self) -> bytes:

@@ -341,6 +341,10 @@ class Server(web.Server):
 
     async def start(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        self._looking = loop.create_task(self._look())
+        if listening.family == socket.AF_UNIX:
+            self._listening = await loop.create_unix_server(self, sock=listening)
+            return
         tls = self._tls
         self._listening = await loop.create_server(
             self,
@@ -349,7 +353,6 @@ class Server(web.Server):
             ssl_handshake_timeout=HANDSHAKE if tls is not None else None,
             ssl_shutdown_timeout=FAREWELL if tls is not None else None,
         )
-        self._looking = loop.create_task(self._look())
 
     async def stop(self) -> None:
         """Stop listening, and close all connections within a second."""

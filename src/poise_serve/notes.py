@@ -1,8 +1,8 @@
-"""Stores a service's replica jobs and trial outcome, so that the next gateway can take over from a killed one."""
+"""Stores a service's replica jobs, so that the next gateway can take over from a killed one."""
 
 import contextlib
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -12,14 +12,13 @@ from poise.drivers.whole import write_whole
 
 class Noted(msgspec.Struct):
     """State of a service. `asked`: number of replicas requested so far. `key`: key of the submission in progress, if
-    any. `ready`: whether any replica was ever ready. `trial`: outcome of its canary trial.
+    any. `ready`: whether any replica was ever ready.
     """
 
     asked: int = 0
     key: str = ""
     jobs: list[str] = []
     ready: bool = False
-    trial: Literal["", "promoted", "rolled back"] = ""
 
 
 class Notes:
@@ -41,4 +40,11 @@ class Notes:
         self._path.unlink(missing_ok=True)
 
 
-__all__ = ["Noted", "Notes"]
+def leftovers(folder: Path, mark: str, known: Collection[str]) -> Iterator[Notes]:
+    """Yield the notes of a gateway on versions of services other than the known ones."""
+    for path in sorted(folder.glob(f"*.{mark}.json")):
+        if path.name.removesuffix(f".{mark}.json") not in known:
+            yield Notes(path)
+
+
+__all__ = ["Noted", "Notes", "leftovers"]

@@ -244,7 +244,7 @@ class Pool:
         self.members = [member for member in self.members if member.name in names]
         for member in gone:
             if not member.running:
-                self._forget(member)
+                self._leave(member)
         self.wake()
 
     def states(self) -> list[UpstreamReport]:
@@ -257,8 +257,9 @@ class Pool:
             member.is_draining = draining
             self.wake()
 
-    def _forget(self, member: Member) -> None:
+    def _leave(self, member: Member) -> None:
         """Drop a removed upstream that has answered all its requests."""
+        self._theirs = {known: server for known, server in self._theirs.items() if server != member.name}
         del self._by_name[member.name]
         self._estimates.remove(member.name)
         self._metrics.forget(member.name)
@@ -325,7 +326,7 @@ class Pool:
         if member not in self.members:  # it was removed
             self._estimates.dropped(member.name, str(place.turn), now)
             if not member.running:
-                self._forget(member)
+                self._leave(member)
             return
         was_ejected = member.breaker.is_ejected
         took = now - place.sent - held

@@ -41,6 +41,9 @@ NAME_TAKEN = "E107"
 SAY_WHY_AFTER = 2.0
 """Seconds that a replica waits for placement before the reason is reported."""
 
+DRAIN_LOOK = 0.05
+"""Interval in seconds at which a draining replica is checked."""
+
 TAIL = 2000
 """Bytes of a replica's output in the error if it cannot start."""
 
@@ -98,10 +101,17 @@ class Replicas:
 
     def become(self, declared: DeclaredService) -> None:
         """Use the replica count and scaling rules of `declared` from now on."""
+        before = self._declared
         self._declared = msgspec.structs.replace(
-            self._declared, replicas=declared.replicas, rules=declared.rules, window=declared.window
+            before,
+            replicas=declared.replicas,
+            rules=declared.rules,
+            scaler=declared.scaler,
+            window=declared.window,
+            announced=declared.announced,
         )
-        self._scaler = self._scaler or self._made_scaler()
+        if self._declared != before:
+            self._scaler = self._made_scaler()
 
     def _made_scaler(self) -> Scaler | None:
         declared = self._declared
@@ -288,6 +298,13 @@ class Replicas:
         if what and self._told.get(report.id) != what:
             self._told[report.id] = what
             self._say(f"{self._declared.name}: {news}")
+
+    async def drain(self, job: str) -> None:
+        """End a replica once it has answered its batch. Another job is started."""
+        self._service.drain(job)
+        while self._service.is_busy(job):  # noqa: ASYNC110 — there is no event
+            await asyncio.sleep(DRAIN_LOOK)
+        await self.replace(job)
 
     async def replace(self, name: str) -> None:
         """Cancel a hung or surplus replica. If too few remain, another job is started later."""

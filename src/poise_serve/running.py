@@ -1,10 +1,18 @@
-"""The services of a gateway, with their canaries, caches and recorders."""
+"""The services of a gateway, with their versions, canaries, caches and recorders.
+
+Services may be added, changed and removed while requests run. A change of limits or of the number of replicas applies
+to the running version. Any other change starts another version beside it, under a name of its own. Once that one is
+ready it gets all new requests; the old one answers those that it has, and ends. If the new version cannot start, the
+old one stays.
+"""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +20,17 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from poise.client import Client
-from poise.errors import InputError, PoiseError, SpecError
+from poise.errors import InputError, NotFound, PoiseError, SpecError
 from poise.model.reports import ServiceReport
 from poise.model.servicefile import DeclaredService
+from poise.model.serving import Limits
 from poise.units import SECOND
 from poise_serve.cached import Cached, Made
 from poise_serve.canary import Trial, Version
 from poise_serve.embeddings import Embeddings
 from poise_serve.kernel.cache import Cache
 from poise_serve.large import Large
-from poise_serve.notes import Notes
+from poise_serve.notes import Notes, leftovers
 from poise_serve.orders import Orders
 from poise_serve.recording import Recorder
 from poise_serve.redis import Redis
@@ -32,21 +41,23 @@ from poise_serve.shared_answers import PATIENCE, SharedAnswers, version_of
 from poise_serve.tracing import Tracing
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Kept:
-    """A running service, with or without a cache."""
+    """A running version of the service `name`, with or without a cache. `keeper` maintains its replicas."""
 
+    name: str
     declared: DeclaredService
     service: Service
     cached: Cached | None
     asked: Large
     replicas: Replicas
+    keeper: "asyncio.Task[None]"
 
-    def report(self, url: str, window: int) -> ServiceReport:
+    def report(self, name: str, url: str, window: int) -> ServiceReport:
         recent, batcher = self.service.recent(window), self.service.batcher
         jobs, outlook = tuple(self.replicas.notes.noted.jobs), self.replicas.outlook
         return ServiceReport(
-            service=self.declared.name,
+            service=name,
             url=url,
             rate=(recent.answered + recent.cached) * SECOND / recent.window,
             objective=self.declared.limits.objective,
@@ -69,7 +80,8 @@ class _Kept:
 
 class Running:
     """All services of a gateway. `fronts`: request receivers by name. `services`: all services, including canaries.
-    `trials`: all trials, including finished ones. `caches`: caches by the name in requests.
+    `trials`: all trials, including finished ones. `caches`: caches by the name in requests. `failed` gets the error of
+    a service that cannot start, which ends the gateway. `changes`: the state of the latest change of each service.
     """
 
     def __init__(
@@ -100,6 +112,25 @@ class Running:
         self._kept: list[_Kept] = []
         self.orders = Orders(connect, self.services, self._replicas, say)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.changes: dict[str, str] = {}
+        self.on_trial: Callable[[str, bool], None] = lambda name, promoted: None
+        """Called when a trial has ended and its winner serves …"""
+        self.on_switch: Callable[[], None] = lambda: None
+        """… when another version of a service serves …"""
+        self.on_failure: Callable[[str, str], None] = lambda name, why: None
+        """… and when a change of a service failed, with the reason."""
+        self._current: dict[str, _Kept] = {}
+        self._asked_for: dict[str, DeclaredService] = {}
+        self._judging: dict[str, asyncio.Task[None]] = {}
+        self._changing: dict[str, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def _check_file(self, declared: DeclaredService) -> None:
+        file = declared.model.partition(":")[0]
+        folder = Path(declared.folder or self._base["folder"])
+        if file.endswith(".py") and not (folder / file).is_file():
+            raise InputError("no such file", field=file, hint=f"ls {folder}")
 
     def _replicas(self) -> dict[str, Replicas]:
         """Return what maintains the replicas of each service, by its present name."""
@@ -109,46 +140,237 @@ class Running:
     def prepare(self, declared: DeclaredService) -> None:
         """Check a service's requirements before any service starts. Raises `InputError`."""
         for one in filter(None, (declared, declared.canary)):
-            file = one.model.partition(":")[0]
-            folder = Path(one.folder or self._base["folder"])
-            if file.endswith(".py") and not (folder / file).is_file():
-                raise InputError("no such file", field=file, hint=f"ls {folder}")
+            self._check_file(one)
             if one.redis:
                 self._shared[one.name] = _shared(one, self._base, CacheMetrics(self._metrics, one.name))
 
-    async def begin(self, declared: DeclaredService) -> "asyncio.Task[None]":
-        """Listen for the replicas of a service and its canary. The returned task maintains them, and raises
-        `InputError` with their output if the first ones cannot start.
+    def version_of(self, name: str) -> str:
+        """Return the version that the file of a service says; `1` if it says none."""
+        return self._current[name].declared.version or "1"
+
+    @property
+    def kept(self) -> "list[_Kept]":
+        """All running versions."""
+        return self._kept
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The name of the serving version of each service."""
+        return {name: kept.declared.name for name, kept in self._current.items()}
+
+    async def begin(self, declared: DeclaredService, version: str = "", *, required: bool = True) -> None:
+        """Listen for the replicas of a service and its canary, and maintain them. `version`: the name of the version
+        that a killed gateway served. `required`: if the first replicas cannot start, the gateway ends (`failed`).
         """
-        name, record, declared = declared.name, declared.record, self._after_its_trial(declared)
-        stable = await self._begin(declared, name)
+        name, record = declared.name, declared.record
+        self._asked_for[name] = declared
+        stable = await self._begin(_version(declared, version or name), name)
+        self._current[name] = stable
         self.services[name] = stable.service
         self.fronts[name] = stable.asked
         if record is not None:
             file, part, most = record
             self._recorders[name] = Recorder(stable.asked, Path(file), part, most, self._say)
             self.fronts[name] = self._recorders[name]
-        if declared.canary is None or declared.trial is None:
-            return asyncio.create_task(stable.replicas.keep())
-        canary = await self._begin(declared.canary, declared.name)
-        old, new = (Version(one.service, one.asked) for one in (stable, canary))
-        measure = self._metrics.canary(declared.name)
-        trial = Trial(declared.name, declared.trial, old, new, measure, self._say)
-        self.trials[declared.name] = trial
-        canary.service.watchers.append(trial.changed)
-        self._ask_of(declared.name, trial)
-        return asyncio.create_task(self._try(trial, stable, canary))
+        if required:
+            stable.keeper.add_done_callback(self._check)
+        if declared.canary is not None:
+            await self._begin_trial(name, declared)
 
-    def _after_its_trial(self, declared: DeclaredService) -> DeclaredService:
-        """Return the version that serves, if a trial ended under a previous gateway that was killed."""
-        canary = declared.canary
-        if canary is None:
-            return declared
-        if Notes(self._file(canary.name, "json")).noted.trial == "promoted":
-            return msgspec.structs.replace(canary, replicas=declared.replicas, rules=declared.rules)
-        if Notes(self._file(declared.name, "json")).noted.trial == "rolled back":
-            return msgspec.structs.replace(declared, canary=None, trial=None)
-        return declared
+    def _check(self, done: "asyncio.Task[None]") -> None:
+        """Let the gateway end with the error of a task."""
+        if not done.cancelled() and (error := done.exception()) is not None and not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def _begin_trial(self, name: str, declared: DeclaredService) -> None:
+        """Start the canary of a service, and the trial against the version that serves."""
+        if declared.canary is None or declared.trial is None:
+            raise AssertionError("a trial needs a canary")
+        stable = self._current[name]
+        canary = await self._begin(_version(declared.canary, self._free(declared.canary.name)), name)
+        old, new = (Version(one.service, one.asked) for one in (stable, canary))
+        measure = self._metrics.canary(name)
+        trial = self.trials[name] = Trial(name, declared.trial, old, new, measure, self._say)
+        canary.service.watchers.append(trial.changed)
+        self._ask_of(name, trial)
+        judging = self._judging[name] = asyncio.create_task(self._try(trial, stable, canary))
+        judging.add_done_callback(self._check)
+
+    def _free(self, name: str) -> str:
+        """Return a name for a version that no other has: this one, or with a number."""
+        taken = {kept.declared.name for kept in self._kept}
+        return next(
+            one for one in (name, *(f"{name}{number}" for number in range(2, len(taken) + 3))) if one not in taken
+        )
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def check(self, declared: DeclaredService) -> None:
+        """Raise `InputError` for a change that needs another gateway, or a missing requirement."""
+        before = self._asked_for.get(declared.name)
+        for field in ("record", "openai"):
+            if before is not None and getattr(before, field) != getattr(declared, field):
+                what = "this cannot be changed while the service runs"
+                raise SpecError(what, field=field, hint="stop `poise serve`, and start it with the file")
+        for one in filter(None, (declared, declared.canary)):
+            self._check_file(one)
+
+    def change(self, declared: DeclaredService) -> None:
+        """Begin to add or to change a service; `changes` has the state. A change in progress is given up."""
+        self._replace_change(declared.name, lambda before: self._change(declared, before))
+
+    def remove(self, name: str) -> None:
+        """Begin to end a service. Its requests are answered; new ones get 404."""
+        self._replace_change(name, lambda before: self._remove(name, before))
+
+    def _replace_change(
+        self, name: str, change: "Callable[[asyncio.Task[None] | None], Coroutine[Any, Any, None]]"
+    ) -> None:
+        before = self._changing.get(name)
+        self.changes[name] = "in progress"
+        changing = self._changing[name] = asyncio.create_task(change(before))
+        changing.add_done_callback(partial(self._changed, name))
+
+    def _changed(self, name: str, changing: "asyncio.Task[None]") -> None:
+        if self._changing.get(name) is not changing:
+            return
+        del self._changing[name]
+        if changing.cancelled():
+            self.changes[name] = "given up"
+        elif (error := changing.exception()) is None:
+            self.changes[name] = "done"
+        elif isinstance(error, PoiseError):
+            self.changes[name] = f"failed: {_told(error)}"
+            self.on_failure(name, _told(error))
+        else:
+            self._check(changing)
+
+    async def _change(self, declared: DeclaredService, before: "asyncio.Task[None] | None") -> None:
+        await _given_up(before)
+        name = declared.name
+        if name not in self._current:
+            await self._add(declared)
+            return
+        judging, goes_on = self._judging.get(name), self._is_on_trial(declared)
+        if judging is not None and not goes_on:
+            self.trials[name].end(False, "the configuration was changed")
+            await asyncio.shield(judging)
+        if _is_same(self._current[name].declared, declared):
+            self._settle(self._current[name], declared)
+        else:
+            await self._roll(name, declared)
+        self._asked_for[name] = declared
+        if declared.canary is not None and not goes_on:
+            self.prepare(declared)
+            await self._begin_trial(name, declared)
+
+    async def _add(self, declared: DeclaredService) -> None:
+        """Start a service. If it cannot start, nothing of it is left."""
+        name = declared.name
+        self.prepare(declared)
+        await self.begin(declared, required=False)
+        try:
+            await self._until_ready(self._current[name])
+        except BaseException:
+            await self._remove(name, None)
+            raise
+
+    async def _until_ready(self, fresh: _Kept) -> None:
+        """Wait for the first replica of a version. Raises the error with which it cannot start."""
+        ready = asyncio.create_task(fresh.service.ready())
+        try:
+            await asyncio.wait([ready, fresh.keeper], return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                await fresh.keeper  # which raises
+        finally:
+            ready.cancel()
+        fresh.keeper.add_done_callback(self._check)
+
+    def _settle(self, kept: _Kept, declared: DeclaredService) -> None:
+        """Apply limits and the number of replicas to the running version."""
+        kept.declared = msgspec.structs.replace(
+            kept.declared, limits=declared.limits, **{field: getattr(declared, field) for field in SCALE}
+        )
+        kept.service.batcher.limits = declared.limits
+        kept.replicas.become(declared)
+
+    async def _roll(self, name: str, declared: DeclaredService) -> None:
+        """Start another version. Once it is ready, send it the requests, and end the old one."""
+        used = {kept.declared.name for kept in self._kept}
+        version = next(f"{name}-v{number}" for number in count(2) if f"{name}-v{number}" not in used)
+        made = _version(declared, version)
+        self.prepare(made)
+        fresh = await self._begin(made, name)
+        try:
+            await self._until_ready(fresh)
+        except BaseException:
+            self._retire(fresh)
+            raise
+        old, self._current[name] = self._current[name], fresh
+        self.services[name] = fresh.service
+        self._ask_of(name, fresh.asked)
+        self.on_switch()
+        self._retire(old)
+
+    async def _remove(self, name: str, before: "asyncio.Task[None] | None") -> None:
+        await _given_up(before)
+        if (judging := self._judging.pop(name, None)) is not None:
+            judging.cancel()
+            self.trials[name].end(False, "the service is removed")
+        for registered in (self._current, self.fronts, self.trials, self._asked_for):
+            registered.pop(name, None)
+        for kept in [kept for kept in self._kept if kept.name == name]:
+            self._retire(kept)
+        if (recorder := self._recorders.pop(name, None)) is not None:
+            recorder.close()
+
+    def _retire(self, kept: _Kept) -> None:
+        """Begin to end a version that gets no more requests, once it has answered those that it has."""
+
+        async def retire() -> None:
+            await asyncio.gather(kept.keeper, return_exceptions=True)
+            await kept.drained()
+            await self._end(kept)
+
+        kept.keeper.cancel()
+        retiring = asyncio.create_task(retire())
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        retiring.add_done_callback(self._check)
+
+    def _is_on_trial(self, declared: DeclaredService) -> bool:
+        """Whether the current trial is the declared one."""
+        before = self._asked_for[declared.name]
+        return (
+            declared.name in self._judging
+            and before.trial == declared.trial
+            and _is_same(before, declared)
+            and _is_same(before.canary, declared.canary)
+        )
+
+    def end_trial(self, name: str, why: str, *, promoted: bool) -> None:
+        """End the trial of a service by hand. Raises `NotFound` if there is none."""
+        if name not in self._judging:
+            on_trial = ", ".join(self._judging) or "no service"
+            raise NotFound(f"there is no canary of `{name[:80]}` on trial", field="service", have=on_trial)
+        self.trials[name].end(promoted, why)
+
+    async def drain(self, job: str) -> bool:
+        """Let a replica answer its batch, and end it; another is started. Returns False for another job's id."""
+        kept = next((one for one in self._kept if job in one.replicas.notes.noted.jobs), None)
+        if kept is None:
+            return False
+        await kept.replicas.drain(job)
+        return True
+
+    async def cancel_leftovers(self) -> None:
+        """Cancel the replicas of versions that a killed gateway was ending."""
+        known = {kept.declared.name for kept in self._kept}
+        for notes in leftovers(self._folder, self._mark, known):
+            for job in notes.noted.jobs:
+                with contextlib.suppress(PoiseError):
+                    await asyncio.to_thread(_cancel, self._connect, job)
+            notes.forget()
 
     def _file(self, name: str, kind: str) -> Path:
         return self._folder / f"{name}.{self._mark}.{kind}"
@@ -159,7 +381,7 @@ class Running:
 
     def embeddings(self, declared: DeclaredService) -> Embeddings:
         """Serve this service's model at the OpenAI embeddings route, in its current version."""
-        versions = [one.name for one in (declared, declared.canary) if one is not None]
+        versions = [declared.name, f"{declared.name}-canary"]
         return Embeddings(versions, declared.limits.timeout, self.fronts, self.services)
 
     def _ask_of(self, name: str, asked: Asked) -> None:
@@ -186,42 +408,52 @@ class Running:
             cached = Cached(service, answers, metrics, self._shared.get(declared.name), declared.canonical)
             await cached.start()
             self.caches.setdefault(front, []).append(cached)
-        kept = _Kept(declared, service, cached, Large(cached or service, service), replicas)
+        keeper = asyncio.create_task(replicas.keep())
+        kept = _Kept(front, declared, service, cached, Large(cached or service, service), replicas, keeper)
         self._kept.append(kept)
         return kept
 
     async def _try(self, trial: Trial, stable: _Kept, canary: _Kept) -> None:
-        """Maintain both versions until the trial ends, then the winner; drain and stop the other."""
-        keepers = {one: asyncio.create_task(one.replicas.keep()) for one in (stable, canary)}
-        try:
-            over: list[asyncio.Future[Any]] = [trial.ended, *keepers.values()]
-            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
-            if keepers[canary].done() and (error := keepers[canary].exception()) is not None:
-                trial.end(False, _said(error))
-            if not keepers[stable].done():
-                promoted = await trial.ended
-                winner, loser = (canary, stable) if promoted else (stable, canary)
-                winner.replicas.notes.noted.trial = "promoted" if promoted else "rolled back"
-                winner.replicas.notes.write()
-                self._ask_of(trial.name, winner.asked)
-                keepers[loser].cancel()
-                await asyncio.gather(keepers[loser], return_exceptions=True)
-                if promoted:
-                    winner.replicas.become(stable.declared)
-                    self.services[trial.name] = winner.service
-                await trial.drained()  # stable answers requests that the canary fails
-                await loser.drained()
-                await self._end(loser)
-            else:
-                winner = stable
-            await keepers[winner]
-        finally:
-            for keeper in keepers.values():
-                keeper.cancel()
+        """Wait until the trial ends. Then let the winner serve; drain and stop the other."""
+        over: list[asyncio.Future[Any]] = [trial.ended, canary.keeper, stable.keeper]
+        await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        if canary.keeper.done() and (error := canary.keeper.exception()) is not None:
+            trial.end(False, _told(error))
+        if stable.keeper.done():
+            return
+        promoted = await trial.ended
+        winner, loser = (canary, stable) if promoted else (stable, canary)
+        self._current[trial.name] = winner
+        self._ask_of(trial.name, winner.asked)
+        loser.keeper.cancel()
+        if promoted:
+            winner.keeper.add_done_callback(self._check)
+            self._settle(winner, stable.declared)
+            self.services[trial.name] = winner.service
+        del self._judging[trial.name]
+        self.on_trial(trial.name, promoted)
+        await trial.drained()  # stable answers requests that the canary fails
+        self._retire(loser)
 
     def reports(self, url: str, window: int) -> list[ServiceReport]:
         """Report each running service and canary, for the last `window` nanoseconds."""
-        return [one.report(url, window) for one in self._kept]
+        names = {kept: name for name, kept in self._current.items()}
+        return [one.report(names.get(one, one.declared.name), url, window) for one in self._kept]
+
+    def stop(self) -> None:
+        """Maintain the replicas no more: the gateway ends."""
+        for task in self._maintaining():
+            task.cancel()
+
+    async def stopped(self) -> None:
+        """Wait for all tasks. Raises the error that ends the gateway."""
+        await asyncio.gather(*self._maintaining(), return_exceptions=True)
+        if self.failed.done():
+            self.failed.result()
+
+    def _maintaining(self) -> "list[asyncio.Task[None]]":
+        keepers = [kept.keeper for kept in self._kept]
+        return [*self._changing.values(), *self._judging.values(), *self._retiring, *keepers]
 
     async def drained(self) -> None:
         """Wait until all accepted requests are answered."""
@@ -260,7 +492,41 @@ class Running:
             self._kept.remove(kept)
 
 
-def _said(error: BaseException) -> str:
+SCALE = ("replicas", "rules", "scaler", "window", "announced")
+"""Fields of a service that apply to a running version, besides its limits."""
+
+
+def _is_same(one: DeclaredService | None, other: DeclaredService | None) -> bool:
+    """Whether two declarations differ at most in what applies to a running version."""
+    if one is None or other is None:
+        return one is other
+    return _essence(one) == _essence(other)
+
+
+def _essence(declared: DeclaredService) -> DeclaredService:
+    base = DeclaredService(name="", model="")
+    settings: Mapping[str, Any] = {field: getattr(base, field) for field in SCALE}
+    limits = Limits(batch=declared.limits.batch)
+    return msgspec.structs.replace(declared, name="", limits=limits, canary=None, trial=None, record=None, **settings)
+
+
+def _version(declared: DeclaredService, name: str) -> DeclaredService:
+    """Return a version of a service, without its canary and its recorder."""
+    return msgspec.structs.replace(declared, name=name, canary=None, trial=None)
+
+
+async def _given_up(change: "asyncio.Task[None] | None") -> None:
+    if change is not None:
+        change.cancel()
+        await asyncio.gather(change, return_exceptions=True)
+
+
+def _cancel(connect: Callable[[], Client], job: str) -> None:
+    with connect() as client:
+        client.cancel(job)
+
+
+def _told(error: BaseException) -> str:
     if not isinstance(error, PoiseError):
         raise error
     return ": ".join(filter(None, [error.record.message, error.record.have]))

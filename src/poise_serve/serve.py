@@ -8,32 +8,33 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from prometheus_client import CollectorRegistry
 
 from poise.client import Client
 from poise.config import Home
 from poise.drivers import sockets
 from poise.drivers.exposition import text_of
+from poise.drivers.gateways import admin_socket_of
 from poise.errors import Conflict
-from poise.model.servicefile import DeclaredService
-from poise.model.serving_upstreams import Front, no_upstreams
+from poise.model.serving_upstreams import Front
 from poise.units import SECOND
 from poise_serve import reporting as reports
+from poise_serve.admin import Admin
 from poise_serve.app import Gateway
 from poise_serve.beyond import Beyond
 from poise_serve.door import Door
 from poise_serve.embeddings import Embeddings
 from poise_serve.http import Server
 from poise_serve.keys import Keys, Usage
+from poise_serve.live import Declare, Live, restored, state_file
 from poise_serve.metrics import Metrics
+from poise_serve.model.changes import Document
 from poise_serve.parent import Watched, Watchers, listen_to_signals
 from poise_serve.peers import Peers
-from poise_serve.policy.route import DEFAULT_ROUTER, router_named
+from poise_serve.pool import chooser
 from poise_serve.running import Running
 from poise_serve.tracing import Tracing
 from poise_serve.upstreams import Upstreams
@@ -93,14 +94,15 @@ def url_of(listening: socket.socket, tls: bool) -> str:
 
 
 async def serve(
-    services: Sequence[DeclaredService],
-    front: Front | None,
+    given: Sequence[Document],
+    declare: Declare,
     connect: Callable[[], Client],
     folder: Path,
     mark: str,
     listening: socket.socket,
     watched: Watched,
     lock: int,
+    taken_over: bool,
     base: dict[str, Any],
     user: str,
     say: Callable[[str], None],
@@ -109,11 +111,11 @@ async def serve(
     tracing: Tracing | None = None,
     peers: Peers | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then answer accepted requests and stop the replicas. At a second signal, refuse
-    the remaining requests. `folder` exists and holds the sockets; those that a killed gateway of the same `mark` left
-    there are taken over. `lock` is held for the lifetime of the gateway. Replicas on other machines connect to
-    `beyond`. `entrance` authenticates clients; `tracing` records spans. `peers`: other gateways before the same
-    upstreams.
+    """Serve `given` documents, which `declare` compiles, until SIGTERM or SIGINT, then answer accepted requests and
+    stop the replicas. At a second signal, refuse the remaining requests. `folder` exists and holds the sockets; those
+    that a killed gateway of the same `mark` left there are taken over, with its configuration (`taken_over`). `lock` is
+    held for the lifetime of the gateway. Replicas on other machines connect to `beyond`. `entrance` authenticates
+    clients; `tracing` records spans. `peers`: other gateways before the same upstreams.
     """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -125,18 +127,26 @@ async def serve(
     _sweep(folder)
     running = Running(folder, mark, connect, base, user, say, beyond.address.text if beyond else "", tracing)
     guests = await beyond.listen(running.service_at) if beyond is not None else None
-    for declared in services:
-        running.prepare(declared)
-    keeping = [await running.begin(declared) for declared in services]
-    own = {one.name: running.embeddings(one) for one in services if one.openai}
-    upstreams = None
-    if front is not None or own:
-        upstreams = _upstreams(front or no_upstreams(), running.registry, own, peers)
-    if upstreams is not None:
-        await upstreams.start()
     gateway = Gateway(
-        running.fronts, running.services, running.trials, running.caches, running.registry, upstreams, peers
+        *(running.fronts, running.services, running.trials, running.caches, running.registry),
+        peers=peers,
+        version_of=running.version_of,
     )
+    own: dict[str, Embeddings] = {}
+
+    async def open_upstreams(front: Front) -> Upstreams:
+        gateway.rest = Upstreams(front, chooser(front), Metrics(running.registry), os.environ, own, peers)
+        await gateway.rest.start()
+        return gateway.rest
+
+    url = url_of(listening, entrance is not None and entrance.tls is not None)
+    path = state_file(folder, *listening.getsockname()[:2])
+    saved = restored(path, given, taken_over=taken_over)
+    if saved.history and not taken_over:
+        say("goes on with the changes of `poise service`; `poise service show` lists them")
+    live = Live(saved, path, declare, running, own, open_upstreams, say)
+    await live.start()
+    gateway.admin = admin = Admin(live, lambda: url)
     entrance = entrance or Entrance()
     keys = entrance.keys(peers)
     if peers is not None:
@@ -145,20 +155,24 @@ async def serve(
     door = Door(gateway, entrance.names, entrance.origins, keys, usage)
     server = Server(door if tracing is None else tracing.around(door), entrance.tls)
     await server.start(listening)
-    url = url_of(listening, entrance.tls is not None)
+    administering = Server(admin)
+    await administering.start(sockets.listen(admin_socket_of(folder, mark)))
     reporting = await reports.listen(folder, mark, partial(running.reports, url))
     ordered = asyncio.create_task(running.orders.follow())
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([*keeping, stopped], return_when=asyncio.FIRST_COMPLETED)
+    over: list[asyncio.Future[Any]] = [running.failed, stopped]
+    await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
     gateway.draining = server.is_ending = True
     ordered.cancel()
-    for keeper in keeping:
-        keeper.cancel()
+    await administering.stop()
+    admin_socket_of(folder, mark).unlink(missing_ok=True)
+    running.stop()
+    upstreams = live.upstreams
     if stop.is_set():
         say("draining")
         draining = asyncio.create_task(_drained(server, running, upstreams))
         hurried = asyncio.create_task(hurry.wait())
-        patience = max(DRAIN_SECONDS, front.drain / SECOND if front is not None else 0.0)
+        patience = max(DRAIN_SECONDS, live.drain_seconds / SECOND)
         await asyncio.wait([draining, hurried], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, hurried):
             task.cancel()
@@ -178,9 +192,7 @@ async def serve(
     loop.remove_reader(watchers.gone)
     stopped.cancel()
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))  # shutdown needs no signal any more
-    for outcome in await asyncio.gather(*keeping, return_exceptions=True):
-        if isinstance(outcome, Exception):
-            raise outcome
+    await running.stopped()
 
 
 def _watch_again(watchers: Watchers, stop: asyncio.Event, say: Callable[[str], None]) -> None:
@@ -206,7 +218,7 @@ async def _drained(server: Server, running: Running, upstreams: Upstreams | None
 
 def _sweep(folder: Path) -> None:
     """Remove stale sockets of killed gateways."""
-    for path in folder.glob("*.sock"):
+    for path in (*folder.glob("*.sock"), *folder.glob("*.admin")):
         with contextlib.suppress(FileNotFoundError):
             old = time.time() - path.stat().st_mtime > STALE
             try:
@@ -215,13 +227,6 @@ def _sweep(folder: Path) -> None:
                 if old:
                     path.unlink()
                     path.with_suffix(".json").unlink(missing_ok=True)
-
-
-def _upstreams(
-    front: Front, registry: CollectorRegistry, own: Mapping[str, Embeddings], peers: Peers | None
-) -> Upstreams:
-    router = router_named(front.router or DEFAULT_ROUTER)
-    return Upstreams(front, lambda view: router.decide(view).replica, Metrics(registry), os.environ, own, peers)
 
 
 __all__ = ["Entrance", "bind", "serve", "url_of"]

@@ -181,6 +181,11 @@ class Service:
         """Whether a replica of this job is ready."""
         return any(name.partition(".")[0] == job for name in self._channels)
 
+    def is_busy(self, job: str) -> bool:
+        """Whether a replica of this job has requests."""
+        replicas = [one for name, one in self.batcher.replicas.items() if name.partition(".")[0] == job]
+        return any(one.requests for one in replicas)
+
     def drain(self, job: str) -> None:
         """Stop sending requests to the replicas of this job."""
         for name in self._channels:

@@ -103,7 +103,9 @@ def serve(
         raise InputError(
             "this is not a share", field="--trace-share", need="0 to 1", have=f"{trace_share:g}", hint="0.1"
         )
-    given = [_declared(one, flags) for named in target for one in _files(named)]
+    paths = [one for named in target for one in _files(named)]
+    documents = [_document(one, flags) for one in paths]
+    given = [_at(one, document) for one, document in zip(paths, documents, strict=True)]
     services = [one for one in given if isinstance(one, DeclaredService)]
     fronts = [one for one in given if isinstance(one, Front)]
     names = [one.name for one in services]
@@ -152,7 +154,7 @@ def serve(
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
         connect = lasting(home, "--until-idle")
         mark = taken_over.mark if taken_over else secrets.token_hex(4)
-        front, beyond = next(iter(fronts), None), beyond_of(home)
+        beyond = beyond_of(home)
         environment, user = kept | {"POISE_HOME": str(home.root)}, user_name()
         environment |= {GROUP: group.text} if group is not None else {}
         peers = None if group is None else Peers(home.services, group.name, group.number)
@@ -162,14 +164,15 @@ def serve(
                 return watched
             uvloop.run(
                 serve(
-                    services,
-                    front,
+                    documents,
+                    declared_of,
                     connect,
                     home.services,
                     mark,
                     listening,
                     watched,
                     lock,
+                    taken_over is not None,
                     base,
                     user,
                     tell,
@@ -261,28 +264,61 @@ def _files(target: str) -> list[str]:
     return [str(one) for one in found]
 
 
-def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
-    """Return the service of a file or of a class, with the flags applied, or the upstreams of a file."""
+def _document(target: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a file, or one for a class, with the flags applied."""
     own = {name: flags[name] for name in ("name", "replicas", "batch", "timeout", "python") if flags[name] is not None}
     if flags["objective"] is not None:
         own["objective"] = {"latency_p99": flags["objective"]}
     own |= absolute(needed(flags, dict(os.environ)), Path.cwd())
-    if target.endswith((".yaml", ".yml", ".json")):
-        path = Path(target)
-        with located(place_in_file(path)):
-            if is_kind(path, "upstreams"):
-                return _front(load_kind(path, "upstreams"))
-            document = load_kind(path, "service")
-            if document is None and path.name == IN_FOLDER:
-                document = {}
-            if isinstance(document, dict):
-                document = merged(_defaults(path) | document, own)
-                fill_in(document.get("env"), dict(os.environ))
-                _locate(document, path.resolve().parent)
-            return _checked(_with_values(compile_service(document)))
+    if is_file(target):
+        return document_of(Path(target), own)
     place, _, _ = target.partition(":")
     name = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return _checked(_with_values(compile_service({"kind": "service", "name": name, "model": target} | own)))
+    return {"kind": "service", "name": name, "model": target} | own
+
+
+def is_file(target: str) -> bool:
+    """Whether a target is a file rather than a class."""
+    return target.endswith((".yaml", ".yml", ".json"))
+
+
+def document_of(path: Path, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a file, with the fields of `own` in place of its own. Its paths are absolute, and its
+    variables have their values. Raises `SpecError`.
+    """
+    with located(place_in_file(path)):
+        if is_kind(path, "upstreams"):
+            document = load_kind(path, "upstreams")
+            compile_upstreams(document)
+            return dict(document)
+        document = load_kind(path, "service")
+        if document is None and path.name == IN_FOLDER:
+            document = {}
+        if not isinstance(document, dict):
+            compile_service(document)  # raises what is wrong with it
+        made = merged(_defaults(path) | document, own)
+        fill_in(made.get("env"), dict(os.environ))
+        _locate(made, path.resolve().parent)
+        return made
+
+
+def _at(target: str, document: dict[str, Any]) -> DeclaredService | Front:
+    """Compile the document of a target. Errors have their places in its file."""
+    if not is_file(target):
+        return declared_of(document)
+    with located(place_in_file(Path(target))):
+        return declared_of(document)
+
+
+def declared_of(document: dict[str, Any]) -> DeclaredService | Front:
+    """Compile a document, with the values of secrets from this process's environment. Raises `SpecError`."""
+    made = compiled(document)
+    return _with_values(made) if isinstance(made, DeclaredService) else made
+
+
+def compiled(document: dict[str, Any]) -> DeclaredService | Front:
+    """Compile a document, without the values of secrets. Raises `SpecError`."""
+    return _front(document) if document.get("kind") == "upstreams" else _checked(compile_service(document))
 
 
 def _defaults(path: Path) -> dict[str, Any]:

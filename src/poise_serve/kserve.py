@@ -1,0 +1,275 @@
+"""The Open Inference Protocol over HTTP (KServe's version 2, as of Triton), for models that are Poise services.
+
+    GET  /v2                                the server
+    GET  /v2/health/live, /v2/health/ready  probes
+    GET  /v2/models/NAME                    inputs and outputs of a model, from the annotations of its `predict`
+    GET  /v2/models/NAME/ready              whether it has a replica
+    POST /v2/models/NAME/infer              inference, with data in JSON or in binary form
+    POST /v2/repository/index               all models
+
+`/v2/models/NAME/versions/VERSION/...` names a version: the `version` of the service, or `1`. The items of a request are
+separate requests to the service, batched with those of others (`poise_serve.tensors`, `poise_serve.several`).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from poise import __version__
+from poise.decoding import json_decoder
+from poise_serve.asgi import (
+    ASK,
+    READ,
+    Gone,
+    NoRoom,
+    Receive,
+    Room,
+    Scope,
+    Send,
+    TooLarge,
+    answer,
+    client_of,
+    may_ask,
+    tell_methods,
+    whole_body,
+)
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.refusals import Refused, no_room, problem, refusal, too_large
+from poise_serve.service import Asked, Asker, Service
+from poise_serve.several import ask_each
+from poise_serve.tensors import ALL_BINARY, BINARY, INPUT, OUTPUT, Inferred, WrongTensor, items, outputs, read, write
+from poise_serve.wire import Answer, Schema
+
+PREFIX = "/v2"
+JSON = "application/json"
+LENGTH = "inference-header-content-length"
+
+Admit = Callable[[str, Any], tuple[Asked, int, bool, Asker]]
+"""Returns the service of this name, the client's timeout, whether it is deferred, and its tenant. Raises `Refused`."""
+
+
+class _Failed(msgspec.Struct):
+    """A replica's error."""
+
+    error: dict[str, str | int]
+
+
+_failed = json_decoder(_Failed).decode
+
+
+class Inferences:
+    """Inference of services, whatever the transport. `fronts` and `services` are live, as in `Gateway`."""
+
+    def __init__(
+        self,
+        fronts: Mapping[str, Asked],
+        services: Mapping[str, Service],
+        version_of: Callable[[str], str],
+        admit: Admit,
+    ) -> None:
+        self.fronts = fronts
+        self.services = services
+        self.version_of = version_of
+        self.admit = admit
+
+    def service(self, name: str, version: str = "") -> Service:
+        """Return the service of a model. Raises `Refused`."""
+        if name not in self.fronts:
+            raise Refused(404, f"there is no model `{name[:100]}`; known: {', '.join(self.fronts)}")
+        known = self.version_of(name)
+        if version and version != known:
+            raise Refused(404, f"there is no version `{version[:40]}` of `{name}`; known: {known}")
+        return self.services[name]
+
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """Describe a model. Raises `Refused`."""
+        forms = self.service(name, version).forms
+        taken, given = forms.takes.get(JSON), forms.gives.get(JSON, {})
+        described = [] if taken is None else _tensors(INPUT, taken, forms.parts)
+        return {
+            "name": name,
+            "versions": [self.version_of(name)],
+            "platform": "poise",
+            "inputs": described,
+            "outputs": _tensors(OUTPUT, given, forms.parts),
+        }
+
+    async def infer(
+        self, name: str, version: str, body: bytes, length: int | None, headers: Any
+    ) -> tuple[bytes, int | None]:
+        """Answer a request. Returns the body, and the bytes of its JSON if binary data follows. Raises `Refused`."""
+        service = self.service(name, version)
+        forms = service.forms
+        if JSON not in forms.takes:
+            raise Refused(400, f"`{name}` takes bytes, and no tensors: POST /predict/{name}")
+        try:
+            asked, arrays = read(body, length)
+            bodies = items(arrays, _fields(forms.takes[JSON], forms.parts))
+        except WrongTensor as error:
+            raise Refused(400, str(error)) from None
+        front, timeout, deferred, asker = self.admit(name, headers)
+        answers = await ask_each(front, [service], bodies, partial(_taken, len(bodies)), timeout, deferred, asker)
+        wanted = [one.name for one in asked.outputs]
+        try:
+            made = outputs(answers, wanted)
+        except WrongTensor as error:
+            status = 400 if "no output" in str(error) else 500
+            raise Refused(status, f"`{name}`: {error}") from None
+        every = asked.parameters.get(ALL_BINARY) is True
+        binary = dict.fromkeys(made, every) | {
+            one.name: one.parameters[BINARY] is True for one in asked.outputs if BINARY in one.parameters
+        }
+        return write(Inferred(name, self.version_of(name), [], asked.id), made, binary)
+
+
+class KServe:
+    """The ASGI application."""
+
+    def __init__(self, inferences: Inferences, room: Room) -> None:
+        self._inferences = inferences
+        self._room = room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: list[tuple[bytes, bytes]] = []
+        try:
+            allowed = ASK if scope["path"].endswith(("/infer", "/repository/index")) else READ
+            if scope["method"] == "OPTIONS":
+                await tell_methods(send, allowed)
+                return
+            if scope["method"] not in allowed:
+                raise Refused(405, f"this takes {allowed[0]}", headers={"allow": ", ".join(allowed)})
+            status, body, headers = await self._told(scope, receive)
+        except Refused as error:
+            status, body = error.status, problem(PREFIX, error.status, error.message)
+            headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        except Gone:
+            return
+        kind = b"application/octet-stream" if any(name == LENGTH.encode() for name, _ in headers) else JSON.encode()
+        await answer(send, status, body, [(b"content-type", kind), *headers])
+
+    async def _told(self, scope: Scope, receive: Receive) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+        path = [unquote(part) for part in scope["path"].removeprefix(PREFIX).strip("/").split("/") if part]
+        inferences = self._inferences
+        known = inferences.fronts
+        match path:
+            case []:
+                extensions = ["binary_tensor_data", "model_repository"]
+                return _json({"name": "poise", "version": __version__, "extensions": extensions})
+            case ["health", "live"]:
+                return _json({"live": True})
+            case ["health", "ready"]:
+                return _ready(all(inferences.service(name).replicas for name in known))
+            case ["repository", "index"]:
+                return _json([self._indexed(name) for name in known])
+            case ["models", name]:
+                return _json(inferences.metadata(name))
+            case ["models", name, "versions", version]:
+                return _json(inferences.metadata(name, version))
+            case ["models", name, "ready"]:
+                return _ready(bool(inferences.service(name).replicas))
+            case ["models", name, "versions", version, "ready"]:
+                return _ready(bool(inferences.service(name, version).replicas))
+            case ["models", name, "infer"]:
+                return await self._infer(name, "", scope, receive)
+            case ["models", name, "versions", version, "infer"]:
+                return await self._infer(name, version, scope, receive)
+        raise Refused(404, f"there is no {scope['path'][:100]}; there is {PREFIX}/models/NAME/infer")
+
+    def _indexed(self, name: str) -> dict[str, str]:
+        is_ready = bool(self._inferences.service(name).replicas)
+        version = self._inferences.version_of(name)
+        return {"name": name, "version": version, "state": "READY" if is_ready else "UNAVAILABLE", "reason": ""}
+
+    async def _infer(
+        self, name: str, version: str, scope: Scope, receive: Receive
+    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+        most = self._inferences.service(name, version).batcher.limits.body
+        if not may_ask(scope, name):
+            raise Refused(403, f"this key may not ask `{name}`")
+        try:
+            body = await whole_body(scope, receive, most, self._room)
+        except TooLarge:
+            raise too_large(most) from None
+        except NoRoom:
+            raise no_room() from None
+        try:
+            told, length = await self._inferences.infer(name, version, body, _length(scope), scope["headers"])
+        finally:
+            self._room.give_back(len(body), client_of(scope))
+        return 200, told, [] if length is None else [(LENGTH.encode(), str(length).encode())]
+
+
+def _json(value: Any, status: int = 200) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    return status, msgspec.json.encode(value), []
+
+
+def _ready(is_ready: bool) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    return _json({"ready": is_ready}, 200 if is_ready else 503)
+
+
+def _length(scope: Scope) -> int | None:
+    said = next((value for name, value in scope["headers"] if name == LENGTH.encode()), None)
+    if said is None:
+        return None
+    if not said.isdigit() or len(said) > 12:
+        raise Refused(400, "Inference-Header-Content-Length is a number of bytes")
+    return int(said)
+
+
+def _taken(count: int, place: int, told: Answer | Refuse) -> bytes:
+    """Return the result of an item. Raises `Refused`."""
+    where = f"item {place}: " if count > 1 else ""
+    if isinstance(told, Refuse):
+        refused = refusal(told)
+        raise Refused(refused.status, f"{where}{refused.message}", headers=refused.headers)
+    if told.status != 200:
+        status = 400 if told.status == 422 else told.status
+        raise Refused(status, f"{where}{_failed(told.body).error['message']}")
+    if told.kind != JSON:
+        raise Refused(400, f"the results are {told.kind}, and no tensors")
+    return told.body
+
+
+def _fields(schema: Schema, parts: Mapping[str, Schema]) -> list[str]:
+    """Return the fields of a record; none for another type."""
+    return list(_resolved(schema, parts).get("properties", ()))
+
+
+def _resolved(schema: Schema, parts: Mapping[str, Schema]) -> Schema:
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    return parts.get(name, schema)
+
+
+_DATATYPES = {"number": "FP64", "integer": "INT64", "boolean": "BOOL", "string": "BYTES"}
+
+
+def _tensors(name: str, schema: Schema, parts: Mapping[str, Schema]) -> list[dict[str, Any]]:
+    """Describe the tensors of a type: one for each field of a record, or one."""
+    fields = _resolved(schema, parts).get("properties")
+    named: Mapping[str, Schema] = fields if fields else {name: schema}
+    return [
+        {"name": one, "datatype": _datatype(of, parts), "shape": [-1, *[-1] * _depth(of, parts)]}
+        for one, of in named.items()
+    ]
+
+
+def _depth(schema: Schema, parts: Mapping[str, Schema]) -> int:
+    """Return how many levels of lists a type has."""
+    depth, schema = 0, _resolved(schema, parts)
+    while schema.get("type") == "array" and isinstance(schema.get("items"), dict):
+        depth, schema = depth + 1, _resolved(schema["items"], parts)
+    return depth
+
+
+def _datatype(schema: Schema, parts: Mapping[str, Schema]) -> str:
+    """Return the type of the elements; FP64 if the model does not say."""
+    schema = _resolved(schema, parts)
+    while schema.get("type") == "array" and isinstance(schema.get("items"), dict):
+        schema = _resolved(schema["items"], parts)
+    return _DATATYPES.get(str(schema.get("type", "")), "FP64")
+
+
+__all__ = ["PREFIX", "Inferences", "KServe"]

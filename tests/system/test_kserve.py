@@ -1,0 +1,163 @@
+"""KServe's protocol, version 2, as Triton's own client speaks it, with models that Poise runs."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from system.living import Living
+from system.serving import Serving
+
+http = pytest.importorskip("tritonclient.http", reason="Triton's client is not for this platform")
+
+MODELS = """
+import msgspec
+
+class Point(msgspec.Struct):
+    x: float
+    tags: list[str] = []
+
+class Place(msgspec.Struct):
+    far: float
+    label: str
+
+class Twice:
+    def predict(self, batch: list[float]) -> list[float]:
+        return [2 * one for one in batch]
+
+class Rows:
+    def predict(self, batch: list[list[int]]) -> list[int]:
+        return [sum(one) for one in batch]
+
+class Places:
+    def predict(self, batch: list[Point]) -> list[Place]:
+        return [Place(10 * one.x, "-".join(one.tags)) if one.x >= 0 else ValueError("below zero") for one in batch]
+
+class Bytes:
+    def decode(self, body):
+        return body
+
+    def predict(self, batch):
+        return batch
+"""
+FILES = {"models.py": MODELS} | {
+    f"{name.lower()}.yaml": f"kind: service\nname: {name.lower()}\nmodel: models.py:{name}\nresources: {{cpu: 100m}}\n"
+    + ("version: 2026-05\n" if name == "Rows" else "")
+    for name in ("Twice", "Rows", "Places", "Bytes")
+}
+
+
+@pytest.fixture(scope="module")
+def gateway(home: Living) -> Iterator[Serving]:
+    serving = Serving(home, *(name for name in FILES if name.endswith(".yaml")))
+    for name in ("twice", "rows", "places", "bytes"):
+        serving.until_said(f"{name}: 1 of 1 ready")
+    yield serving
+    assert serving.end() == 0
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on_serving() -> None:
+    """The gateway is shared by the tests of this file."""
+
+
+@pytest.fixture
+def client(gateway: Serving) -> Iterator[object]:
+    with http.InferenceServerClient(gateway.url) as made:
+        yield made
+
+
+def given(name: str, values: object, kind: str, binary: bool = True) -> object:
+    array = np.array(values, dtype={"FP32": np.float32, "FP64": np.float64, "INT32": np.int32, "BYTES": object}[kind])
+    made = http.InferInput(name, list(array.shape), kind)
+    made.set_data_from_numpy(array, binary_data=binary)
+    return made
+
+
+def test_the_server_and_its_models_are_described(client: Any) -> None:
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("twice")
+    assert client.get_server_metadata()["name"] == "poise"
+    assert client.get_model_metadata("twice") == {
+        "name": "twice",
+        "versions": ["1"],
+        "platform": "poise",
+        "inputs": [{"name": "input", "datatype": "FP64", "shape": [-1]}],
+        "outputs": [{"name": "output", "datatype": "FP64", "shape": [-1]}],
+    }
+    told = client.get_model_metadata("places")
+    assert [(one["name"], one["datatype"], one["shape"]) for one in told["inputs"] + told["outputs"]] == [
+        ("x", "FP64", [-1]), ("tags", "BYTES", [-1, -1]), ("far", "FP64", [-1]), ("label", "BYTES", [-1]),
+    ]  # fmt: skip
+    assert client.get_model_metadata("rows", "2026-05")["versions"] == ["2026-05"]
+    index = {one["name"]: one["state"] for one in client.get_model_repository_index()}
+    assert index == dict.fromkeys(("twice", "rows", "places", "bytes"), "READY")
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tensors_are_inferred(client: Any, binary: bool) -> None:
+    outputs = [http.InferRequestedOutput("output", binary_data=binary)]
+    answer = client.infer("twice", [given("input", [1, 2, 3], "FP32", binary)], outputs=outputs, request_id="7")
+    assert answer.as_numpy("output").tolist() == [2, 4, 6] and answer.get_response()["id"] == "7"
+    answer = client.infer("rows", [given("any", [[1, 2], [3, 4]], "INT32", binary)], model_version="2026-05")
+    assert answer.as_numpy("output").tolist() == [3, 7]
+    inputs = [given("x", [1, 2], "FP64", binary), given("tags", [["a", "b"], ["c", "ä"]], "BYTES", binary)]
+    answer = client.infer("places", inputs)
+    assert answer.as_numpy("far").tolist() == [10, 20]
+    assert [one.decode() for one in answer.as_numpy("label")] == ["a-b", "c-ä"]
+
+
+def test_items_of_a_request_are_one_batch(gateway: Serving, client: Any) -> None:
+    before = gateway.metric("serve_actual_batch_size_count", deployment="twice")
+    client.infer("twice", [given("input", list(range(32)), "FP32")])
+    client.infer("twice", [given("input", list(range(32)), "FP32")])
+    assert 2 <= gateway.metric("serve_actual_batch_size_count", deployment="twice") - before < 64
+
+
+def test_requests_may_run_beside_each_other(client: Any) -> None:
+    asked = [client.async_infer("twice", [given("input", [number], "FP32")]) for number in range(5)]
+    assert [one.get_result().as_numpy("output").tolist() for one in asked] == [[2.0 * number] for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "values", "kind", "said"),
+    [
+        ("other", "input", [1], "FP32", "there is no model `other`; known: twice, rows, places, bytes"),
+        ("twice", "input", ["a"], "BYTES", "item|Expected `float`"),
+        ("places", "tags", [["a"]], "BYTES", "Object missing required field `x`"),
+        ("places", "x", [1, -1], "FP64", "item 1: ValueError: below zero|below zero"),
+        ("bytes", "input", [1], "FP32", "takes bytes, and no tensors"),
+    ],
+)
+def test_what_is_wrong_is_told(client: Any, model: str, name: str, values: object, kind: str, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        client.infer(model, [given(name, values, kind)])
+
+
+def test_a_version_that_there_is_not(client: Any) -> None:
+    with pytest.raises(Exception, match="no version `3` of `rows`; known: 2026-05"):
+        client.infer("rows", [given("any", [[1]], "INT32")], model_version="3")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2/models/twice/infer", 405),
+        ("POST", "/v2/models/twice", 405),
+        ("GET", "/v2/models/twice/config", 404),
+        ("GET", "/v2x", 404),
+        ("OPTIONS", "/v2/models/twice/infer", 200),
+        ("POST", "/v2/models/twice/infer", 400),
+    ],
+)
+def test_what_is_no_route(gateway: Serving, method: str, path: str, status: int) -> None:
+    answer = httpx.request(method, f"http://{gateway.url}{path}")
+    assert answer.status_code == status
+    assert status in (200, 404) or isinstance(answer.json()["error"], str)
+
+
+def test_a_body_over_the_limit_is_refused(gateway: Serving) -> None:
+    answer = httpx.post(f"http://{gateway.url}/v2/models/twice/infer", content=os.urandom(17 << 20))
+    assert answer.status_code == 413 and "16 MiB" in answer.json()["error"]
