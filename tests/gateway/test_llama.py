@@ -1,7 +1,8 @@
-"""OpenAI's own client, a front, and llama.cpp's server behind it."""
+"""The clients of OpenAI and Anthropic, a front, and llama.cpp's server behind it."""
 
 from collections.abc import Iterator
 
+import anthropic
 import openai
 import pytest
 
@@ -68,3 +69,37 @@ def test_an_error_of_the_server_is_passed_on(both: tuple[str, str]) -> None:
     assert raised.value.status_code == 501
     with pytest.raises(openai.NotFoundError, match="`tiny`, `tiny-embeddings`"):
         client(both[0]).completions.create(model="large", prompt="x")
+
+
+def messages(url: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=url, api_key="sk-of-the-client", max_retries=0)
+
+
+def test_a_response_is_answered_and_streamed(both: tuple[str, str]) -> None:
+    asked = {"model": "tiny", "input": "w260 w261", "max_output_tokens": 8, "temperature": 0}
+    answer = client(both[0]).responses.create(**asked)
+    assert answer.usage is not None and answer.usage.output_tokens == 8
+    events = list(client(both[0]).responses.create(**asked, stream=True))
+    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert said == answer.output_text and events[-1].type == "response.completed"
+
+
+def test_messages_are_answered_counted_and_streamed(both: tuple[str, str]) -> None:
+    asked = {"model": "tiny", "max_tokens": 8, "messages": HELLO, "extra_body": {"temperature": 0}}
+    answer = messages(both[0]).messages.create(**asked)
+    assert answer.usage.output_tokens == 8 and answer.stop_reason == "max_tokens"
+    with messages(both[0]).messages.stream(**asked) as stream:
+        said = "".join(stream.text_stream)
+    assert said == answer.content[0].text
+    assert messages(both[0]).messages.count_tokens(model="tiny", messages=HELLO).input_tokens > 8
+
+
+def test_tokens_are_made_and_read(both: tuple[str, str]) -> None:
+    tokens = WEB.post(f"{both[0]}/tokenize", json={"model": "tiny", "content": "Hello"}).json()["tokens"]
+    told = WEB.post(f"{both[0]}/detokenize", json={"model": "tiny", "tokens": tokens}).json()
+    assert told["content"].endswith("Hello")
+
+
+def test_a_route_that_the_server_was_not_started_with_is_a_clear_error(both: tuple[str, str]) -> None:
+    refused = WEB.post(f"{both[0]}/v1/rerank", json={"model": "tiny", "query": "x", "documents": ["y"]})
+    assert refused.status_code == 404 and "No upstream of `tiny` has /v1/rerank: `u0`" in refused.text

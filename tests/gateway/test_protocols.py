@@ -130,7 +130,8 @@ def test_keys_and_usage_are_those_of_chats(tmp_path: Path) -> None:
 def test_tokens_of_a_streams_beginning_are_counted(tmp_path: Path) -> None:
     """Anthropic's streams say the tokens of the prompt in their first event, and those of the answer in the last."""
 
-    parts = ['{"usage":{"input_tokens":25,"output_tokens":1}}', *["x" * 3000] * 4, '{"usage":{"output_tokens":15}}']
+    begun = '{"usage":{"cache_read_input_tokens":20,"input_tokens":5,"output_tokens":1}}'
+    parts = [begun, *["x" * 3000] * 4, '{"usage":{"output_tokens":15}}']
     with models("a") as ((a,), urls):
         a.said = {"/v1/messages": [f"event: e\ndata: {part}\n\n" for part in parts]}
         front_app = Front(urls, {}, {}, {}, least_outstanding)

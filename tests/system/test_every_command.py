@@ -84,8 +84,8 @@ WORKS = {
     "rehearse": f"rehearse --json {REHEARSED}-service.yaml poisson:requests=50 --world {REHEARSED}-replicas.yaml",
     "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
-LONG = {"forward", "ssh", "demo", "tune", "bench-devices", "serve", "join", "dashboard"}
-"""Take long, or go on until they are told to end, and have tests of their own."""
+LONG = {"forward", "ssh", "demo", "tune", "bench-devices", "serve", "service", "join", "dashboard"}
+"""Take long, go on until they are told to end, or need a gateway, and have tests of their own."""
 
 ASKS = (
     "submit --if-revision 1 -- true",

@@ -109,13 +109,6 @@ def test_tensors_are_inferred(client: Any, binary: bool) -> None:
     assert [one.decode() for one in answer.as_numpy("label")] == ["a-b", "c-ä"]
 
 
-def test_items_of_a_request_are_one_batch(gateway: Serving, client: Any) -> None:
-    before = gateway.metric("serve_actual_batch_size_count", deployment="twice")
-    client.infer("twice", [given("input", list(range(32)), "FP32")])
-    client.infer("twice", [given("input", list(range(32)), "FP32")])
-    assert 2 <= gateway.metric("serve_actual_batch_size_count", deployment="twice") - before < 64
-
-
 def test_requests_may_run_beside_each_other(client: Any) -> None:
     asked = [client.async_infer("twice", [given("input", [number], "FP32")]) for number in range(5)]
     assert [one.get_result().as_numpy("output").tolist() for one in asked] == [[2.0 * number] for number in range(5)]
