@@ -198,6 +198,7 @@ class Live:
             for name in {*before.drained, *target.drained}:
                 self.upstreams.drain(name, draining=name in target.drained)
         said = tuple(str(change) for change in changes)
+        self._say(f"{by} changed: {'; '.join(said)}")
         self._note(by, said, before, settled=settled)
         names = tuple(key.removeprefix("service ") for key in declared if key != UPSTREAMS)
         return Applied(changes=changes, pending=names)
@@ -216,7 +217,6 @@ class Live:
 
     def _note(self, by: str, changes: tuple[str, ...], before: State, *, settled: bool = False) -> None:
         """Record a change, and write the file."""
-        self._say(f"{by} changed: {'; '.join(changes)}")
         self._history = [*self._history, Entry(time.time(), by, changes, before, settled)][-MOST_HISTORY:]
         self._write()
 
@@ -250,6 +250,7 @@ class Live:
         else:
             self._own.pop(name, None)
         self._state = msgspec.structs.replace(before, documents=documents)
+        self._say(f"{name} stays as it was: {why}")
         self._note("the gateway", (f"{name} stays as it was: {why}",), before, settled=True)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
