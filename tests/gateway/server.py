@@ -90,7 +90,7 @@ class Model:
     `wait`: seconds before an answer begins, as many times as long as it has more requests than `slots`, if it has any;
     `pause`: between two words of a stream. `status`: answers with this error, and `retry_after`. `cut_after`: a stream
     ends without its end after so many words; `in_event`: within an event. `dies_of`: a prompt at which it breaks the
-    connection off, as a server that dies. `lacks`: routes that it has not. `said`: events that it answers with on a
+    connection off, as a server that dies. `lacks`: routes that it has not. `events`: those that it answers with on a
     route. `go`: cleared, it answers nothing until it is set. `well`: whether probes are answered well. It keeps the
     `asked` bodies with
     their `headers`, and counts those that were `gone` before their answer was complete.
@@ -108,7 +108,7 @@ class Model:
         self.in_event = False
         self.dies_of = ""
         self.lacks: set[str] = set()
-        self.said: dict[str, list[str]] = {}
+        self.events: dict[str, list[str]] = {}
         self.go = threading.Event()
         self.go.set()
         self.well = True
@@ -157,8 +157,8 @@ class Model:
             await self._whole(send, self.status, {"error": error})
         elif scope["path"] in self.lacks:
             await self._whole(send, 404, {"detail": "Not Found"})
-        elif scope["path"] in self.said:
-            await self._say(scope, send, self.said[scope["path"]])
+        elif scope["path"] in self.events:
+            await self._say(scope, send, self.events[scope["path"]])
         elif scope["path"] in OTHERS:
             await self._whole(send, 200, OTHERS[scope["path"]] | {"model": asked.get("model"), "by": self.name})
         elif scope["path"].endswith("embeddings"):

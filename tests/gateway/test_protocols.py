@@ -81,7 +81,7 @@ def test_retries_and_limits_are_those_of_chats() -> None:
 
 def test_a_cut_stream_of_messages_is_an_error_for_its_client() -> None:
     with models("a") as ((a,), urls), front(urls) as (_, url):
-        a.said = {"/v1/messages": ['event: ping\ndata: {"type": "ping"}\n\n'] * 4}
+        a.events = {"/v1/messages": ['event: ping\ndata: {"type": "ping"}\n\n'] * 4}
         a.cut_after = 2
         stream = messages(url).messages.create(model="m", max_tokens=9, messages=HELLO, stream=True)
         with pytest.raises(anthropic.APIStatusError, match="was lost in the middle of its answer"):
@@ -133,7 +133,7 @@ def test_tokens_of_a_streams_beginning_are_counted(tmp_path: Path) -> None:
     begun = '{"usage":{"cache_read_input_tokens":20,"input_tokens":5,"output_tokens":1}}'
     parts = [begun, *["x" * 3000] * 4, '{"usage":{"output_tokens":15}}']
     with models("a") as ((a,), urls):
-        a.said = {"/v1/messages": [f"event: e\ndata: {part}\n\n" for part in parts]}
+        a.events = {"/v1/messages": [f"event: e\ndata: {part}\n\n" for part in parts]}
         front_app = Front(urls, {}, {}, {}, least_outstanding)
         door, usage = keyed(tmp_path, front_app)
         with Serving(door, during=front_app.running) as serving:
