@@ -333,6 +333,9 @@ def _tree(top: JobSpec, found: Findings) -> Tree | None:
     if top.requirements and not is_safe(top.requirements):
         need, hint = "a path in the working tree", "requirements: requirements.txt"
         found.add(SpecError("the lock file is not in the tree", field="requirements", need=need, hint=hint))
+    if top.sync == "":
+        what, need = "the folder has no name", "true, false or a folder"
+        found.add(SpecError(what, field="sync", need=need, have="an empty text", hint="sync: true"))
     if isinstance(top.sync, SentSpec):
         if not re.fullmatch("[0-9a-f]{64}", top.sync.tree):
             what, need = "this is not the hash of a tree", "64 hexadecimal digits"
