@@ -1325,8 +1325,8 @@ class _Round:
 
     @cached_property
     def _leaving(self) -> Prices:
-        """The prices of units that should not run now, and of those that should run on another model and have room
-        there, or lose little by leaving before there is room: these lose only the difference to their worth there.
+        """The prices of units that should not run now, and of those that should run on another model and either lose
+        little, or make checkpoints and have room there: these lose only the difference to their worth there.
         """
         models, now = self.view.fleet.models, self.view.now
         room = {model: self.draft.whole_devices_free(model) for model in self._models}
@@ -1334,10 +1334,9 @@ class _Round:
         for one in self.draft.running.residents:
             if (aim := self._target.get(one.unit)) is None:
                 continue
-            stays = models[aim.model].called == one.model or (
-                lost_work(one, now) > MIN_RUN and room[aim.model] < one.shape.gpus * one.size
-            )
-            others[one.unit] = _ANY if stays else max(0.0, self._prices.price(one.unit) - aim.worth)
+            has_room = one.checkpoint > 0 and room[aim.model] >= one.shape.gpus * one.size
+            goes = models[aim.model].called != one.model and (has_room or lost_work(one, now) <= MIN_RUN)
+            others[one.unit] = max(0.0, self._prices.price(one.unit) - aim.worth) if goes else _ANY
         return self._prices.changed(others)
 
     def _move_stragglers(self) -> None:
