@@ -15,6 +15,7 @@ from poise.cli.render import print_json, say
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import connected
+from poise.decoding import json_decoder
 from poise.drivers.giving import Giving
 from poise.errors import InputError, PoiseError, SpecError
 from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
@@ -125,7 +126,7 @@ def _told(data: bytes) -> int:
     """Return the number of bytes after which the service has ended its direction; -1 if it is not told."""
     for text in data.splitlines():
         try:
-            said = msgspec.json.decode(text, type=dict[str, Any])
+            said = json_decoder(dict[str, Any]).decode(text)
         except msgspec.DecodeError:
             say(text.decode("utf-8", "replace"))
             continue
