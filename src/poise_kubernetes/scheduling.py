@@ -24,7 +24,7 @@ from websockets.exceptions import WebSocketException
 
 from poise.client import Client
 from poise.config import Home
-from poise.decoding import json_decoder, msgpack_decoder
+from poise.decoding import convert, json_decoder, msgpack_decoder
 from poise.drivers.places import log_paths
 from poise.drivers.security import read_token
 from poise.drivers.sockets import connect as reach_socket
@@ -375,7 +375,7 @@ class Scheduler:
             why, after = str(refused), round(max(refused.after, REFUSED_SECONDS) * SECOND)
             outcome = "gone" if refused.status in (400, 413, 422) else "again"
             _log.warning("the pod of %s is refused: %s", attempt, refused)
-        pod = msgspec.convert(made, PodObject) if made is not None else None
+        pod = convert(made, PodObject) if made is not None else None
         self._answer(lambda: self.placer.bound(attempt, outcome, self._now(), why, after, pod))
 
     def _owner(self, api: Api) -> dict[str, str]:

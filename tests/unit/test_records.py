@@ -44,7 +44,19 @@ RECORDS = record_types(
     "poise_train.policy",
 )
 
-HELD = {"Application", "Callable", "Curve", "Ledger", "NodeMachine", "Pace", "Path", "PoiseError", "Timer", "deque"}
+HELD = {
+    "Application",
+    "Callable",
+    "Curve",
+    "Ledger",
+    "NodeMachine",
+    "Pace",
+    "Path",
+    "PoiseError",
+    "Stream",
+    "Timer",
+    "deque",
+}
 """Classes whose instances belong to one process: a record that holds one is read there and never written."""
 
 LOCAL = {
