@@ -275,6 +275,19 @@ def test_a_gang_does_not_leave_for_work_that_is_worth_more_on_each_device_but_le
     assert [(event.unit, event.cause) for event in run.of(Preempted)] == [("j2.main", "move")]
 
 
+def test_work_without_checkpoints_does_not_start_over_on_another_model_for_others() -> None:
+    """The first is nearly as fast on the slow device, which is free, but would lose its 100 s. The second gets the slow
+    device, and after 900 s, a quarter as fast, has 75 s left for the fast one.
+    """
+    first = job("hardly", 0, 1000)
+    loses_all = msgspec.structs.replace(first.units[0], checkpoint=0)
+    truths = {"main": msgspec.structs.replace(first.truths["main"], saves=False)}
+    first = msgspec.structs.replace(first, units=(loses_all,), truths=truths)
+    run = Run([node("n1", "fast"), node("n2", "slow")], first, job("leans", 100, 300))
+    assert run.ends() == {"j1": 1000, "j2": 1075}
+    assert [(event.unit, event.cause) for event in run.of(Preempted)] == [("j2.main", "move")]
+
+
 def test_every_preemption_on_unequal_devices_gains_more_than_it_costs() -> None:
     """Thirty random worlds of gangs and single tasks, some due: what comes is worth more than all that leaves."""
     found = 0
