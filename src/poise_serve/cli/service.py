@@ -150,16 +150,18 @@ def rollback(name: str, gateway: str, as_json: bool) -> int:
 
 
 class Gateway:
-    """The admin API of a running gateway of this home."""
+    """The admin API of a running gateway of this home, or of all gateways at one address (`poise serve --gateways`)."""
 
     def __init__(self, named: str) -> None:
         """`named`: its mark or its port; empty for the only one. Raises `InputError`."""
         self._home = current_home()
-        self._mark = _mark(self._home, named)
+        self._marks = _marks(self._home, named)
         self._user = user_name()
 
     def ask(self, name: str, asked: object, of: type[T]) -> T:
-        return json_decoder(of).decode(ask_admin(self._home.services, self._mark, name, asked, self._user))
+        """Send a request to all of them; return the answer of the first."""
+        told = [ask_admin(self._home.services, mark, name, asked, self._user) for mark in self._marks]
+        return json_decoder(of).decode(told[0])
 
     def report(self) -> GatewayReport:
         return self.ask("", None, GatewayReport)
@@ -175,12 +177,13 @@ class Gateway:
         return []
 
 
-def _mark(home: Home, named: str) -> str:
+def _marks(home: Home, named: str) -> list[str]:
+    """Return the gateway of this mark, or those of this port; without a name, those of the only port."""
     records = sorted(home.services.glob("*.gateway"))
     ports = {record.stem: _port(record) for record in records}
     found = [mark for mark, port in ports.items() if not named or named in (mark, port)]
-    if len(found) == 1:
-        return found[0]
+    if found and (named or len({ports[mark] for mark in found}) == 1):
+        return found
     known = [f"{mark} (port {port})" for mark, port in ports.items()]
     if not known:
         raise NotFound("no gateway runs in this home", field="--gateway", hint="`poise serve app.py:Model` starts one")

@@ -8,7 +8,7 @@ import pytest
 from poise.config import Home
 from poise.errors import InputError, PoiseError, SpecError
 from poise.model.servicefile import DeclaredService
-from poise_serve.cli.serve import _at, _document, _entrance, _files, serve
+from poise_serve.cli.serve import _document, _entrance, _files, declared_of, serve
 from poise_serve.serve import Entrance
 
 LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104 — it is refused
@@ -82,7 +82,7 @@ def test_a_folder_is_a_model_or_holds_models(tmp_path: Path) -> None:
     assert _files(str(tmp_path / "a")) == [str(tmp_path / "a" / "config.yaml")]
     both = _files(str(tmp_path))
     assert both == [str(tmp_path / name / "config.yaml") for name in ("a", "b")]
-    made = [_at(one, _document(one, flags)) for one in both]
+    made = [declared_of(_document(one, flags)) for one in both]
     assert [(one.name, one.model, one.folder) for one in made if isinstance(one, DeclaredService)] == [
         ("a", "model.py:Model", str(tmp_path / "a")),
         ("other", "model.py:Model", str(tmp_path / "b")),
