@@ -22,7 +22,7 @@ JOB = re.compile(r"(?<![\w.-])(j[0-9]+)(?!\w)")
 
 AT_LARGE = (
     "/v1/status", "/v1/whoami", "/v1/jobs", "/v1/jobs?all=true&name=*&latest=9", "/v1/nodes", "/v1/profiles",
-    "/v1/quotas", "/v1/shares",
+    "/v1/quotas", "/v1/shares", "/v1/reservations", "/v1/reservations/r1",
     "/v1/policy", "/v1/rules", "/v1/rules/orders", "/v1/shadow", "/v1/tokens", "/v1/audit", "/v1/overview",
     "/v1/demand", "/v1/backlog", "/v1/backlog?tenant=bob", "/v1/backlog?tenant=ann&state=waiting",
     "/v1/names/job",
@@ -152,6 +152,7 @@ def test_every_route_that_tells_something_is_asked() -> None:
     asked = {re.sub("/n[0-9]$", "/{node}", path) for path in asked}
     asked = {re.sub("/names/[a-z]+$", "/names/{kind}", path) for path in asked}
     asked = {re.sub("/trees/f+$", "/trees/{tree}", path) for path in asked}
+    asked = {re.sub("/reservations/r1$", "/reservations/{name}", path) for path in asked}
     asked = {re.sub("/captures/.+$", "/captures/{capture}", path) for path in asked}
     telling = {route.split()[1] for route in NEEDS if route.startswith("GET") or route.endswith("/plan")}
     assert asked == telling
