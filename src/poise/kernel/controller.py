@@ -91,7 +91,7 @@ from poise.kernel.turns import Turns
 from poise.kernel.verify import above_share, verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
 from poise.model.changing import LIVE
-from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Rejection, Resize, Why
+from poise.model.decisions import NO_POLICY, Ask, Hold, Place, Plan, Preempt, Rejection, Resize, Why
 from poise.model.events import (
     Began,
     Called,
@@ -1192,7 +1192,7 @@ class Controller:
         for unit in list({unit.id: unit for unit, _ in self.ledger.active.on(lent)}.values()):
             stay = sum(task.active and not task.leaving and task.node != lent for task in unit.tasks)
             if not (unit.resizes and stay >= max(1, unit.spec.least)):
-                why = Why(policy=self.ledger.leader.policy, base=self.ledger.revision, rank=f"{lent} is lent")
+                why = Why(policy=NO_POLICY, base=self.ledger.revision, rank=f"{lent} is lent")
                 self._preempt(Preempt(unit=unit.id, cause="move", why=why), now, stale=False)
         return lent
 
@@ -1202,7 +1202,7 @@ class Controller:
 
     def _clear(self, unit: UnitState, leaving: Sequence[int], why: str, now: int) -> None:
         """Preempt work whose place is reserved for others: only these tasks of a gang that can go on without them."""
-        told = Why(policy=self.ledger.leader.policy, base=self.ledger.revision, rank=why)
+        told = Why(policy=NO_POLICY, base=self.ledger.revision, rank=why)
         if unit.resizes and unit.is_whole and unit.size - len(leaving) >= max(1, unit.spec.least):
             resized: dict[str, UnitState] = {}
             self._resize(

@@ -19,13 +19,13 @@ import msgspec
 from poise.decoding import convert
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify
-from poise.model.decisions import Plan, Rejection
+from poise.model.decisions import NO_POLICY, Plan, Rejection
 from poise.model.events import Began, Configured, Event, Held, Placed, Preempted, Remembered, Resized, Round
 from poise.policy.recipe import Recipe
 from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, Suite, decide_safely
 
 Made = Placed | Preempted | Resized | Held | Remembered
-"""Events that only a round commits."""
+"""Events that a round commits; those with `NO_POLICY` come from the control plane itself."""
 
 Choose = Callable[[Began], ClusterPolicy | str]
 """Returns the policy that decided under this control plane, or the reason why it is not available."""
@@ -139,6 +139,10 @@ class _Round:
         self.now.extend(self._expected)
 
 
+def _is_own(event: Made) -> bool:
+    return isinstance(event, Preempted | Resized) and event.why.policy == NO_POLICY
+
+
 class _Replay:
     """One pass over the events. `_open` is the current round after its view, if it is compared."""
 
@@ -164,7 +168,7 @@ class _Replay:
         for event in events:
             if coming is not None and ledger.revision == coming.base and revision > self._after:
                 self._open = self._begin(coming)
-            if isinstance(event, Made):
+            if isinstance(event, Made) and not _is_own(event):
                 self._take(event, coming)
             elif isinstance(event, Round):
                 self._close(event)

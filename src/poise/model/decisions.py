@@ -125,6 +125,10 @@ class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     devices: tuple[int, ...] = ()
 
 
+NO_POLICY = "control plane"
+"""The `policy` of a decision that the control plane makes by itself, in no round."""
+
+
 class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a decision was made.
 
