@@ -319,9 +319,8 @@ class Client:
         """
         asked = [f"all={str(everything).lower()}", *_filters(statuses, name, user)]
         asked += [f"latest={latest}"] if latest else []
-        return list(
-            chain.from_iterable(self._pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id))
-        )
+        pages = self._pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id, PAGE)
+        return list(chain.from_iterable(pages))
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
         """Return one job by id or name, or some of its tasks. With `wait`, return once they have finished, or after
@@ -1089,9 +1088,7 @@ class Client:
                 sending.answered()
                 yield receipt
 
-    def _pages(
-        self, path: str, kind: type[list[T]], name_of: Callable[[T], str], size: int = PAGE
-    ) -> Iterator[list[T]]:
+    def _pages(self, path: str, kind: type[list[T]], name_of: Callable[[T], str], size: int) -> Iterator[list[T]]:
         last = ""
         while True:
             page = self._call("GET", f"{path}limit={size}&after={_quoted(last)}", kind)
