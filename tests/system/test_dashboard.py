@@ -177,12 +177,12 @@ def test_services_show_what_the_gateway_reports(seen: Seen) -> None:
     for number in range(5):
         assert seen.serving.ask(number).value == 2 * number
     caption = "Services and versions"
-    row = until(lambda: [row for row in seen.rows(caption) if int(row[7]) >= 5], "it is shown", seen.text)[0]
+    row = until(lambda: [row for row in seen.rows(caption) if int(row[8]) >= 5], "it is shown", seen.text)[0]
     (told,) = seen.living.poise("services", "--json").value
     assert row[:2] == [told["service"], f"{told['replicas']}/{told['started']}"] == ["app", "1/1"]
-    assert (row[8], row[10], row[16]) == (str(told["failed"]), "0", told["url"])
-    assert row[15].split(", ") == told["jobs"]
-    assert row[5].endswith("ms") and float(row[13]) >= 1
+    assert (row[9], row[11], row[17]) == (str(told["failed"]), "0", told["url"])
+    assert row[16].split(", ") == told["jobs"]
+    assert row[6].endswith("ms") and float(row[14]) >= 1
     assert seen.figure("services") == "1"
 
 
@@ -389,14 +389,18 @@ def test_a_rule_that_asks_is_shown_with_the_command_that_answers(seen: Seen) -> 
 
 
 def test_an_incident_shows_its_cause_its_evidence_and_what_to_do(seen: Seen) -> None:
-    assert seen.client.incidents() == []
+    def of_the_node() -> list[str]:
+        """Incidents of it, by name: what a rule asks for is an incident as well."""
+        return [one.id for one in seen.client.incidents() if str(one.cause.element) == "node slow"]
+
+    assert of_the_node() == []
     agent = holder(seen.living.home.nodes / "slow" / "lock")
     os.kill(agent, signal.SIGSTOP)
     try:
-        until(seen.client.incidents, "it is an incident", seen.living.messages)
+        name = until(of_the_node, "it is an incident", seen.living.messages)[0]
         seen.go("/incidents")
-        row = until(lambda: seen.rows("Incidents"), "it is shown", seen.text)[0]
-        told = seen.client.incident(row[0])
+        row = until(lambda: [row for row in seen.rows("Incidents") if row[0] == name], "it is shown", seen.text)[0]
+        told = seen.client.incident(name)
         assert row[1] == "! open"
         assert row[2] == str(told.cause.element) == "node slow"
         seen.browser.evaluate(f"document.querySelector('main a[href=\"/incidents/{told.id}\"]').click()")

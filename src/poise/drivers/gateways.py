@@ -6,8 +6,6 @@ and gets the reports as one JSON value. Only the owner can enter the folder. `po
 A second socket has the admin API (`poise_serve.admin`), over HTTP.
 """
 
-import http.client
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import msgspec
 
 from poise.decoding import json_decoder
 from poise.drivers import sockets
+from poise.drivers.http import Connection
 from poise.drivers.lock import holder
 from poise.errors import ErrorRecord, Unreachable, from_record
 from poise.model.reports import ServiceReport
@@ -65,30 +64,19 @@ class _AdminError(msgspec.Struct):
     error: ErrorRecord
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=ADMIN_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock: socket.socket = sockets.connect(self._path, ADMIN_SECONDS)
-
-
 def ask_admin(folder: Path, mark: str, name: str, asked: object, user: str) -> bytes:
     """Send a request to the admin API of a gateway, and return its answer, as JSON. `name`: the path behind `ADMIN`;
     empty for a report, which has no request. Raises the `PoiseError` of the gateway, and `Unreachable`.
     """
-    connection = _Connection(admin_socket_of(folder, mark))
-    method, body = ("POST", msgspec.json.encode(asked)) if name else ("GET", b"")
+    method, body = ("POST", msgspec.json.encode(asked)) if name else ("GET", None)
+    headers = {"Host": "localhost", USER.decode(): user.encode("ascii", "replace").decode()}
     try:
-        connection.request(method, ADMIN + name, body, {USER.decode(): user.encode("ascii", "replace").decode()})
-        answer = connection.getresponse()
-        told = answer.read()
-    except (OSError, http.client.HTTPException) as error:
+        with Connection(sockets.connect(admin_socket_of(folder, mark), ADMIN_SECONDS)) as connection:
+            answer = connection.ask(method, ADMIN + name, headers, body)
+            told = answer.read()
+    except OSError as error:
         hint = f"its process: `cat {folder / f'{mark}.lock'}`"
         raise Unreachable(f"the gateway {mark} does not answer: {error}", hint=hint) from None
-    finally:
-        connection.close()
     if answer.status != 200:
         try:
             record = json_decoder(_AdminError).decode(told).error

@@ -8,20 +8,21 @@ still there is preempted with its grace. A soft one preempts nothing.
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from poise.errors import SpecError
 from poise.model.decisions import Spot
 from poise.model.document import Findings, shown
 from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
-from poise.model.fleet import Ints
 from poise.model.recurring import DEFAULT_ZONE
 from poise.model.rrule import ALWAYS_UTC, EXAMPLE, Shifts, in_utc, parse_rrule, parse_time, starts
 from poise.model.spec import check_name
 from poise.units import SECOND, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from poise.model.fleet import Ints
 
 MAX_RESERVATIONS = 10_000
 MAX_COUNT = 100_000
@@ -61,7 +62,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     def called(self) -> str:
         return self.name or self.id
 
-    def begins(self) -> Ints:
+    def begins(self) -> "Ints":
         """Return the starts of all windows in seconds since 1970, in order. Read-only, and computed once."""
         return starts_of(self)
 
@@ -75,8 +76,10 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 @lru_cache(maxsize=2 * MAX_RESERVATIONS)
-def starts_of(kept: Reservation) -> Ints:
+def starts_of(kept: Reservation) -> "Ints":
     """Return the starts of all windows in seconds since 1970."""
+    import numpy as np
+
     rule = parse_rrule(kept.rule, "every") if kept.rule else None
     local = starts(rule, kept.first, "every") if rule is not None else np.array([kept.first], np.int64)
     found = in_utc(rule, local, kept.shifts)
@@ -273,6 +276,8 @@ def _local(utc: int, shifts: Shifts) -> int:
 
 
 def _utc(local: int, shifts: Shifts) -> int:
+    import numpy as np
+
     return int(in_utc(None, np.array([local], np.int64), shifts)[0])
 
 
@@ -284,6 +289,8 @@ def _exception(text: str, field: str, shifts: Shifts) -> int:
 
 def _with_sound_windows(made: Reservation, at: str, now: float) -> Reservation:
     """Return the reservation, if it has windows to come that do not overlap one another. Raises SpecError."""
+    import numpy as np
+
     try:
         begins = made.begins()
     except SpecError as error:

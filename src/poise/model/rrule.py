@@ -17,13 +17,14 @@ from calendar import monthrange
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
 
 from poise.errors import SpecError
-from poise.model.fleet import Ints
+
+if TYPE_CHECKING:
+    from poise.model.fleet import Ints
 
 MAX_STARTS = 10_000
 MAX_DAYS = 5 * 366
@@ -119,7 +120,7 @@ def parse_time(text: str, field: str) -> tuple[int, bool]:
     return int(at.timestamp()), bool(found[3])
 
 
-def starts(rule: Recurrence, first: int, field: str) -> Ints:
+def starts(rule: Recurrence, first: int, field: str) -> "Ints":
     """Return the starts of a rule from `first` on, in seconds on the clock of the place, in order. An end in UTC is
     applied by `in_utc`. Raises SpecError if there are too many, or if they lie too far ahead.
     """
@@ -145,8 +146,10 @@ def starts(rule: Recurrence, first: int, field: str) -> Ints:
     return found
 
 
-def _days(rule: Recurrence, day: int, last: int) -> Ints:
+def _days(rule: Recurrence, day: int, last: int) -> "Ints":
     """Return the days of a rule from `day` to `last`, counted from 1970."""
+    import numpy as np
+
     weekdays = sorted({weekday for _, weekday in rule.days})
     if rule.frequency == "DAILY":
         days: Ints = np.arange(day, last + 1, rule.interval)
@@ -188,8 +191,10 @@ def _number_of(year: int, month: int, day: int) -> int:
     return date(year, month, day).toordinal() - date(1970, 1, 1).toordinal()
 
 
-def in_utc(rule: Recurrence | None, local: Ints, shifts: Shifts) -> Ints:
+def in_utc(rule: Recurrence | None, local: "Ints", shifts: Shifts) -> "Ints":
     """Return the seconds since 1970 of times on the clock of a place, and apply an end of the rule in UTC."""
+    import numpy as np
+
     if len(shifts) > 1:
         changes, offsets = _changes(shifts)
         found: Ints = local - offsets[changes.searchsorted(local, "right")]
@@ -201,8 +206,10 @@ def in_utc(rule: Recurrence | None, local: Ints, shifts: Shifts) -> Ints:
 
 
 @lru_cache(maxsize=256)
-def _changes(shifts: Shifts) -> tuple[Ints, Ints]:
+def _changes(shifts: Shifts) -> "tuple[Ints, Ints]":
     """Return the times on the clock of a place at which its offset changes, and the offsets."""
+    import numpy as np
+
     since, offsets = np.array(shifts, np.int64).T
     return since[1:] + np.maximum(offsets[:-1], offsets[1:]), offsets
 
