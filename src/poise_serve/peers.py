@@ -7,7 +7,8 @@ who sent the request. Limits of upstreams, the budget of retries and the allowan
 News are datagrams between Unix sockets in the folder of the gateways, which only their owner can open. They are never
 waited for: without room for it, a message is lost. Each gateway therefore also tells, every `ALIVE_EVERY`, which
 requests it has in flight; the others drop those that it does not name. The requests of a gateway that says nothing for
-`GONE_AFTER` are dropped, as it was killed.
+`GONE_AFTER` are dropped, as it was killed. One that has just started says so, and the others tell it what they have in
+flight.
 
 A scrape of metrics reaches any of them. It gets those of all, with the label `gateway`.
 """
@@ -81,7 +82,11 @@ class Spent(msgspec.Struct, frozen=True, array_like=True, tag=5):
     tokens: int
 
 
-News = Sent | Began | Ended | Alive | Retried | Spent
+class Joined(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The gateway has just started: it has no requests in flight, and knows of none."""
+
+
+News = Sent | Began | Ended | Alive | Retried | Spent | Joined
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -166,10 +171,16 @@ class Peers:
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._group}.{number}.peer"
 
+    def _look(self) -> None:
+        """Find the others."""
+        own = self._path(self._number)
+        self._others = [str(path) for path in self._folder.glob(f"{self._group}.*.peer") if path != own]
+
     async def _beat(self) -> None:
+        self._look()
+        self.tell(Joined())
         while True:
-            own = self._path(self._number)
-            self._others = [str(path) for path in self._folder.glob(f"{self._group}.*.peer") if path != own]
+            self._look()
             self.tell(Alive(self.in_flight()))
             late = time.monotonic() - GONE_AFTER
             for gateway in [gateway for gateway, seen in self._seen.items() if seen < late]:
@@ -190,6 +201,8 @@ class Peers:
             except (OSError, msgspec.DecodeError):
                 continue
             self._seen[message.gateway] = time.monotonic()
+            if isinstance(message.news, Joined):
+                self._look()
             for told in self.heard:
                 told(message.gateway, message.news)
 

@@ -26,7 +26,7 @@ from poise_serve.model.estimates import Estimates, Known
 from poise_serve.model.prefixes import USUAL, Prefixes
 from poise_serve.model.routing import Asked, RouteView
 from poise_serve.openai import SOME_HAVE, Question, Refused, no_such_route, unknown_model
-from poise_serve.peers import Alive, Began, Ended, News, Peers, Sent
+from poise_serve.peers import Alive, Began, Ended, Joined, News, Peers, Sent
 from poise_serve.policy.route import DEFAULT_ROUTER, Lane, lane_of, router_named
 
 Choose = Callable[[RouteView], str]
@@ -190,7 +190,7 @@ class Pool:
         """`own`: models that are served without an upstream. `peers`: other gateways before the same upstreams."""
         self._own = own
         self._peers = peers
-        self._flying: set[int] = set()
+        self._flying: dict[int, Sent] = {}
         self._theirs: dict[tuple[int, int], str] = {}  # upstreams of other gateways' requests, by gateway and turn
         if peers is not None:
             peers.in_flight = lambda: list(self._flying)
@@ -319,7 +319,7 @@ class Pool:
         disconnected, so that short client timeouts do not hide a hung upstream.
         """
         now, member = self._now(), place.member
-        self._flying.discard(place.turn)
+        self._flying.pop(place.turn, None)
         if self._peers is not None:
             self._peers.tell(Ended(place.turn, outcome == "answered", held, wrote, cached))
         member.add(-1)
@@ -438,9 +438,9 @@ class Pool:
         member.add(1)
         member.breaker.on_sent()
         self._estimates.sent(member.name, str(turn), asked, now, question.model)
-        self._flying.add(turn)
+        sent = self._flying[turn] = Sent(turn, member.name, question.model, asked)
         if self._peers is not None:
-            self._peers.tell(Sent(turn, member.name, question.model, asked))
+            self._peers.tell(sent)
         return Place(member, question, asked, turn, now)
 
     def _serving(self, question: Question) -> list[Member]:
@@ -472,6 +472,10 @@ class Pool:
             self._drop(gateway, news.turn)
         elif isinstance(news, Alive):
             self._forget(gateway, news.turns)
+        elif isinstance(news, Joined) and self._peers is not None:
+            self._forget(gateway, ())  # of the one before it, which was killed
+            for sent in self._flying.values():
+                self._peers.tell(sent)
 
     def _forget(self, gateway: int, but: Collection[int]) -> None:
         """Drop the requests of another gateway, except these."""

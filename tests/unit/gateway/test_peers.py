@@ -126,6 +126,26 @@ def test_what_a_killed_gateway_had_in_flight_is_dropped(tmp_path: Path) -> None:
     group(tmp_path, use)
 
 
+def test_a_gateway_that_has_just_started_hears_at_once_what_the_others_have_in_flight(tmp_path: Path) -> None:
+    async def use(one: Gateway, other: Gateway) -> None:
+        for number in range(2):
+            await one.send(number)
+        await other.send(2)
+        joins = Gateway(tmp_path, 2)
+        await joins.peers.start(lambda: b"")
+        await until(lambda: sum(joins.others) == 3)
+        place = await joins.send(3)
+        await until(lambda: sum(one.others) == 2 and sum(other.others) == 3)
+        waiting = asyncio.ensure_future(joins.send(4))
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "both upstreams have as many as they may"
+        joins.pool.give_back(place, "answered", 0)
+        await waiting
+        joins.peers.stop()
+
+    group(tmp_path, use)
+
+
 def test_a_message_that_was_lost_leaves_nothing_in_flight(tmp_path: Path) -> None:
     async def use(one: Gateway, other: Gateway) -> None:
         prompt = Prompt(1.0)
