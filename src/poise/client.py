@@ -715,8 +715,8 @@ class Client:
         class_: str = "",
         service: str = "",
     ) -> int:
-        """Return how many tasks are unfinished and match every filter; with `state="waiting"` how many wait. `of` may
-        also be `cpu` (milli-CPU), `memory` (bytes) or `gpus`: what they request together.
+        """Return how many tasks wait for room or run, and match every filter; with `state="waiting"` how many wait.
+        `of` may also be `cpu` (milli-CPU), `memory` (bytes) or `gpus`: what they request together.
         """
         filters = {"tenant": tenant, "project": project, "class": class_, "service": service}
         asked = [f"of={of}", f"state={state}", *(f"{name}={_quoted(text)}" for name, text in filters.items() if text)]

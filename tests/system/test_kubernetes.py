@@ -8,37 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from drivers.kubernetes_api import Dropped, KubernetesApi, kubernetes_api
+from drivers.kubernetes_api import Dropped
 
 from poise.drivers.lock import holder
 from poise_kubernetes import manifests
-from poise_kubernetes.api import Api
-from poise_kubernetes.credentials import find_access
-from system.kubelet import Kubelet
-from system.kubernetes_cluster import SPACE, KubernetesCluster, kubernetes
+from system.kubernetes_cluster import SPACE
 from system.living import Living, kill, until
-from system.substrate import OnSubstrate
+from system.onkubernetes import NODES, SERVERS, Cluster, OnCluster, cluster_of
 
-NODES = ("n1", "n2", "n3")
 WAITS = "until [ -e {} ]; do sleep 0.1; done; echo epoch $POISE_EPOCH"
 
 
-class OnKubernetes(OnSubstrate):
-    """A cluster, and a home whose nodes are Pods there. On a real one Poise has the rights of the base alone."""
-
-    def __init__(self, living: Living, real: KubernetesCluster | None, small: KubernetesApi | None) -> None:
-        self.living, self.real, self.small = living, real, small
-        if real is not None:
-            own, access = real.kubeconfig("config", "user"), real.access("admin")
-        else:
-            assert small is not None
-            own = small.kubeconfig(living.root / "config", SPACE)
-            access = find_access("", {"KUBECONFIG": str(own)})
-        self.api = Api(access)
-        living.variables["KUBECONFIG"] = str(own)
-        self.kubelets = {name: Kubelet(access, name, living.root / "m", {}) for name in NODES}
-        for kubelet in self.kubelets.values():
-            kubelet.start()
+class OnKubernetes(OnCluster):
+    """A cluster, and a home whose nodes are Pods there."""
 
     def pods(self, ours: bool = True) -> list[dict[str, Any]]:
         found = self.api.get(f"/api/v1/namespaces/{SPACE}/pods")["items"]
@@ -51,31 +33,21 @@ class OnKubernetes(OnSubstrate):
     def delete(self, name: str, **options: int) -> None:
         self.api.delete(f"/api/v1/namespaces/{SPACE}/pods/{name}", options)
 
-    def end(self) -> None:
-        for kubelet in self.kubelets.values():
-            kubelet.stop()
-        failed = [text for kubelet in self.kubelets.values() for text in kubelet.failed]
-        assert len(failed) < 100, failed
-
     def messages(self) -> str:
         logs = [path.read_text(errors="replace")[-1500:] for path in self.living.root.glob("m/*/*/container.log")]
         return "\n".join([self.living.messages()[-4000:], *logs, str(self.pods())])
 
 
-@pytest.fixture(scope="module", params=["small", "real"])
+@pytest.fixture(scope="module", params=SERVERS)
 def on(request: pytest.FixtureRequest) -> Iterator[OnKubernetes]:
-    if request.param == "real":
-        with kubernetes() as cluster:
-            yield from _living(cluster, None)
-    else:
-        with kubernetes_api() as api:
-            yield from _living(None, api)
+    with cluster_of(request.param) as cluster:
+        yield from _living(cluster)
 
 
-def _living(real: KubernetesCluster | None, small: KubernetesApi | None) -> Iterator[OnKubernetes]:
+def _living(cluster: Cluster) -> Iterator[OnKubernetes]:
     living = Living()
     try:
-        on = OnKubernetes(living, real, small)
+        on = OnKubernetes(living, cluster)
         try:
             on.up("kubernetes:image=poise:test,priority=poise,idle=600s,grace=20s")
             yield on

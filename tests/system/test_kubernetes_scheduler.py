@@ -8,41 +8,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from drivers.kubernetes_api import KubernetesApi, kubernetes_api
 
 from poise.drivers.lock import holder
-from poise_kubernetes.api import Api
-from poise_kubernetes.credentials import find_access
-from system.kubelet import Kubelet
-from system.kubernetes_cluster import SPACE, KubernetesCluster, kubernetes
+from system.kubernetes_cluster import SPACE
 from system.living import Living, kill, until
-from system.substrate import OnSubstrate
-
-NODES = ("n1", "n2", "n3")
-"""Each has 2 CPUs."""
+from system.onkubernetes import NODES, SERVERS, Cluster, OnCluster, cluster_of
 
 GROUP = "scheduling.x-k8s.io/pod-group"
 LEAST = "pod-group.scheduling.sigs.k8s.io/min-available"
 
 
-class AsScheduler(OnSubstrate):
+class AsScheduler(OnCluster):
     """A cluster, and a home that schedules Pods there with the rights of `deploy/kubernetes/scheduler` alone."""
 
-    def __init__(self, living: Living, real: KubernetesCluster | None, small: KubernetesApi | None) -> None:
-        self.living, self.real, self.small = living, real, small
-        if real is not None:
-            own, access = real.kubeconfig("config", "user"), real.access("admin")
-        else:
-            assert small is not None
-            own = small.kubeconfig(living.root / "config", SPACE)
-            access = find_access("", {"KUBECONFIG": str(own)})
-        self.api = Api(access)
-        living.variables["KUBECONFIG"] = str(own)
-        self.kubelets = [Kubelet(access, name, living.root / "m", {}) for name in NODES]
-        for kubelet in self.kubelets:
-            kubelet.start()
-        if small is not None:
-            small.output = lambda uid: next(filter(None, (kubelet.output(uid) for kubelet in self.kubelets)), b"")
+    def __init__(self, living: Living, cluster: Cluster) -> None:
+        super().__init__(living, cluster)
+        if self.small is not None:
+            kubelets = self.kubelets.values()
+            self.small.output = lambda uid: next(filter(None, (kubelet.output(uid) for kubelet in kubelets)), b"")
 
     def create(self, name: str, run: str = "true", cpu: str = "1", where: str = "", **metadata: Any) -> None:
         """A Pod that Poise places, or that another scheduler has placed on a node."""
@@ -76,28 +59,23 @@ class AsScheduler(OnSubstrate):
         return f"{self.living.messages()[-4000:]}\n{waits}\n{self.pods()}"
 
 
-@pytest.fixture(scope="module", params=["small", "real"])
+@pytest.fixture(scope="module", params=SERVERS)
 def on(request: pytest.FixtureRequest) -> Iterator[AsScheduler]:
-    if request.param == "real":
-        with kubernetes(schedules=True) as cluster:
-            yield from _living(cluster, None)
-    else:
-        with kubernetes_api() as api:
-            yield from _living(None, api)
+    with cluster_of(request.param, schedules=True) as cluster:
+        yield from _living(cluster)
 
 
-def _living(real: KubernetesCluster | None, small: KubernetesApi | None) -> Iterator[AsScheduler]:
+def _living(cluster: Cluster) -> Iterator[AsScheduler]:
     living = Living()
     try:
-        on = AsScheduler(living, real, small)
+        on = AsScheduler(living, cluster)
         try:
             on.up("kubernetes:scheduler=poise")
             yield on
             assert living.poise("down", "--cancel").code == 0
             until(lambda: not living.processes(), "nothing is left", living.processes)
         finally:
-            for kubelet in on.kubelets:
-                kubelet.stop()
+            on.end()
     finally:
         living.destroy()
 

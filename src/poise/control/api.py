@@ -495,8 +495,8 @@ def make_app(
 
     @routes.get(
         "/v1/backlog",
-        summary="The number of tasks that are unfinished, or wait, as one number for an autoscaler; or their `cpu`, "
-        "`memory` or `gpus`",
+        summary="How many tasks wait for room or run (`unfinished`), or wait (`waiting`), as one number for an "
+        "autoscaler; or their `cpu`, `memory` or `gpus`. Tasks that wait for others do not count",
         role=VIEWER,
     )
     async def how_much_waits(

@@ -56,11 +56,10 @@ def wrapped(
     `env` is the environment of this command: podman passes each variable on by its name, so no value is in a command
     line. `shared` are folders of the host that the container sees under their own paths, besides `folder`, where the
     command begins ("": the folder of the image). `memory` is in bytes (0: no limit). `node` and `name`
-    mark the container.
+    mark the container. Devices of Ascend have no CDI name, and are left out.
     """
-    options = ["run", "--rm", "--init", "--pull=missing", "--network=host", f"--label={LABEL}={node}"]
-    options += [f"--name={name}"]
-    options += [f"--env={name}" for name in env if name not in _OF_THE_IMAGE]
+    options = ["run", "--rm", "--init", "--pull=missing", "--network=host", f"--label={LABEL}={node}", f"--name={name}"]
+    options += [f"--env={variable}" for variable in env if variable not in _OF_THE_IMAGE]
     options += [f"--volume={path}:{path}" for path in dict.fromkeys((*shared, folder)) if path]
     options += [f"--workdir={folder}"] if folder else []
     options += [f"--memory={memory}", f"--memory-swap={memory}"] if memory else []

@@ -714,7 +714,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "service.objective": "Objective of the service. A request that would miss it is refused at once.",
     "service.batch": "Maximum number of requests in one batch. The gateway learns the best size.",
     "service.concurrency": "Number of requests that a replica serves at once, if its model takes them one by one.",
-    "service.workers": "Number of processes of a replica: a gang, of which rank 0 answers. All start, or none.",
+    "service.workers": "Number of processes of a replica. They are a gang, and rank 0 answers. All start, or none.",
     "service.queue": "Maximum number of waiting requests. Further ones are refused.",
     "service.timeout": "Time limit of a request.",
     "service.body": "Maximum size of a request's body, decompressed; 64 MiB at most.",

@@ -42,8 +42,9 @@ def backlog(
     class_: str = "",
     service: str = "",
 ) -> int:
-    """Return how many tasks wait, or are unfinished, that the bearer may see and that match every filter; or what they
-    request together: milli-CPU, bytes of memory, or devices. A `service` has the tasks of its replicas.
+    """Return how many tasks wait for room or run (`unfinished`), or wait for it (`waiting`), that the bearer may see
+    and that match every filter; or what they request together: milli-CPU, bytes of memory, or devices. Tasks that wait
+    for others do not count. A `service` has the tasks of its replicas.
     """
     waiting = (unit for queue in ledger.queues.values() for unit in queue.values())
     units = chain(waiting, ledger.active.recovering.values() if state == "waiting" else ledger.active.values())
