@@ -11,9 +11,9 @@ and load, all in one separate process; only their commands are simulated, with t
 * *herd*: the control plane is killed while each node runs a command; at the same time many jobs are submitted, as fast
   as they are accepted. *back*: from the kill until every node has been heard and answered. *placed*: until all
   submitted jobs have started. No node may be lost, and nothing may be started twice. *CPU per node*: the same without
-  submissions, by the CPU time of the control plane from its first answer until all nodes are back. Its *floor* is the
-  cost of the same number of TLS connections to a bare `ssl` server with one thread, in sequence: each sends a message
-  and gets an answer.
+  submissions, by the CPU time of the control plane from its first answer until all nodes are back; `--herds 0` measures
+  nothing but that. Its *floor* is the cost of the same number of TLS connections to a bare `ssl` server with one
+  thread, in sequence: each sends a message and gets an answer.
 """
 
 import argparse
@@ -349,7 +349,11 @@ def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> Back:
     until(lambda: client.status().unfinished == 1, "only what is held is left")
     if swarm.started() - began != submissions:
         raise RuntimeError("something was started twice")
-    return Back(swarm.back() - killed, taken - killed, placed - killed, cpu)
+    found = Back(swarm.back() - killed, taken - killed, placed - killed, cpu)
+    say(
+        f"herd: all {count} back after {found.back:.1f} s, {submissions} submissions started after {found.placed:.1f} s"
+    )
+    return found
 
 
 def floor(home: Home, count: int) -> float:
@@ -405,12 +409,17 @@ def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submission
         bare_server = floor(home, nodes)
     of = f"{nodes} nodes"
     per_node, least = 1000 * alone.cpu / nodes, 1000 * bare_server / nodes
-    return [
+    figures = [
         Figure(name=f"heartbeats of {of}, idle: CPU of a core", unit="%", values=idle, limit=TARGET_CPU_PERCENT),
         Figure(name=f"heartbeats of {of}, busy: CPU of a core", unit="%", values=busy, limit=TARGET_CPU_PERCENT),
         Figure(name=f"herd of {of}, nothing else: until all are back", unit="s", values=[alone.back]),
         Figure(name="  CPU of the control plane per node", unit="ms", values=[per_node], limit=TARGET_CPU_PER_NODE),
         Figure(name="  CPU of a bare TLS server per connection", unit="ms", values=[least]),
+    ]
+    if not found:
+        return figures
+    return [
+        *figures,
         Figure(
             name=f"herd of {of}: killed until all are back",
             unit="s",
