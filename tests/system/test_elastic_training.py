@@ -45,7 +45,7 @@ class Trained:
         self, living: Living, workers: str, *, fleet: str = FLEET, resources: str = "{cpu: 1}", **options: Any
     ) -> None:
         self.living, self.out = living, living.work / "out"
-        options = {"samples": 500, "batch": 64, "epochs": EPOCHS, "lasting": True, **options}
+        options = {"samples": 500, "batch": 64, "epochs": EPOCHS, "lasting": 40, **options}
         text = JOB.format(
             python=sys.executable,
             script=HERE / "digits.py",

@@ -111,7 +111,7 @@ def test_training_grows_onto_another_machine_and_back(on_ray: OnRay) -> None:
     from train.gangs import HERE
 
     living, out = on_ray.living, on_ray.living.work / "out"
-    options = {"samples": 500, "batch": 64, "epochs": 40, "pause": 0.1, "lasting": True}
+    options = {"samples": 500, "batch": 64, "epochs": 40, "pause": 0.1, "lasting": 40}
     env = {"OUT": str(out), "OMP_NUM_THREADS": "1", "OPTIONS": json.dumps(options)}
     env |= {"POISE_CHECKPOINTS": str(living.work / "checkpoints")}
     spec = {"run": [sys.executable, str(HERE / "digits.py")], "workers": "1..2", "resources": {"cpu": 2}}

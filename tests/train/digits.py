@@ -1,6 +1,6 @@
 """A user's script: a small network learns the digits. Its options come as JSON in OPTIONS; what came of it goes to
-OUT.RANK.json, and each step is a line of OUT.PID.steps. It pauses after each step until there is a file `hurry`; with
-`lasting` twice as long after each forty steps, so that it is not over before somebody has looked.
+OUT.RANK.json, and each step is a line of OUT.PID.steps. It pauses after each step until there is a file `hurry`,
+and twice as long after each `lasting` steps, so that it is not over before somebody has looked.
 """
 
 import json
@@ -36,7 +36,7 @@ if nodes := options.pop("nodes", 0):  # as if every so many workers were on a no
 plateau, leaves = options.pop("plateau", False), options.pop("leaves", "")
 slow = options.pop("slow", 0.0)  # seconds in which others wait for all workers but the first, in each step
 pause, kind = options.pop("pause", 0.0), options.pop("optimizer", "sgd")
-lasting = options.pop("lasting", False)
+lasting = options.pop("lasting", 0)
 data = TensorDataset(inputs[:count], targets[:count])
 
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -64,7 +64,7 @@ with poise.Session(model, optimizer, data, scheduler=scheduler, **options) as ru
                     break
                 sys.exit(0)
             if pause and not out.with_name("hurry").exists():
-                time.sleep(pause * 2 ** (run.steps // 40 if lasting else 0))
+                time.sleep(pause * 2 ** (run.steps // lasting if lasting else 0))
 
 flat = torch.cat([one.detach().flatten() for one in model.parameters()])
 right = (model(inputs[1500:]).argmax(1) == targets[1500:]).float().mean()

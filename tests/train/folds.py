@@ -1,7 +1,7 @@
 """A user's script with two sessions, one after another: the second goes on with the model of the first.
 
-It writes down where each began and how it ended; DIE names a session and a step in which it is killed, unless somebody
-was before (the file `died` is there then).
+It pauses as digits.py does, and writes down where each began and how it ended; DIE names a session and a step in which
+it is killed, unless somebody was before (the file `died` is there then).
 """
 
 import json
@@ -20,7 +20,7 @@ import poise
 torch.set_num_threads(1)
 out = Path(os.environ["OUT"])
 options = json.loads(os.environ.get("OPTIONS", "{}"))
-pause = options.pop("pause", 0.0)
+pause, lasting = options.pop("pause", 0.0), options.pop("lasting", 0)
 dies = os.environ.get("DIE", "").split()
 torch.manual_seed(0)
 inputs = torch.randn(128, 4)
@@ -34,7 +34,8 @@ for fold, epochs in ((1, 2), (2, 3)):
             run.step(nn.functional.mse_loss(model(x), y))
             with out.with_name(f"{out.name}.{os.getpid()}.steps").open("a") as steps:
                 steps.write(json.dumps([run.steps, run.rank, run.world, fold]) + "\n")
-            time.sleep(pause)
+            if pause and not out.with_name("hurry").exists():
+                time.sleep(pause * 2 ** (run.steps // lasting if lasting else 0))
             died = out.with_name("died")
             if dies == [str(fold), str(run.steps)] and run.rank == run.world - 1 and not died.exists():
                 died.touch()

@@ -116,6 +116,10 @@ class Workers:
 
         until(there)
 
+    def hurry(self) -> None:
+        """What they pause for has happened."""
+        (self.folder / "hurry").touch()
+
     def ask_to_end(self, name: str) -> None:
         os.kill(self.processes[name].pid or 0, signal.SIGTERM)
 

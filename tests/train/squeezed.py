@@ -1,4 +1,7 @@
-"""A user's script: digits, with an exchange that EXCHANGE names. What came of it goes to OUT.RANK.json."""
+"""A user's script: digits, with an exchange that EXCHANGE names. What came of it goes to OUT.RANK.json.
+
+It pauses as digits.py does.
+"""
 
 import json
 import os
@@ -15,7 +18,7 @@ from poise_train.compression import TopK
 from poise_train.local import LocalSGD
 
 options = json.loads(os.environ["OPTIONS"])
-name, pause = options.pop("kind"), options.pop("pause", 0.0)
+name, pause, lasting = options.pop("kind"), options.pop("pause", 0.0), options.pop("lasting", 0)
 torch.set_num_threads(1)
 torch.manual_seed(int(os.environ["SEED"]))
 images, labels = load_digits(return_X_y=True)
@@ -35,7 +38,8 @@ with poise.Session(
             seen = run.steps
             told.write(json.dumps([run.steps, run.rank, run.world, time.time()]) + "\n")
             told.flush()
-            time.sleep(pause)
+            if pause and not out.with_name("hurry").exists():
+                time.sleep(pause * 2 ** (run.steps // lasting if lasting else 0))
     run.exchange.even_out()
     training = run.training()
 

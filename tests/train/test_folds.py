@@ -120,7 +120,7 @@ def test_a_gang_shrinks_in_its_second_session(workers: Workers) -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_who_comes_in_the_second_session_has_what_the_first_came_to(workers: Workers, lost: bool) -> None:
     """To make the gang larger, or for a worker that was killed."""
-    workers.options |= {"pause": 0.2}
+    workers.options |= {"pause": 0.05, "lasting": 4}
     env = {"POISE_CHECKPOINTS": str(workers.folder / "checkpoints")}
     workers.start("a", "b", env=env)
     until(lambda: workers.steps("b") and workers.steps("b")[-1][3] == 2)
@@ -131,6 +131,8 @@ def test_who_comes_in_the_second_session_has_what_the_first_came_to(workers: Wor
     else:
         workers.become("a", "b", "c", env=env)
         names = ["a", "b", "c"]
+    workers.after("c", 1)
+    workers.hurry()
     assert workers.wait(*names) == [0] * len(names), workers.said("c")
     assert come_to_the_same(folds(workers.folder))
     assert {fold for _, _, _, fold in workers.steps("c")} == {2}

@@ -74,11 +74,13 @@ def test_three_workers_come_to_what_one_comes_to(workers: Workers) -> None:
 
 
 def test_a_gang_grows_and_shrinks_between_steps_and_comes_to_the_same(workers: Workers) -> None:
+    workers.options["lasting"] = 6  # till all have come
     workers.start("a")
     workers.after("a", 5)
     workers.become("a", "b", "c", "d")
     workers.after("d", 15)
     workers.become("a", "d")
+    workers.hurry()
     assert workers.wait("b", "c") == [143, 143]
     assert workers.wait("a", "d") == [0, 0], workers.said("a")
     assert all(close_to_undisturbed(answer) for answer in workers.answers())
@@ -87,9 +89,12 @@ def test_a_gang_grows_and_shrinks_between_steps_and_comes_to_the_same(workers: W
 
 
 def test_the_worker_that_leads_may_be_the_one_that_leaves(workers: Workers) -> None:
+    workers.options["lasting"] = 6
     workers.start("a", "b")
     workers.after("a", 5)
     workers.become("b", "c")
+    workers.after("c", 5)
+    workers.hurry()
     assert workers.wait("a", "b", "c") == [143, 0, 0], workers.said("b")
     assert all(close_to_undisturbed(answer) for answer in workers.answers())
 
@@ -159,7 +164,7 @@ def test_who_leads_after_another_tells_what_that_one_knew(workers: Workers, tmp_
     assert joined.checkpoint is not None
     assert (joined.checkpoint.step, joined.restored) == (there, known.restored)
     assert joined.safe == 1_000_000 * 64 * there // 4000
-    (workers.folder / "hurry").touch()
+    workers.hurry()
     assert workers.wait("d") == [0], workers.said("d")
 
 
@@ -382,12 +387,14 @@ def test_a_scheduler_that_goes_by_the_loss_is_given_that_of_each_pass() -> None:
 
 def test_workers_come_to_one_learning_rate_by_the_loss(workers: Workers, tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
-    workers.options["plateau"] = True
+    workers.options |= {"plateau": True, "lasting": 6}
     alone = Workers(tmp_path / "alone", **workers.options | {"pause": 0.0})
     alone.start("a", env={"POISE_GANG_DIR": ""})
     workers.start("a", "b")
     workers.after("a", 21)  # in the second pass
     workers.become("a", "b", "c")
+    workers.after("c", 21)
+    workers.hurry()
     assert workers.wait("a", "b", "c") == [0, 0, 0], workers.said("a")
     assert alone.wait("a") == [0], alone.said("a")
     [whole] = alone.answers()

@@ -36,12 +36,13 @@ def test_two_workers_learn_the_digits_with_half_the_bytes_or_less(gang: Workers,
 
 
 def test_what_was_not_sent_goes_on_with_a_gang_that_grows_and_shrinks(gang: Workers) -> None:
-    gang.options |= {"kind": "topk", "pause": 0.01}
+    gang.options |= {"kind": "topk", "pause": 0.01, "lasting": 10}
     gang.start("a", "b")
     gang.after("a", 20)
     gang.become("a", "b", "c")
     gang.after("c", 40)
     gang.become("c", "a")
+    gang.hurry()
     assert gang.wait("b") == [143]
     assert gang.wait("a", "c") == [0, 0], gang.said("a")
     one, other = gang.answers()
