@@ -18,15 +18,20 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cubla
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 SIMULATED := tests/faults tests/golden tests/unit
+# what imports PyTorch or clients of model servers: each worker collects all files, and to import these takes it 8 s of CPU
+LARGE := tests/train tests/precision tests/gateway tests/system/test_elastic_training.py tests/system/test_embeddings.py
 # the longest files first, so that no worker is left with one of them at the end
-FIRST := tests/docs tests/system tests/train
-REAL := $(FIRST) $(filter-out $(FIRST) $(SIMULATED) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+FIRST := tests/docs tests/system
+REAL := $(FIRST) $(filter-out $(FIRST) $(LARGE) $(SIMULATED) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) \
+  $(patsubst %,--ignore %,$(filter %.py,$(LARGE)))
 TIMED := $(shell grep --recursive --files-with-matches --include 'test_*.py' 'pytest.mark.timed' tests)
 # what takes seconds by itself, most of them spent waiting: its limits are of seconds too, and it may run beside its like
 CHAOS := tests/system/test_chaos.py
 
+BESIDE := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -m "not timed and not slow"
+OF_LARGE := --override-ini cache_dir=build/large
 # real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
-AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+again = { test $$$(1) = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest $(2) --last-failed --last-failed-no-failures none; }
 
 .PHONY: help setup lock servers demo demo-serve kubernetes-parts test test-kubernetes test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
 
@@ -72,9 +77,12 @@ test-kubernetes: setup servers kubernetes-parts  ## Poise on that Kubernetes, wi
 test: setup style servers  ## style, layers, types; all tests: in memory beside real processes; then those that time something
 	@mkdir -p build; \
 	setsid nice sh -c '$(BIN)/mypy; types=$$?; $(BIN)/python -m pytest -p no:cacheprovider $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
-	trap "kill -- -$$memory" INT TERM; \
-	$(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder -m "not timed and not slow" $(REAL) || $(AGAIN); real=$$?; \
-	wait $$memory; memory=$$?; cat build/in-memory.txt; test $$real = 0 && exit $$memory
+	setsid $(BESIDE) --numprocesses 2 $(OF_LARGE) $(LARGE) > build/large.txt 2>&1 & large=$$!; \
+	trap "kill -- -$$memory -$$large" INT TERM; \
+	$(BESIDE) --numprocesses 5 $(REAL); real=$$?; \
+	wait $$large; large=$$?; cat build/large.txt; \
+	wait $$memory; memory=$$?; cat build/in-memory.txt; \
+	{ test $$real = 0 || $(call again,real); } && { test $$large = 0 || $(call again,large,$(OF_LARGE)); } && exit $$memory
 	$(BIN)/python -m pytest -m timed --numprocesses 4 --dist load $(CHAOS)
 	$(BIN)/python -m pytest -m timed $(filter-out $(CHAOS),$(TIMED))
 

@@ -6,6 +6,7 @@ moved module is left out. An arrow that follows from two others is left out too.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -79,6 +80,7 @@ def _level(part: str, parts: Graph) -> int:
     return 1 + max((_level(used, parts) for used in parts[part]), default=-1)
 
 
+@cache
 def _part(module: str) -> str:
     package, _, rest = module.partition(".")
     room = rest.partition(".")[0].removeprefix("__init__")

@@ -120,9 +120,10 @@ def without_columns(text: str) -> str:
 
 LONG = (
     *("train-with-other-trainers", "elastic-training", "train-under-torchrun", "many-machines"),
-    *("check-a-machine", "multimodal"),
+    *("check-a-machine", "multimodal", "train-in-a-pipeline", "make-a-model-smaller"),
+    *("share-devices-between-training-and-services", "break-a-fleet"),
 )
-"""Guides that train or measure for a while, or bring up a cluster."""
+"""Guides that train, measure or simulate for a while, or bring up a cluster."""
 
 
 def marked(document: Path) -> Any:

@@ -30,15 +30,19 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture
-def packages(tmp_path: Path) -> Iterator[Path]:
+def packages(tmp_path: Path) -> Path:
     """A folder that holds an installed package of bad policies, and the example."""
-    install_theirs(tmp_path)
+    return packed(tmp_path)
+
+
+def packed(folder: Path) -> Path:
+    install_theirs(folder)
     example = ["[poise.policies]", "smallest-first = example_terms:SMALLEST_FIRST"]
     example += ["[poise.terms]", "solitude = example_terms:solitude"]
     example += ["[poise.rank_terms]", "compactness = example_terms:compactness"]
-    install(tmp_path, "example-terms", example)
-    shutil.copy(EXAMPLES / "terms" / "example_terms.py", tmp_path)
-    yield tmp_path
+    install(folder, "example-terms", example)
+    shutil.copy(EXAMPLES / "terms" / "example_terms.py", folder)
+    return folder
 
 
 def start(living: Living, packages: Path, policy: str | Path, within: str = "30s", **more: str) -> None:
@@ -59,7 +63,32 @@ def worker(living: Living) -> int:
     return next((pid for pid, line in living.processes().items() if "poise.control.decider" in line), 0)
 
 
+KINDS = ("policy-failed", "placed")
+
+
 # --- live ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fleets_of_theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Living]]:
+    """For each time within which a policy has to decide, a home whose control plane finds the bad policies."""
+    made: dict[str, Living] = {}
+    packages = packed(tmp_path_factory.mktemp("packages"))
+
+    def with_time(within: str) -> Living:
+        if within not in made:
+            made[within] = Living()
+            start(made[within], packages, "fifo", within)
+        return made[within]
+
+    try:
+        yield with_time
+    except BaseException:
+        for living in made.values():
+            living.destroy()
+        raise
+    for living in made.values():
+        living.close()
 
 
 @pytest.mark.parametrize(
@@ -78,20 +107,24 @@ def worker(living: Living) -> int:
         ("lies", "gets 1 devices of"),
     ],
 )
-def test_whatever_a_policy_does_the_fleet_goes_on(living: Living, packages: Path, policy: str, says: str) -> None:
+def test_whatever_a_policy_does_the_fleet_goes_on(
+    fleets_of_theirs: Callable[[str], Living], policy: str, says: str
+) -> None:
     for_time = policy in ("waits", "spins", "eats")  # the others fail by themselves, however busy the machine is
-    start(living, packages, policy, "300ms" if for_time else "30s")
-    control = living.pid("control")
+    living = fleets_of_theirs("300ms" if for_time else "30s")
+    control, before, placed_before = living.pid("control"), *(len(events(living, kind)) for kind in KINDS)
+    done = living.poise("policy", "set", policy)
+    assert done.code == 0, done.err
     began = time.monotonic()
     for number in range(3):
         done = living.poise("run", "--", "echo", str(number))
         assert (done.code, done.text) == (0, f"{number}\n"), done.err
     assert time.monotonic() - began < PATIENCE / 2
-    failures = events(living, "policy-failed")
+    failures = events(living, "policy-failed")[before:]
     assert failures and failures[0]["policy"].startswith(f"{policy}@")
     assert all(failure["error"].startswith(f"{FAILED}: ") for failure in failures)
     assert says in failures[0]["error"]
-    assert all(placed["why"]["policy"] == "fifo" for placed in events(living, "placed"))
+    assert [placed["why"]["policy"] for placed in events(living, "placed")[placed_before:]] == ["fifo"] * 3
     assert events(living, "remembered") == []
     assert living.pid("control") == control
 
