@@ -17,20 +17,20 @@ KEPT = sorted((Path(__file__).parent.parent / "seeds").glob("*.json"))
 
 
 def test_many_seeds_break_no_promise() -> None:
-    program = [sys.executable, "-m", "poise.cli.main", "faults", "--seeds", "100", "--json"]
+    program = [sys.executable, "-m", "poise.cli.main", "faults", "--seeds", "60", "--json"]
     ran = subprocess.run(program, capture_output=True, text=True, check=False)
     summary = json.loads(ran.stdout)
     assert summary["broken"] == []
     assert ran.returncode == 0
-    assert summary["seeds"] == 100
+    assert summary["seeds"] == 60
     missing = {spec.fault for nemesis in shipped().values() for spec in nemesis.faults} - summary["faults"].keys()
     assert not missing, "a fault that no seed has met proves nothing"
 
 
 def test_the_same_seeds_come_to_the_same_wherever_texts_hash_otherwise() -> None:
-    first, *others = (digests_under(hash_seed, 1, 6) for hash_seed in ("0", "1", "4711"))
-    assert len(set(first)) == 6
-    assert others == [first, first]
+    first, other = (digests_under(hash_seed, 1, 5) for hash_seed in ("0", "4711"))
+    assert len(set(first)) == 5
+    assert first == other
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
@@ -71,7 +71,7 @@ def test_losing_one_message_in_twenty_costs_little() -> None:
     done = {
         names: sum(
             try_scenario(scenario_of(seed, [known[name] for name in names]), until=half_way).starts
-            for seed in range(1, 31)
+            for seed in range(1, 16)
         )
         for names in ((), ("lossy-a-little",))
     }

@@ -113,7 +113,7 @@ jobs = st.lists(
 
 
 @pytest.mark.parametrize("policy", ["poise", "fifo", "srtf"])
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(jobs, st.integers(0, 5))
 def test_all_who_ask_about_a_random_world_are_told_the_same(
     policy: str, asked: list[dict[str, Any]], running: int
