@@ -639,15 +639,16 @@ class Client:
         return self._call("GET", "/v1/tokens", list[TokenReport])
 
     def add_token(
-        self, tenant: str, role: str, *, name: str = "", expires: str | float | None = None
+        self, tenant: str, role: str, *, name: str = "", expires: str | float | None = None, account: str = ""
     ) -> tuple[TokenReport, str]:
         """Create a token for a tenant and return it with its secret. Only the caller gets the secret. `expires` is a
-        duration from now (seconds, or `30d`; None: never).
+        duration from now (seconds, or `30d`; None: never). Commands submitted with it run as the Unix `account`.
 
         Raises SpecError if a name or the duration is invalid, and Conflict if there are too many tokens.
         """
         secret = new_secret()
-        body = {"tenant": tenant, "role": role, "hash": digest(secret), "name": name, "expires": expires}
+        body: dict[str, Any] = {"tenant": tenant, "role": role, "hash": digest(secret), "name": name}
+        body |= {"expires": expires, "account": account}
         return self._call("POST", "/v1/tokens", TokenReport, body), secret
 
     def revoke_token(self, token: str) -> None:

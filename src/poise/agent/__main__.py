@@ -48,6 +48,7 @@ from poise.agent.tidying import remove_gone
 from poise.agent.upkeep import Toll
 from poise.config import Address, Door, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
+from poise.drivers.accounts import Accounts, offered
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.following import NOT_PLANNED, planned
 from poise.drivers.getting import Giving
@@ -674,7 +675,8 @@ def declared_in(path: Path, name: str, folder: Path) -> Offer:
     found = next((node for node in nodes if node.name == name), None)
     if found is None:
         raise NotFound(f"the fleet has no node `{name}`", field=str(path), have=name, hint="`poise up --fleet FILE`")
-    node = msgspec.structs.replace(found, incarnation=incarnation_of(boot_id(), identity(folder)))
+    incarnation = incarnation_of(boot_id(), identity(folder))
+    node = msgspec.structs.replace(found, incarnation=incarnation, accounts=offered())
     return Offer(node, prunes=name == nodes[0].name, exporters=fleet.exporters.get(name, ()))
 
 
@@ -716,6 +718,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
         checkpoints=home.checkpoints,
         devices=found.devices,
         cgroups=cgroups,
+        accounts=Accounts(home, name) if found.accounts else None,
         serving=serving,
         following=following,
     )

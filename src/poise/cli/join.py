@@ -118,6 +118,8 @@ def join(
         say(f"poise: node {wanted.name} has joined {there.elsewhere}; its agent runs {how}")
         if not wanted.service:
             say("poise: nothing starts the agent again when it ends: the same `poise join` does")
+        if os.geteuid() != 0:
+            say("poise: commands of all users run as you here: only an agent of root runs them as their users")
     return 0
 
 

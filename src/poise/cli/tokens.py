@@ -26,7 +26,7 @@ def token() -> None:
     A viewer sees the work of its tenant, a submitter submits and cancels it. An observer sees the work of all tenants
     and changes nothing, for monitoring and wall screens. An operator sees and cancels the work of
     all tenants and drains nodes; an admin creates tokens and sets quotas. A node is a machine that offers itself, and
-    may do nothing else. Commands of every tenant run as the user who started Poise.
+    may do nothing else. Commands run as the Unix account of their token, or else as the user who started the node.
     """
 
 
@@ -35,10 +35,16 @@ def token() -> None:
 @click.option("--role", required=True, type=click.Choice(ROLES), help="Role of the token.")
 @click.option("--name", default="", metavar="NAME", help="Name of its holder, for the audit.")
 @click.option("--expires", metavar="TIME", help="Lifetime, e.g. 30d. [default: until it is revoked]")
+@click.option(
+    "--account",
+    default="",
+    metavar="NAME",
+    help="Unix account as which its commands run, on nodes whose agent is root. [default: the user of the agent]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def add(tenant: str, role: str, name: str, expires: str | None, as_json: bool) -> int:
+def add(tenant: str, role: str, name: str, expires: str | None, account: str, as_json: bool) -> int:
     """Create a token. It is shown once; Poise stores only its hash."""
-    made, secret = connected(current_home()).add_token(tenant, role, name=name, expires=expires)
+    made, secret = connected(current_home()).add_token(tenant, role, name=name, expires=expires, account=account)
     if as_json:
         print_json({**msgspec.to_builtins(made), "secret": secret})
         return 0
@@ -66,6 +72,7 @@ def _tokens_shown(tokens: list[TokenReport], everything: bool) -> Shown:
             Column("NAME", [of.name or "-" for of in found]),
             Column("TENANT", [of.tenant for of in found]),
             Column("ROLE", [of.role for of in found]),
+            *([Column("ACCOUNT", [of.account or "-" for of in found])] if any(of.account for of in found) else []),
             Column("EXPIRES", [_lasts(of) for of in found], moving=True),
         ],
         nothing="poise: no tokens yet; `poise token add --tenant NAME --role submitter`",
@@ -99,7 +106,8 @@ def whoami(as_json: bool) -> int:
         print_json(told)
         return 0
     which = f"{told.token}{f' {told.name}' if told.name else ''}" if told.token else "the token of the home"
-    click.echo(f"{told.role} of {told.tenant}, by {which}")
+    account = f", commands run as {told.account}" if told.account else ""
+    click.echo(f"{told.role} of {told.tenant}, by {which}{account}")
     return 0
 
 

@@ -240,6 +240,8 @@ def up(
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}{stands_by}")
         if address := address_of(home):
             say(f"other machines: export POISE_ADDRESS={address}, and a token in POISE_TOKEN_FILE (`poise token add`)")
+        if os.geteuid() != 0 and not no_agent and ("share" in flags or "listen" in flags):
+            say("poise: commands of all users run as you here: only an agent of root runs them as their users")
     return 0
 
 

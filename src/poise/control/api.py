@@ -91,6 +91,7 @@ from poise.kernel.find import names as find_names
 from poise.kernel.incidents import no_such_incident
 from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
+from poise.kernel.owners import check_enter, check_files, owned
 from poise.kernel.reserved import reservation_report
 from poise.kernel.since import touched
 from poise.kernel.visible import Sight
@@ -159,7 +160,7 @@ from poise.model.rules import compile_rules, targets_of
 from poise.model.secrets import named
 from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
-from poise.model.tenants import Bearer, Role, Token, declared_class, tenant_of_class
+from poise.model.tenants import Bearer, Role, Token, check_account, declared_class, tenant_of_class
 from poise.model.trees import HASH
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
@@ -364,7 +365,8 @@ class FilesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token for a user of a tenant. The client generates the secret and sends only `hash`, its SHA-256 in
-    hexadecimal. `expires` is a duration from now; without it the token is valid until it is revoked.
+    hexadecimal. `expires` is a duration from now; without it the token is valid until it is revoked. Commands submitted
+    with it run as the Unix `account`.
     """
 
     tenant: str
@@ -372,6 +374,7 @@ class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     name: str = ""
     expires: Quantity | None = None
+    account: str = ""
 
 
 def chosen(asked: PolicyRequest) -> Choice:
@@ -836,7 +839,8 @@ def make_app(
         data: Submission,
         all_: bool = False,
     ) -> PlanReport:
-        compiled = await plane.prepare(named(data.spec), bearer.tenant, len(request.body))
+        made = await plane.prepare(named(data.spec), bearer.tenant, len(request.body))
+        compiled = owned(plane.ledger, made, bearer)
         plane.controller.would_submit(compiled, data.user)  # raises any refusal before the request waits for its turn
 
         async def ask() -> Callable[[ClusterPolicy], tuple[PlanReport, str]]:
@@ -896,6 +900,7 @@ def make_app(
     async def give_input(bearer: Bearer, name: str, data: InputRequest) -> InputReport:
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
+        check_enter(found.job.account, bearer)
         unit, index = the_one_that_takes_input(found)
         if data.hold and unit.spec.tty:
             attendance.heard(found.job.id, data.hold, bearer)
@@ -925,6 +930,7 @@ def make_app(
     async def execute(bearer: Bearer, name: str, data: ExecRequest) -> Stream:
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
+        check_enter(found.job.account, bearer)
         unit, index = the_one_that_runs(found, ledger, data.rank)
         tty = terminal(data.tty, "tty") if data.tty else 0
         argv = command_of(list(data.run), "run")
@@ -944,6 +950,7 @@ def make_app(
     async def connect(bearer: Bearer, name: str, data: ConnectRequest) -> Stream:
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
+        check_enter(found.job.account, bearer)
         unit, index = the_one_that_runs(found, ledger, data.rank)
         if bool(data.port) == bool(data.key):
             raise SpecError("a connection is to a port, or by SSH", field="port", need="`port` or `key`")
@@ -963,6 +970,7 @@ def make_app(
     async def take_capture(bearer: Bearer, name: str, data: CaptureRequest) -> Stream:
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
+        check_enter(found.job.account, bearer)
         unit, index = the_one_that_runs(found, ledger, data.rank)
         lasts = LASTS[data.kind]
         if data.lasts is not None:
@@ -981,6 +989,8 @@ def make_app(
     async def get_files(bearer: Bearer, name: str, data: FilesRequest) -> Stream:
         plane.check_leading()
         _, found = await settled_job(bearer, name, data.task)
+        check_enter(found.job.account, bearer)
+        check_files(found.job.account)
         unit, index = the_one_that_ran(found, data.rank)
         tree = found.job.tree
         node, attempt = unit.tasks[index].node, attempt_of(unit, index)
@@ -1379,6 +1389,8 @@ def make_app(
         lasts = 0 if data.expires is None else parse_or_raise(parse_duration, data.expires, "expires", MAX_DURATION)
         if data.expires is not None and not lasts:
             raise SpecError("the token would expire at once", code="E103", field="expires", hint="expires: 30d")
+        if data.account:
+            check_account(data.account, "account")
         made = await plane.request(
             lambda request: messages.AddToken(
                 request=request,
@@ -1387,6 +1399,7 @@ def make_app(
                 hash=data.hash,
                 name=data.name,
                 lasts=lasts,
+                account=data.account,
                 bearer=bearer,
             )
         )

@@ -74,9 +74,10 @@ class Consoles:
                 del self._fed[key]
 
     def known(self, name: str, bearer: Bearer) -> Running | None:
-        """Return the command of this name if it belongs to the bearer's tenant."""
+        """Return the command of this name if it belongs to the bearer's tenant and account."""
         found = self._running.get(name)
-        return found if found is not None and bearer.sees(found.bearer.tenant) else None
+        theirs = found is not None and bearer.sees(found.bearer.tenant) and bearer.may_enter(found.bearer.account)
+        return found if theirs else None
 
     async def run(
         self,

@@ -56,7 +56,7 @@ class Gatekeeper:
                 have=token.id,
                 hint=f"ask an admin: `poise token add --tenant {token.tenant} --role {token.role.name.lower()}`",
             )
-        return Bearer(token.tenant, token.role, token.id, token.name)
+        return Bearer(token.tenant, token.role, token.id, token.name, token.account)
 
     def stands(self, bearer: Bearer) -> bool:
         """Return whether the bearer's token is still valid: a stream may outlive it."""

@@ -8,6 +8,7 @@ import ctypes
 import importlib.util
 import os
 import platform
+import pwd
 import resource
 import shlex
 import stat
@@ -22,8 +23,10 @@ from pathlib import Path
 import poise
 from poise import __version__
 from poise.config import Home
+from poise.drivers.accounts import lacking
 from poise.drivers.devices import Inventory, declared_devices
 from poise.drivers.keeper import punch
+from poise.drivers.owner import USERS
 from poise.drivers.probes import Answer
 from poise.drivers.security import read_token
 from poise.drivers.system import probe_cgroups
@@ -201,6 +204,7 @@ def machine(node: Node) -> Iterator[Check]:
             "cgroups", "warn", f"memory is watched, not limited by the kernel: {cgroups.why_not}",
             "run under `systemd-run --user --scope -p Delegate=yes`, or as root",
         )  # fmt: skip
+    yield users()
     if resource.getrlimit(resource.RLIMIT_RTTIME)[1] == resource.RLIM_INFINITY:
         yield Check("left-overs", "ok", "processes of a killed keeper are found by a mark that they inherit")
     else:
@@ -219,6 +223,23 @@ def machine(node: Node) -> Iterator[Check]:
             yield Check(name, "ok", text)
         else:
             yield Check(name, "warn", f"{text}: many commands at once need more", f"ulimit {flag} {least}")
+
+
+def users() -> Check:
+    """Check whether commands can run as the accounts of their owners."""
+    if os.geteuid() != 0:
+        me = pwd.getpwuid(os.geteuid()).pw_name
+        return Check(
+            "users", "ok", f"commands of all users run as {me}: only an agent of root runs them as their users"
+        )
+    missing = lacking()
+    if any(line.startswith(USERS) for line in missing):
+        text = f"commands of all users run as root: {missing[-1].partition(': ')[2]}"
+        return Check("users", "warn", text, "run the agent outside of a container, or with CAP_SETUID and CAP_SETGID")
+    if missing:
+        text = f"commands run as the accounts of their tokens, without {'; '.join(missing)}"
+        return Check("users", "warn", text, "run the agent with CAP_SYS_ADMIN, on Linux 5.8 or newer")
+    return Check("users", "ok", "commands run as the accounts of their tokens; each sees its own processes and /tmp")
 
 
 def probe(answer: Answer) -> Check:

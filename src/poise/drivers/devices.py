@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from poise.config import Home
+from poise.drivers.accounts import offered
 from poise.drivers.containers import engine
 from poise.drivers.kernellog import KernelLog
 from poise.drivers.measured import load_measured
@@ -78,6 +79,7 @@ class Inventory:
             cpu=cores,
             memory=usable_memory(total_memory_of(Path("/proc/meminfo").read_text()), memory_limit()),
             labels=({} if devices else {"no-devices": why_none(self.answers)}) | (CONTAINERS if engine() else {}),
+            accounts=offered(),
         )
         if profile := load_measured(self._home.profiles, processor_key(processor_name(), cores), ""):
             node = with_processor(node, profile.figures(), "measured")

@@ -55,7 +55,8 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["left", NAME, CODE, NOTE]`: a side command has ended with this exit code.
     ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
     progress, time_limit (ns), stdin, tty (rows << 16 | columns of a terminal; 0: none), output (a file that gets a copy
-    of both logs), append (to that file); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in
+    of both logs), append (to that file), owner (a REQUEST of `owner.py`: the account that the command and its side
+    commands run as); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in
     nanoseconds, at which the command is killed, whether or not the agent is alive, and the attempt is `lost`. ENDING:
     outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
 
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from poise.drivers.console import Ends
+    from poise.drivers.owner import Account, Request
 
 START = (
     "import sys, importlib.util as of; spec = of.spec_from_file_location('keeper', sys.argv[1]); "
@@ -382,8 +384,13 @@ class Log:
         self._punched = 0
         self._size = 0
         self._changed = 0  # time at which the log had that size
+        self._user = -1  # who owns the file; -1: the keeper's user
 
-    def begin(self, path: str) -> None:
+    def begin(self, path: str, user: int = -1) -> None:
+        """Take output for this path. A file that belongs to another user never serves again."""
+        if user != self._user:
+            self.drop()
+            self._user = user
         self._path = path
         self._named = False
         self._punched = self._size = self._changed = 0
@@ -446,6 +453,8 @@ class Log:
         except OSError as error:
             self.note = f"no log: {error.strerror}"
             return
+        if self._user >= 0:
+            os.fchown(fd, self._user, -1)
         os.dup2(fd, self.fd)
         os.close(fd)
         self._open_now = True
@@ -471,15 +480,18 @@ class Copy:
     limit.
     """
 
-    def __init__(self, path: str, logs: tuple[Log, Log], *, append: bool) -> None:
-        """Open the file. Raises OSError, also for anything but a regular file, since a write must not block."""
+    def __init__(self, path: str, logs: tuple[Log, Log], account: Account | None, *, append: bool) -> None:
+        """Open the file, with the rights of an account if there is one. Raises OSError, also for anything but a regular
+        file, since a write must not block.
+        """
         self.places = [0, 0]  # offset up to which each log is copied
         self._fd = -1
         self._sources: list[int] = []
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
-            self._fd = os.open(path, flags, 0o644)
+            with contextlib.nullcontext() if account is None else owners().borrowed(account):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+                self._fd = os.open(path, flags, 0o644)
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise OSError(errno.EINVAL, "it is not a file")
             if not append:
@@ -647,6 +659,7 @@ class Command:
     ends: Ends | None = None  # of a command with input or a terminal
     copy: Copy | None = None
     hang_up_at = 0  # when its terminal hangs up unless more input arrives; 0: never
+    owner: Request | None = None  # the account as which it runs; None: the keeper's user
 
     def __init__(self, key: bytes, line: bytes, order: dict[str, Any]) -> None:
         self.key = key
@@ -661,6 +674,10 @@ class Command:
         self.until: int = order.get("until", 0)
         self.folder: str = order.get("folder") or "/"
         self.env: dict[str, str] = order.get("env") or {}
+
+    @property
+    def account(self) -> Account | None:
+        return None if self.owner is None else self.owner.account
 
     def noted(self, note: str) -> None:
         """Append a note for the ending."""
@@ -1219,14 +1236,16 @@ class Keeper:
             env, argv = {**command.env, **order.get("env", {})}, order["argv"]
             ends, program, pid = None, "", 0
             try:
-                program = self._find(argv, env, command.folder)
+                program = "" if command.owner else self._find(argv, env, command.folder)
                 ends = console().Ends(stdin=order.get("stdin", False), tty=order.get("tty", 0), piped=True)
-                pid = self._spawn(program, argv, env, command.cgroup, ends)
+                pid = self._spawn(command, program, argv, env, ends)
                 self._score.protect()
                 self._beside[quoted] = beside = Beside(quoted, pid, ends)
                 self._watch_ends(beside)
             except Unstartable as why:
                 code, note = why.code, why.note
+                if ends is not None:
+                    ends.close()
             except OSError as error:
                 refused = self._refused(argv[0], program, error)
                 code, note = refused.code, refused.note
@@ -1328,26 +1347,30 @@ class Keeper:
             return
         argv: list[str] = order["argv"]
         env, folder = command.env, command.folder
-        if folder != self._folder_now:
+        if asked := order.get("owner"):
+            command.owner = self._owner(asked)
+        elif folder != self._folder_now:
             self._enter_folder(folder)
         cpus = order.get("cpus") or []
         if cpus != self._cpus_now:
             self._bind(cpus)
-        program = self._find(argv, env, folder)
-        self._out.begin(order.get("out", ""))
-        self._err.begin(order.get("err", ""))
+        program = "" if command.owner else self._find(argv, env, folder)
+        user = -1 if command.account is None else command.account.uid
+        self._out.begin(order.get("out", ""), user)
+        self._err.begin(order.get("err", ""), user)
         if command.limit and self._cgroup:
             command.cgroup = self._make_cgroup(command, self._cgroup)
         if output := order.get("output", ""):
             try:
-                command.copy = Copy(output, (self._out, self._err), append=order.get("append", False))
+                logs = (self._out, self._err)
+                command.copy = Copy(output, logs, command.account, append=order.get("append", False))
             except OSError as error:
                 command.noted(f"`{output}` is not written: {error.strerror}")
         try:
             if order.get("stdin") or order.get("tty"):
                 command.ends = console().Ends(stdin=True, tty=order.get("tty", 0))
-            command.pid = self._spawn(program, argv, env, command.cgroup, command.ends)
-        except OSError as error:
+            command.pid = self._spawn(command, program, argv, env, command.ends)
+        except (OSError, Unstartable) as error:
             if command.copy is not None:
                 command.copy.close()
             if command.ends is not None:
@@ -1357,7 +1380,7 @@ class Keeper:
             self._out.finish(0)
             self._err.finish(0)
             self._found = None
-            raise self._refused(argv[0], program, error) from None
+            raise error if isinstance(error, Unstartable) else self._refused(argv[0], program, error) from None
         command.since = moment = now()
         try:
             self._pidfd = os.pidfd_open(command.pid)
@@ -1387,19 +1410,43 @@ class Keeper:
         self._command = command
 
     def _spawn(
-        self, program: str, argv: list[str], env: dict[str, str], cgroup: Cgroup | None, ends: Ends | None = None
+        self, command: Command, program: str, argv: list[str], env: dict[str, str], ends: Ends | None = None
     ) -> int:
+        """Start a command, or a command beside it, with its limits and as its owner. Raises OSError and Unstartable."""
         self._score.restore()
         actions = () if ends is None else ends.actions
-        if cgroup is not None:
-            cgroup.enter()
+        if command.cgroup is not None:
+            command.cgroup.enter()
         try:
+            if command.owner is not None:
+                return self._spawn_owned(command.owner, command.folder, argv, env, actions)
             return os.posix_spawn(program, argv, env, setsid=True, file_actions=actions)
         finally:
-            if cgroup is not None:
-                cgroup.leave()
+            if command.cgroup is not None:
+                command.cgroup.leave()
             if ends is not None:
                 ends.spawned()
+
+    def _spawn_owned(self, owner: Request, folder: str, argv: list[str], env: dict[str, str], actions: Any) -> int:
+        def enter() -> str:
+            self._enter_folder(folder)
+            return self._find(argv, env, folder)
+
+        try:
+            pid: int = owners().spawn(owner, enter, argv, env, actions)
+        except owners().Refused as why:
+            raise Unstartable(why.code, str(why)) from None
+        return pid
+
+    def _owner(self, asked: object) -> Request:
+        """Return the checked request for an account. Raises Unstartable."""
+        if os.geteuid() != 0:
+            raise Unstartable(126, "only an agent of root runs commands as other users")
+        try:
+            request: Request = owners().Request(asked)
+        except owners().Refused as why:
+            raise Unstartable(126, str(why)) from None
+        return request
 
     def _enter_folder(self, folder: str) -> None:
         try:
@@ -1443,7 +1490,7 @@ class Keeper:
 
     def _refused(self, name: str, program: str, error: OSError) -> Unstartable:
         if error.errno == errno.ENOENT:
-            if os.path.exists(program):
+            if os.path.exists(program or error.filename or ""):
                 return Unstartable(126, f"`{name}`: its interpreter does not exist")
             return Unstartable(127, f"`{name}`: no such file")
         if error.errno == errno.ENOEXEC:
@@ -1687,7 +1734,7 @@ class Keeper:
         if code or number or command.limit:
             ending += b',"code":%d,"signal":%d,"limit":%d' % (code, number, command.limit)
         if command.result and os.access(command.result, os.F_OK):
-            result, note = read_result(command.result)
+            result, note = read_result(command.result, command.account)
             if note:
                 notes.append(note)
             elif result:
@@ -1733,19 +1780,26 @@ class Score:
 
 
 def console() -> Any:
-    """Load the module beside this file. Most keepers never need it."""
-    global _console
-    if _console is None:
-        path = f"{os.path.dirname(__file__)}/console.py"
-        spec = importlib.util.spec_from_file_location("console", path)
+    return module_beside("console")
+
+
+def owners() -> Any:
+    return module_beside("owner")
+
+
+def module_beside(name: str) -> Any:
+    """Load a module beside this file. Most keepers never need one. Raises OSError if it is not there."""
+    if name not in _modules:
+        spec = importlib.util.spec_from_file_location(name, f"{os.path.dirname(__file__)}/{name}.py")
         if spec is None or spec.loader is None:
-            raise OSError("`console.py` is not beside the keeper")
-        _console = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(_console)
-    return _console
+            raise OSError(f"`{name}.py` is not beside the keeper")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _modules[name] = module
+    return _modules[name]
 
 
-_console: Any = None
+_modules: dict[str, Any] = {}
 
 
 def kill_group(pid: int) -> None:
@@ -1775,15 +1829,17 @@ def text_of(attempt: list[Any]) -> bytes:
     return b'["%b",%d]' % (attempt[0].encode(), attempt[1])
 
 
-def read_result(path: str) -> tuple[str, str]:
-    """Return the JSON text that a command left as its result, or the error. The file is removed."""
+def read_result(path: str, account: Account | None) -> tuple[str, str]:
+    """Return the JSON text that a command left as its result, or the error. The file is removed. A command of an
+    account may have linked a file of another user there.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         return "", f"the result cannot be read: {error.strerror}"
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return "", "the result is not a file"
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or (account is not None and not owners().own(fd, account)):
+            return "", "the result is not a file of its own"
         with contextlib.suppress(OSError):
             os.unlink(path)
         data = os.read(fd, RESULT_LIMIT + 1)

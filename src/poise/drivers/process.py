@@ -30,8 +30,10 @@ import msgspec
 
 from poise.decoding import json_decoder
 from poise.drivers import containers
+from poise.drivers.accounts import Accounts, Owner, Places, give, hidden
 from poise.drivers.gangs import Gangs
 from poise.drivers.keeper import START
+from poise.drivers.owner import LEAST_ID, Refused
 from poise.drivers.places import log_paths, log_stem, plain_name
 from poise.drivers.system import Cgroups, boot_id
 from poise.drivers.tellings import Tellings, report_path, result_path
@@ -81,6 +83,7 @@ class Order(Limits, frozen=True, kw_only=True, omit_defaults=True):
     progress: str = ""
     until: int = 0
     append: bool = False
+    owner: Owner | None = None
 
 
 class _Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
@@ -280,6 +283,7 @@ class Keepers:
         checkpoints: Path | None = None,
         devices: Sequence[Device] = (),
         cgroups: Cgroups | None = None,
+        accounts: Accounts | None = None,
         log_bound: int = 64 << 20,
         spare: int = 2,
         idle_seconds: float = 60.0,
@@ -289,7 +293,7 @@ class Keepers:
         """`serving` returns the variables by which an attempt that serves calls finds the control plane. Training keeps
         its checkpoints in `checkpoints`. `following` prepares an attempt with uploaded files: it returns the command's
         folder, followed by the program and arguments to put before the command; or nothing if the command runs in the
-        folder that the job names.
+        folder that the job names. With `accounts`, commands run as the accounts of their owners, in folders of these.
         """
         self.on_change = lambda running, ended: None
         self.on_fitness = lambda why: None
@@ -322,6 +326,9 @@ class Keepers:
         self._beside: dict[str, _Slot] = {}  # slots of the named side commands
         self._gangs = Gangs(gangs or self.folder / "gangs", node, plain_name)
         self._checkpoints = checkpoints or self.folder / "checkpoints"
+        self._accounts = accounts
+        self._gangs_of: dict[str, Gangs] = {}  # of accounts, which cannot reach the folder of the others
+        self._node = node
         self._adopted: list[Launch] = []
         self._contained: set[Attempt] = set()  # attempts in containers
         self._members: set[Attempt] = set()  # members of elastic gangs: each has a file of orders
@@ -342,7 +349,8 @@ class Keepers:
         self._observed += [
             Ended(attempt=attempt, ending=_lost(left)) for attempt in sorted(strays) if attempt not in self._where
         ]
-        await asyncio.to_thread(self._gangs.open, self._adopted)
+        await asyncio.to_thread(self._gangs.open, [of for of in self._adopted if of.gang and not account_of(of)])
+        await asyncio.to_thread(self._reopen_accounts)
         await asyncio.to_thread(self.tellings.tidy, [*self._where])
         if self.podman:
             await asyncio.to_thread(self._checkpoints.mkdir, mode=0o700, parents=True, exist_ok=True)
@@ -364,6 +372,7 @@ class Keepers:
         self._where[launch.attempt] = place
         if launch.founded:
             self._members.add(launch.attempt)
+            self._owned(launch)  # its orders belong to its account
             self._write_orders(launch.attempt, launch.orders)
         place.start(Held(slot, launch, cpus, None))
 
@@ -449,10 +458,18 @@ class Keepers:
         """Write the orders atomically. If the disk is full, the member keeps its current orders and gets new ones when
         this agent reconnects.
         """
-        path = Path(orders_path(result_path(self._results, attempt)))
+        path = Path(orders_path(self._result_of(attempt)))
         fresh = path.with_suffix(".orders.new")
         try:
-            fresh.write_bytes(_encode(orders))
+            with contextlib.suppress(FileNotFoundError):
+                fresh.unlink()
+            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # never through a link
+            try:
+                if (account := self.tellings.account_of(attempt)) is not None:
+                    os.fchown(fd, account.uid, account.gid)
+                os.write(fd, _encode(orders))
+            finally:
+                os.close(fd)
             fresh.replace(path)
         except OSError as error:
             _log.warning("%s could not be told of its gang: %s", attempt, error)
@@ -464,14 +481,15 @@ class Keepers:
             if attempt in self._members:
                 self._members.remove(attempt)
                 with contextlib.suppress(OSError):
-                    Path(orders_path(result_path(self._results, attempt))).unlink()
+                    Path(orders_path(self._result_of(attempt))).unlink()
             slot = self._where.get(attempt)
             if slot is not None and attempt not in slot.held:
                 del self._where[attempt]
                 by_slot.setdefault(slot, []).append(attempt)
         for slot, group in by_slot.items():
             slot.forget(group)
-        self._gangs.leave(attempts)
+        for gangs in (self._gangs, *self._gangs_of.values()):
+            gangs.leave(attempts)
         self.tellings.forget(attempts)
 
     @property
@@ -495,15 +513,17 @@ class Keepers:
         """Return the `run` line of an attempt."""
         launch = held.launch
         attempt = launch.attempt
+        owner, places = self._owned(launch)
         followed = self._following(launch, result_path(self._results, attempt)) if launch.tree is not None else ()
         folder, first = (followed[0], followed[1:]) if followed else (launch.folder, ())
         stem = log_stem(self._logs_text, attempt)
-        result = result_path(self._results, attempt)
-        gang_folder = self._gangs.join(launch) if launch.gang else ""
+        result = self._result_of(attempt)
+        gang_folder = self._gang_folder(launch, places) if launch.gang else ""
         env = environment(
             launch, result=result, gang_folder=gang_folder, gang_address=self.address, devices=self.devices
         )
-        env.setdefault(CHECKPOINTS, str(self._checkpoints / env["POISE_JOB"] / plain_name(env[UNIT])))
+        checkpoints = self._checkpoints if places is None else places.checkpoints
+        env.setdefault(CHECKPOINTS, str(checkpoints / env["POISE_JOB"] / plain_name(env[UNIT])))
         if launch.serves:
             env.update(self._serving(launch))
         argv = (*first, *launch.argv)
@@ -522,6 +542,7 @@ class Keepers:
             progress=_progress(result) if launch.hang else "",
             until=self.until.get(attempt, 0),
             append=attempt.epoch > 1 and "%a" not in launch.output.replace("%%", ""),
+            owner=owner,
             **limits_of(launch)
             | {
                 "output": output_path(launch, folder),
@@ -531,6 +552,54 @@ class Keepers:
             | ({"stdin": False, "tty": 0} if launch.rank else {}),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
+
+    def _owned(self, launch: Launch) -> tuple[Owner | None, Places | None]:
+        """Return the request to run an attempt as the account of its owner, and its folders; nothing for one that runs
+        as the user of this process. If the account is not there, the keeper tells so instead of starting the command.
+        """
+        name = account_of(launch)
+        if not name:
+            return None, None
+        try:
+            if self._accounts is None:
+                raise Refused("only an agent of root runs commands as other users")
+            if launch.image or launch.serves or launch.tree is not None:
+                raise Refused("a container, a service and files that follow do not run as another user")
+            places = self._accounts.ensure(name)
+        except Refused as why:
+            return Owner(name, refused=str(why)), None
+        except OSError as error:
+            return Owner(name, refused=f"the folders of `{name}` cannot be made: {error}"), None
+        self.tellings.owned(launch.attempt, places.results, places.account)
+        own = [self.devices[index] for index in launch.devices if index in self.devices]
+        return Owner(name, places.tmp, hidden(own)), places
+
+    def _result_of(self, attempt: Attempt) -> str:
+        return result_path(self.tellings.folder_of(attempt), attempt)
+
+    def _gang_folder(self, launch: Launch, places: Places | None) -> str:
+        """Join a gang, and return its folder, which belongs to the account of its members."""
+        if places is None:
+            return self._gangs.join(launch)
+        gangs = self._gangs_of.setdefault(places.account.name, Gangs(places.gangs, self._node, plain_name))
+        folder = gangs.join(launch)
+        with contextlib.suppress(OSError):
+            give(Path(folder), places.account)
+        return folder
+
+    def _reopen_accounts(self) -> None:
+        """Take over the attempts of accounts that an earlier agent has started, and remove what others have left."""
+        held = [one.launch for slot in self._slots.values() for one in slot.held.values()]
+        members: dict[str, tuple[Places, list[Launch]]] = {}
+        for launch in held:
+            _, places = self._owned(launch)
+            if places is not None:
+                members.setdefault(places.account.name, (places, []))[1].append(launch)
+        for name, (places, launches) in members.items():
+            self._gangs_of[name] = Gangs(places.gangs, self._node, plain_name)
+            self._gangs_of[name].open([launch for launch in launches if launch.gang])
+        if self._accounts is not None:
+            self._accounts.tidy(members)
 
     def _in_container(
         self, launch: Launch, argv: tuple[str, ...], env: dict[str, str], folder: str, gang_folder: str
@@ -1149,14 +1218,23 @@ def _processes(results: str) -> Iterator[tuple[int, Attempt | None]]:
 
 
 def _attempt_of(pid: int, results: str) -> Attempt | None:
+    """Return the attempt that the environment of a process names. One that runs as an account may name any."""
     wanted, environ = b"POISE_RESULT=" + os.fsencode(results), _environ(pid)
-    if wanted not in environ:
+    if wanted not in environ or _is_of_another(pid):
         return None
     fields = dict(part.partition(b"=")[::2] for part in environ.split(b"\0"))
     with contextlib.suppress(ValueError, KeyError):
         if fields[b"POISE_RESULT"].startswith(os.fsencode(results)):
             return Attempt(fields[b"POISE_TASK"].decode(), int(fields[b"POISE_EPOCH"]))
     return None
+
+
+def _is_of_another(pid: int) -> bool:
+    """Return whether a process belongs to the account of a person, and this one to root."""
+    try:
+        return os.geteuid() == 0 and Path(f"/proc/{pid}").stat().st_uid >= LEAST_ID
+    except OSError:
+        return True
 
 
 def _environ(pid: int) -> bytes:
@@ -1199,6 +1277,11 @@ def _lost(left: Sequence[int]) -> Ending:
     """Return the ending of a lost attempt. `left` are processes that could not be killed."""
     note = f"; left-over processes could not be killed: {left}" if left else ""
     return Ending(outcome="lost", note="its keeper was killed" + note)
+
+
+def account_of(launch: Launch) -> str:
+    """Return the account as which an attempt runs; empty: the user of its agent."""
+    return launch.shape.where.account
 
 
 def output_path(launch: Launch, folder: str) -> str:

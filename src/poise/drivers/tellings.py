@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from poise.drivers.owner import Account, own
 from poise.model.messages import Attempt, Ended, Told
 from poise.model.training import ENDED_AS_ASKED, MOST_BYTES, Training, decode
 
@@ -46,20 +47,33 @@ def report_path(result: str) -> str:
 
 
 class Tellings:
-    """The files of one folder. `look` may be called in a thread of its own."""
+    """The files of one folder, and of attempts of accounts in folders of theirs. `look` may be called in its own
+    thread.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._seen: dict[Attempt, _Seen] = {}
         self._refused: set[Attempt] = set()
         self._unplanned: dict[Attempt, str] = {}
+        self._owned: dict[Attempt, tuple[str, Account]] = {}
+
+    def owned(self, attempt: Attempt, folder: str, account: Account) -> None:
+        """Set the folder of an attempt of an account; its files are used only if they belong to the account."""
+        self._owned[attempt] = (folder, account)
+
+    def folder_of(self, attempt: Attempt) -> str:
+        return self._owned[attempt][0] if attempt in self._owned else self._folder
+
+    def account_of(self, attempt: Attempt) -> Account | None:
+        return self._owned[attempt][1] if attempt in self._owned else None
 
     def look(self, attempts: Iterable[Attempt]) -> list[Told]:
         """Return the reports that these attempts have written since the last call."""
         told = []
         for attempt in attempts:
             try:
-                state = Path(self._path(attempt)).stat()
+                state = Path(self._path(attempt)).lstat()
             except OSError:
                 continue
             seen = (state.st_ino, state.st_size, state.st_mtime_ns)
@@ -74,7 +88,7 @@ class Tellings:
     def last(self, attempt: Attempt) -> Training | None:
         """Return the last report of an attempt if it is readable."""
         try:
-            text = _read(self._path(attempt))
+            text = _read(self._path(attempt), self.account_of(attempt))
             if text is None:
                 return None
             self._seen.setdefault(attempt, (0, 0, 0))
@@ -110,7 +124,7 @@ class Tellings:
     def _why_unprepared(self, attempt: Attempt) -> str:
         """Return why the files of an attempt could not be created; empty on success."""
         try:
-            text = _read(failure_path(result_path(self._folder, attempt)))
+            text = _read(failure_path(result_path(self._folder, attempt)), None)
         except OSError:
             text = None
         if text is None:
@@ -130,24 +144,27 @@ class Tellings:
             self._refused.discard(attempt)
             self._unplanned.pop(attempt, None)
             if self._seen.pop(attempt, None) is not None:
-                for path in self._files(Path(self._path(attempt)).name):
+                path = Path(self._path(attempt))
+                for found in _files(path.parent, path.name):
                     with contextlib.suppress(OSError):
-                        path.unlink()
+                        found.unlink()
+            self._owned.pop(attempt, None)
 
     def tidy(self, known: Collection[Attempt]) -> None:
         """Remove files of unknown attempts that an earlier agent left."""
         kept = {Path(self._path(attempt)).stem for attempt in known}
-        for path in self._files(""):
+        for path in _files(Path(self._folder), ""):
             if path.name.rpartition(".report")[0] not in kept:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _files(self, name: str) -> list[Path]:
-        """Return reports whose names begin like this, with their drafts."""
-        return [path for path in Path(self._folder).glob("*.report*") if path.name.startswith(name)]
-
     def _path(self, attempt: Attempt) -> str:
-        return report_path(result_path(self._folder, attempt))
+        return report_path(result_path(self.folder_of(attempt), attempt))
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """Return reports whose names begin like this, with their drafts."""
+    return [path for path in folder.glob("*.report*") if path.name.startswith(name)]
 
 
 def told_of(attempt: Attempt, training: Training) -> Told:
@@ -156,9 +173,9 @@ def told_of(attempt: Attempt, training: Training) -> Told:
     return Told(attempt=attempt, speedups=training.speedups, training=rest)
 
 
-def _read(path: str) -> bytes | None:
+def _read(path: str, account: Account | None) -> bytes | None:
     """Return the first bytes of a file, one more than allowed; None if it does not exist. It must be a regular file: a
-    pipe would block the reader.
+    pipe would block the reader. It must belong to its account: a link could lead to files of others.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -167,6 +184,8 @@ def _read(path: str) -> bytes | None:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError("it is not a file")
+        if account is not None and not own(fd, account):
+            raise OSError("it belongs to another user")
         return os.read(fd, MOST_BYTES + 1)
     finally:
         os.close(fd)

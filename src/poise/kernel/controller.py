@@ -82,6 +82,7 @@ from poise.kernel.messages import (
     TryRecover,
 )
 from poise.kernel.outage import Outage
+from poise.kernel.owners import owned
 from poise.kernel.ruling import Ruling
 from poise.kernel.schedulable import prepare
 from poise.kernel.spans import root_of, run_of
@@ -852,10 +853,10 @@ class Controller:
                 have=f"revision {self.ledger.revision}",
                 hint="`poise plan` again, and submit with its revision",
             )
+        compiled, by = owned(self.ledger, message.compiled, message.bearer), message.bearer.token
         if rule is not None:
-            by = message.bearer.token
-            return self.turns.add(rule, message.compiled, message.user, message.key, by, now)
-        return self._admit(self.would_submit(message.compiled, message.user), message.key, message.bearer.token, now)
+            return self.turns.add(rule, compiled, message.user, message.key, by, now)
+        return self._admit(self.would_submit(compiled, message.user), message.key, by, now)
 
     def _admit(self, job: Job, key: str, by: str, now: int) -> str:
         undecided = self._dirty or self._deciding
@@ -1069,7 +1070,8 @@ class Controller:
             )
         known = self.ledger.tokens.of_secret(message.hash)
         if known is not None:
-            if (known.tenant, known.role, known.name) != (message.tenant, message.role, message.name):
+            asked = (message.tenant, message.role, message.name, message.account)
+            if (known.tenant, known.role, known.name, known.account) != asked:
                 raise Conflict(
                     "this secret belongs to another token", field="hash", have=known.id, hint="make a new secret"
                 )
@@ -1081,6 +1083,7 @@ class Controller:
             hash=message.hash,
             name=message.name,
             expires=now + message.lasts if message.lasts else 0,
+            account=message.account,
         )
         self._commit(TokenAdded(at=now, token=token, by=message.bearer.token))
         return token

@@ -676,6 +676,7 @@ def token_report(ledger: Ledger, token: Token, now: int) -> TokenReport:
         expires=ledger.leader.wall(token.expires),
         expired=0 < token.expires <= now,
         revoked=ledger.leader.wall(token.revoked),
+        account=token.account,
     )
 
 
@@ -688,6 +689,7 @@ def who_report(ledger: Ledger, bearer: Bearer) -> WhoReport:
         token=bearer.token,
         name=bearer.name,
         expires=ledger.leader.wall(token.expires) if token is not None else 0.0,
+        account=bearer.account,
     )
 
 

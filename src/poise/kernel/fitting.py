@@ -183,6 +183,16 @@ def _nowhere(nodes: Sequence[Node], unit: Unit) -> SpecError:
     where = unit.shape.where
     message, field, have, hint = f"`{unit.name}` may run on no node", "resources", "", "`poise nodes -o wide` shows all"
     names = {node.name: None for node in nodes}
+    if where.account and not any(node.runs_as(where.account) for node in nodes):
+        others = [node.name for node in nodes if node.accounts]
+        raise SpecError(
+            f"`{unit.name}`: no node runs commands as the account `{where.account}`",
+            code="E110",
+            field="account",
+            need="an agent of root, on a machine that has the account",
+            have=f"other accounts only: {some(others, FEW)}" if others else "no agent is root",
+            hint="`poise doctor` on the node, `poise whoami` here",
+        )
     if where.nodes and not names.keys() & set(where.nodes):
         named = " or ".join(f"`{name}`" for name in where.nodes)
         message, field = f"`{unit.name}`: no node has the name {named}", "node"

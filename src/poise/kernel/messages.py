@@ -250,6 +250,7 @@ class AddToken(msgspec.Struct, frozen=True, kw_only=True):
     hash: str
     name: str = ""
     lasts: int = 0
+    account: str = ""
     bearer: Bearer = HOME
 
 

@@ -365,7 +365,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of the client: the tenant and role of its token, and the token's id and name (empty: the home's own
-    token). `expires` is as in `TokenReport`.
+    token). `expires` and `account` are as in `TokenReport`.
     """
 
     tenant: str
@@ -373,10 +373,13 @@ class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     name: str
     expires: float
+    account: str = ""
 
 
 class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A created token. Only its holder has the secret. `expires` and `revoked` are in seconds since 1970; 0: never."""
+    """A created token. Only its holder has the secret. `expires` and `revoked` are in seconds since 1970; 0: never. Its
+    commands run as the Unix `account`, or as the user of the node's agent (empty).
+    """
 
     id: str
     tenant: str
@@ -385,6 +388,7 @@ class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
     expires: float
     expired: bool
     revoked: float
+    account: str = ""
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):

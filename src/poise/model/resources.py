@@ -36,6 +36,11 @@ DECLARED = {"declared": "true"}
 """Label of a node whose resources are declared in a file, not detected."""
 
 
+ANY_ACCOUNT = "*"
+"""Stands for every Unix account that a node knows: a directory service may not list them."""
+
+MOST_ACCOUNTS = 1024
+
 CONTAINERS = {"containers": "yes"}
 """Label of a node that runs a task in a container of its image."""
 
@@ -83,7 +88,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
 
     In a snapshot, `ending` lists the nodes that end before the work would, with their remaining time in nanoseconds,
     rounded to minutes; the work needs a node that `lasts` for this many nanoseconds. `kept` lists the nodes that are
-    reserved before the work would end, each with the time of the reservation as text.
+    reserved before the work would end, each with the time of the reservation as text. The task runs as the Unix
+    `account` of its owner, which the node must offer (empty: as the user of the node's agent).
     """
 
     nodes: tuple[str, ...] = ()
@@ -95,6 +101,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     ending: tuple[tuple[str, int], ...] = ()
     lasts: int = 0
     kept: tuple[tuple[str, str], ...] = ()
+    account: str = ""
 
     @property
     def groups(self) -> bool:
@@ -115,6 +122,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
         """Whether a task may run on this node, regardless of when the node ends."""
         if (self.nodes and node.name not in self.nodes) or node.name in self.without:
             return False
+        if self.account and not node.runs_as(self.account):
+            return False
         if self.groups and not all(node.label(name) for name in (self.spread, self.together) if name):
             return False
         return all(node.label(name) in values for name, values in self.labels) and not any(
@@ -127,6 +136,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
         told += [f"{name}={' or '.join(values)}" for name, values in self.labels]
         told += [f"not {name}={' or '.join(values)}" for name, values in self.without_labels]
         told += [f"not node {' or '.join(self.without)}"] if self.without else []
+        told += [f"account {self.account}"] if self.account else []
         told += [f"a different {self.spread} for each task"] if self.spread else []
         return ", ".join(told + ([f"one {self.together} for all tasks"] if self.together else []))
 
@@ -259,7 +269,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     are gone. `cpu` in milli-CPU, `memory` in bytes, `network` in bits per second and `latency` in nanoseconds to the
     rest of the fleet (0: not reported). `model` names its processor, `rates` and `bandwidth` are its capabilities and
     `sources` their origins, as for a device. Work may run there `until` an instant (0: no end): work that is expected
-    to take longer is not placed there.
+    to take longer is not placed there. Commands may run there as the Unix `accounts`; `ANY_ACCOUNT` stands for all that
+    the node knows.
     """
 
     name: str
@@ -278,6 +289,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bandwidth: Rate = 0
     sources: dict[str, str] = {}
     until: int = 0
+    accounts: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_ACCOUNTS)] = ()
+
+    def runs_as(self, account: str) -> bool:
+        """Whether commands can run here as a Unix account."""
+        return account in self.accounts or ANY_ACCOUNT in self.accounts
 
     def label(self, name: str) -> str:
         """Return the value of a label, including `zone`, `rack` and `node`; empty if there is none of this name."""

@@ -5,9 +5,12 @@ every tenant as an observer and from the role operator on, and may do what its r
 belongs to the home's owner: tenant `default`, role admin. Of all other tokens the ledger stores only a hash.
 """
 
+import re
 from enum import IntEnum
 
 import msgspec
+
+from poise.errors import SpecError
 
 DEFAULT = "default"
 """The tenant of the home's own token, and of all jobs from before there were tenants."""
@@ -33,7 +36,7 @@ class Role(IntEnum):
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A token in the ledger: `hash` is the SHA-256 of the secret, in hexadecimal digits. `expires` and `revoked` are
-    instants, 0: never.
+    instants, 0: never. Commands submitted with it run as the Unix `account`; empty: as the user of the node's agent.
     """
 
     id: str
@@ -43,6 +46,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     expires: int = 0
     revoked: int = 0
+    account: str = ""
 
     @property
     def known_as(self) -> tuple[str, str]:
@@ -51,12 +55,15 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The caller. `token` is the id of its token, empty for the home's own."""
+    """The caller. `token` is the id of its token, empty for the home's own. Its commands run as the Unix `account`, or
+    as the user of the node's agent (empty).
+    """
 
     tenant: str = DEFAULT
     role: Role = Role.ADMIN
     token: str = ""
     name: str = ""
+    account: str = ""
 
     @property
     def sees_all(self) -> bool:
@@ -71,9 +78,23 @@ class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
     def sees(self, tenant: str) -> bool:
         return self.sees_all or tenant == self.tenant
 
+    def may_enter(self, account: str) -> bool:
+        """Whether it may run code beside work of this account, or read its files: only its own, except for an admin."""
+        return account == self.account or self.role >= Role.ADMIN
+
 
 HOME = Bearer()
 """The bearer of the home's own token."""
+
+
+_ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,31}")
+
+
+def check_account(name: str, field: str) -> None:
+    """Check the name of a Unix account. Raises `SpecError` for one that cannot exist, and for root."""
+    if not _ACCOUNT.fullmatch(name) or name == "root":
+        what = "this is not the name of a Unix account of a person"
+        raise SpecError(what, code="E107", field=field, have=ascii(name[:80]), hint="`getent passwd` lists accounts")
 
 
 def class_of_tenant(kind: str, tenant: str) -> str:

@@ -88,6 +88,11 @@ class JobState(msgspec.Struct, gc=False):
         return sum(len(unit.tasks) for unit in self.units) + odd
 
     @property
+    def account(self) -> str:
+        """The Unix account as which its commands run; empty: the user of the node's agent."""
+        return self.units[0].spec.shape.where.account if self.units else ""
+
+    @property
     def size(self) -> int:
         """Number of tasks of the whole job."""
         return units_in(self.array.rule) if self.array is not None else self.count_tasks()

@@ -31,6 +31,10 @@ class Tokens(Room, dict[str, Token]):
         """Return whether another tenant has a token that is not revoked."""
         return any(token.tenant != tenant for token in self.values() if not token.revoked)
 
+    def name_accounts(self) -> bool:
+        """Return whether a valid token names a Unix account: then work of the others must not run as somebody else."""
+        return any(token.account and not token.revoked for token in self.values())
+
     def handlers(self) -> Handlers:
         return {TokenAdded: self._added, TokenRevoked: self._revoked}
 

@@ -1,0 +1,175 @@
+"""The files that commands of Unix accounts need on one node, and the devices that they may not see.
+
+A home is closed to all users but its owner, so these files are outside of it: in a folder for each account, below
+`ROOT` and the hash of the home. All folders above belong to root, so no account can replace one by a link. Each folder
+that an account may write to belongs to it, with mode 0700. Checkpoints and gangs are shared by the nodes of a home;
+results and the private /tmp belong to one node.
+"""
+
+import contextlib
+import functools
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from poise.config import Home
+from poise.drivers import owner
+from poise.drivers.owner import USERS, Account, account_of, why_not
+from poise.drivers.places import plain_name
+from poise.drivers.tidy import remove_folder
+from poise.model.resources import ANY_ACCOUNT, Device
+
+ROOT = Path("/var/lib/poise")
+
+MOST_NAMED = 256
+"""Maximum number of accounts that a node lists; a node with more offers any account that it knows."""
+
+NODES = {
+    "nvidia": ("nvidia[0-9]*", "nvidia-caps/*"),
+    "amd": ("kfd", "dri/renderD*", "dri/card*"),
+    "ascend": ("davinci[0-9]*",),
+    "": ("accel/*", "neuron[0-9]*", "habanalabs/*", "hl[0-9]*"),
+}
+"""Device nodes of accelerators in /dev, by maker."""
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The request to run a command as an account; see `owner.py`."""
+
+    account: str
+    tmp: str = ""
+    hide: tuple[str, ...] = ()
+    refused: str = ""
+
+
+class Places(NamedTuple):
+    """The folders of an account on a node. `results` ends in a slash."""
+
+    account: Account
+    results: str
+    gangs: Path
+    checkpoints: Path
+    tmp: str
+
+
+class Accounts:
+    """The folders of all accounts, for one node of a home."""
+
+    def __init__(self, home: Home, node: str) -> None:
+        self.root = ROOT / blake2b(os.fsencode(home.root.resolve()), digest_size=8).hexdigest()
+        self._node = f"node-{plain_name(node)}"
+
+    def ensure(self, name: str) -> Places:
+        """Return the folders of an account, and create those that are missing. Raises `Refused` and OSError."""
+        account = account_of(name)
+        folder = self.root / plain_name(name)
+        here = folder / self._node
+        for above in (ROOT, self.root, folder, folder / "gangs", here):
+            _made(above, 0o711, 0, 0)
+        own = (folder / "checkpoints", here / "results", here / "tmp")
+        for place in own:
+            _made(place, 0o700, account.uid, account.gid)
+        checkpoints, results, tmp = own
+        return Places(account, f"{results}/", folder / "gangs", checkpoints, str(tmp))
+
+    def tidy(self, held: Collection[str]) -> None:
+        """Remove the private /tmp and the results of accounts of which no attempt is held here."""
+        for folder in self.root.glob("*"):
+            if folder.name not in {plain_name(name) for name in held}:
+                remove_folder(folder / self._node)
+
+
+def give(path: Path, account: Account) -> None:
+    """Give a folder in a folder of root to an account, for it alone. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(fd, account.uid, account.gid)
+        os.fchmod(fd, 0o700)
+    finally:
+        os.close(fd)
+
+
+def _made(path: Path, mode: int, uid: int, gid: int) -> None:
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(fd, uid, gid)
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+def offered() -> tuple[str, ...]:
+    """Return the accounts as which commands can run here; `ANY_ACCOUNT` if a directory service may know more than this
+    machine lists. Nothing without root.
+    """
+    if os.geteuid() != 0 or any(line.startswith(USERS) for line in lacking()):
+        return ()
+    named = tuple(sorted({of.pw_name for of in pwd.getpwall() if not why_not(of)}))
+    return named if not _asks_others() and len(named) <= MOST_NAMED else (ANY_ACCOUNT,)
+
+
+@functools.cache
+def lacking() -> tuple[str, ...]:
+    """Return what the kernel does not grant a command that runs as an account, as root. A process of its own tries it,
+    once.
+    """
+    command = [sys.executable, "-I", "-S", owner.__file__]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
+    return tuple(done.stdout.splitlines()) if done.returncode == 0 else (f"{USERS}: {done.stderr.strip()[-200:]}",)
+
+
+def _asks_others() -> bool:
+    """Return whether accounts are looked up elsewhere than in files of this machine."""
+    try:
+        lines = Path("/etc/nsswitch.conf").read_text().splitlines()
+    except OSError:
+        return False
+    sources = [word for line in lines if line.startswith("passwd:") for word in line.partition(":")[2].split()]
+    return any(word not in ("files", "compat", "systemd") and not word.startswith("[") for word in sources)
+
+
+def hidden(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return the device nodes of accelerators that an attempt with these devices may not use. All nodes of a maker stay
+    if it is unknown which belong to its devices.
+    """
+    makers = {device.maker for device in devices}
+    found = []
+    for maker, patterns in NODES.items():
+        nodes = [str(node) for pattern in patterns for node in Path("/dev").glob(pattern)]
+        if maker not in makers:
+            found += nodes
+        elif own := _own_nodes(maker, [device for device in devices if device.maker == maker]):
+            found += [node for node in nodes if node not in own and not node.startswith("/dev/nvidia-caps")]
+    return tuple(sorted(found))
+
+
+def _own_nodes(maker: str, devices: Sequence[Device]) -> set[str]:
+    """Return the device nodes of these devices of one maker; nothing if one of them is unknown."""
+    if maker == "ascend":
+        numbers = [device.index if device.driver_index is None else device.driver_index for device in devices]
+        return {f"/dev/davinci{number}" for number in numbers}
+    minors = _nvidia_minors() if maker == "nvidia" else {}
+    own = {f"/dev/nvidia{minors[device.uuid]}" for device in devices if device.uuid in minors}
+    return own if len(own) == len(devices) else set()
+
+
+def _nvidia_minors() -> dict[str, str]:
+    """Return the numbers of NVIDIA's device nodes by the devices' UUIDs."""
+    found = {}
+    for path in _GPUS.glob("*/information"):
+        with contextlib.suppress(OSError):
+            facts = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+            values = {name.strip(): value.strip() for name, value in facts.items()}
+            found[values.get("GPU UUID", "")] = values.get("Device Minor", "")
+    return {uuid: minor for uuid, minor in found.items() if uuid and minor.isdigit()}

@@ -1,0 +1,85 @@
+"""Work that runs as the Unix account of the token that submitted it.
+
+The account is a requirement of each task for its node (`Where.account`): only nodes that offer it are eligible, and the
+node runs the command as it. No change of a submitted job reaches it.
+"""
+
+import msgspec
+
+from poise.errors import Conflict, Forbidden, SpecError
+from poise.kernel.ledger import Ledger
+from poise.model.jobs import Array, Unit
+from poise.model.resources import Shape
+from poise.model.spec import Compiled
+from poise.model.tenants import Bearer, Role
+
+_NOT_AS_ANOTHER = {
+    "image": "rootless podman needs rights that such a command gives up",
+    "serves": "a replica needs the sockets of the home",
+}
+
+
+def owned(ledger: Ledger, compiled: Compiled, bearer: Bearer) -> Compiled:
+    """Return the job as it runs for this bearer. Raises `Forbidden` for a token without an account where other tokens
+    have one, since its commands would run as the user of the agent; and `SpecError` for work that cannot run as another
+    user.
+    """
+    if not bearer.account:
+        if bearer.role < Role.ADMIN and ledger.tokens.name_accounts():
+            raise Forbidden(
+                "the token names no account, and other tokens of this home do",
+                field="Authorization",
+                need="an account as which its commands run",
+                have=bearer.token,
+                hint=f"ask an admin: `poise token add --tenant {bearer.tenant} --role submitter --account NAME`",
+            )
+        return compiled
+    if compiled.calls:
+        raise _refused("calls", "its workers need the sockets of the home")
+    if compiled.tree is not None and compiled.tree.everywhere:
+        raise _refused("sync", "its commands run in the folder that the job names")
+    for unit in compiled.units:
+        for field, why in _NOT_AS_ANOTHER.items():
+            if getattr(unit, field):
+                raise _refused(field, why)
+    units = tuple(_unit(unit, bearer.account) for unit in compiled.units)
+    array = None if compiled.array is None else _array(compiled.array, bearer.account)
+    return compiled._replace(units=units, array=array, tree=None)
+
+
+def check_enter(account: str, bearer: Bearer) -> None:
+    """Raise `Forbidden` unless the bearer may run code beside work of this account and read its files."""
+    if not bearer.may_enter(account):
+        raise Forbidden(
+            "the work runs as another user",
+            field="Authorization",
+            need=f"a token with the account {account}" if account else "a token without an account",
+            have=bearer.account or "none",
+            hint="`poise whoami` shows the account of yours",
+        )
+
+
+def check_files(account: str) -> None:
+    """Raise `Conflict` if the files of the work belong to an account: its agent reads none of them."""
+    if account:
+        what = "the files of this job belong to an account of its node"
+        raise Conflict(what, field="job", have=account, hint="read them on the node, or `poise exec JOB -- cat PATH`")
+
+
+def _refused(field: str, why: str) -> SpecError:
+    what = f"`{field}` is not available to a token with an account: {why}"
+    return SpecError(what, field=field, hint=f"drop `{field}`, or use a token without an account")
+
+
+def _unit(unit: Unit, account: str) -> Unit:
+    variants = tuple(msgspec.structs.replace(one, shape=_shape(one.shape, account)) for one in unit.variants)
+    return msgspec.structs.replace(unit, shape=_shape(unit.shape, account), variants=variants)
+
+
+def _array(array: Array, account: str) -> Array:
+    merge = None if array.merge is None else _unit(array.merge, account)
+    return msgspec.structs.replace(array, like=_unit(array.like, account), merge=merge)
+
+
+def _shape(shape: Shape, account: str) -> Shape:
+    return msgspec.structs.replace(shape, where=msgspec.structs.replace(shape.where, account=account))

@@ -1,0 +1,204 @@
+"""Two users of one machine, as real users: each command runs as its owner, and a hostile tenant gains nothing."""
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from poise.drivers.accounts import Accounts
+from system.living import POISE, Done, Living, ended, until
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root: becomes two other users of this machine"
+)
+
+ANN, BOB = 54321, 54322
+IN_ITS_OWN_VIEW = 'mount --bind "$1" /etc/passwd && mount --bind "$2" /etc/group && shift 2 && exec "$@"'
+"""The accounts exist for the processes of this home only: the files of the machine stay as they are."""
+
+
+class Users(NamedTuple):
+    """A home that root has started, a folder that other users can enter, and the tokens of `ann` and `bob`."""
+
+    living: Living
+    place: Path
+    tokens: dict[str, str]
+
+    def of(self, who: str, *arguments: str | Path) -> Done:
+        return self.living.poise(*arguments, POISE_TOKEN=self.tokens[who])
+
+    def submit(self, who: str, name: str, *run: str, **fields: Any) -> str:
+        folder = str(self.place / who)
+        file = self.living.file(f"{name}.yaml", json.dumps({"name": name, "folder": folder, "run": run} | fields))
+        done = self.of(who, "submit", file, "--json")
+        assert done.code == 0, done.text
+        job: str = done.value["job"]
+        return job
+
+
+def up(living: Living, place: Path) -> None:
+    accounts, groups = place / "passwd", place / "group"
+    lines = [f"{name}:x:{uid}:{uid}::{place / name}:/bin/sh\n" for name, uid in (("ann", ANN), ("bob", BOB))]
+    accounts.write_text(Path("/etc/passwd").read_text() + "".join(lines))
+    groups.write_text(Path("/etc/group").read_text() + f"ann:x:{ANN}:\nbob:x:{BOB}:\n")
+    command = ["unshare", "--mount", "sh", "-c", IN_ITS_OWN_VIEW, "sh", accounts, groups, POISE, "up", "--port", "0"]
+    pipe = subprocess.PIPE
+    done = ended(subprocess.Popen(command, env=living.environment(), cwd=living.work, stdout=pipe, stderr=pipe))
+    assert done.code == 0, done.err
+
+
+@pytest.fixture(scope="module")
+def users() -> Iterator[Users]:
+    living, place = Living(), Path(tempfile.mkdtemp(prefix="poise-users-", dir="/srv"))
+    folders = Accounts(living.home, "x").root
+    try:
+        place.chmod(0o755)
+        for name, uid in (("ann", ANN), ("bob", BOB)):
+            (place / name / ".config" / "poise").mkdir(parents=True)
+            (place / name / ".config" / "poise" / "token").write_text("secret of " + name)
+            for path in [place / name, *(place / name).rglob("*")]:
+                os.chown(path, uid, uid)
+                path.chmod(0o700 if path.is_dir() else 0o600)
+        shutil.copy(Path(__file__).with_name("hostile.py"), place / "hostile.py")
+        up(living, place)
+        tokens = {}
+        for name in ("ann", "bob"):
+            added = living.poise(
+                "token", "add", "--tenant", "team", "--role", "submitter", "--name", name, "--account", name, "--json"
+            )
+            tokens[name] = added.value["secret"]
+        yield Users(living, place, tokens)
+        living.close()
+    finally:
+        living.destroy()
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folders, ignore_errors=True)
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    """A device node that looks like one of an accelerator, and that everybody may open."""
+    path = Path("/dev/nvidia97")
+    path.unlink(missing_ok=True)
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5))
+    path.chmod(0o666)
+    yield str(path)
+    path.unlink()
+
+
+def test_a_hostile_tenant_gains_nothing_as_root_starts_both(users: Users, device: str) -> None:
+    living, place = users.living, users.place
+    secret = place / "secret.json"
+    secret.write_text('"of root"')
+    secret.chmod(0o600)
+    setuid = place / "setuid-id"
+    shutil.copy("/usr/bin/id", setuid)
+    setuid.chmod(0o4755)
+    script = str(place / "hostile.py")
+    victim = users.submit("bob", "victim", "/usr/bin/python3", script, "victim", env={"SECRET": "hunter2"})
+    told = json.loads(until(lambda: users.of("bob", "logs", victim).text, "the victim runs").splitlines()[0])
+    keepers = living.home.node / "keepers"
+    told |= {
+        "sockets": ":".join(str(path) for path in (*keepers.glob("*.sock"), living.home.socket)),
+        "tokens": ":".join(map(str, (living.home.token, place / "bob/.config/poise/token", secret, "/etc/shadow"))),
+        "logs": str(living.home.logs),
+        "secret": str(secret),
+        "device": device,
+        "setuid": str(setuid),
+        "uid": str(ANN),
+    }
+    told = {name: str(value) for name, value in told.items()}
+    hostile = users.submit("ann", "hostile", "/usr/bin/python3", script, json.dumps(told))
+    assert users.of("ann", "wait", hostile).code == 0, users.of("ann", "logs", hostile).text
+    found = json.loads(users.of("ann", "logs", hostile).out.splitlines()[-1])
+    assert len(found) > 20
+    assert {name: evidence for name, evidence in found.items() if evidence} == {}
+    results = users.of("ann", "results", hostile, "--json").text
+    assert "of root" not in results
+    assert "of root" not in living.messages()
+
+    (place / "bob" / "end").touch()
+    assert users.of("bob", "wait", victim).code == 0, "it could start processes all the time"
+    assert users.of("bob", "logs", victim).text.splitlines()[-1] == "saved"
+
+
+def test_files_of_a_command_belong_to_its_account_and_follow_no_link(users: Users) -> None:
+    place, ann = users.place, users.place / "ann"
+    theirs = place / "bob" / "notes"
+    theirs.write_text("bob's")
+    os.chown(theirs, BOB, BOB)
+    theirs.chmod(0o600)
+    (ann / "link").symlink_to(theirs)
+    show = "id -un; id -u; pwd; umask; echo $HOME $USER; touch /tmp/mine; echo '{\"a\": 1}' > $POISE_RESULT"
+    linked = users.submit("ann", "linked", "sh", "-c", show, output="link")
+    assert users.of("ann", "wait", linked).code == 0
+    assert users.of("ann", "logs", linked).text.splitlines() == [
+        "ann", str(ANN), str(ann), "0077", f"{ann} ann",
+    ]  # fmt: skip
+    assert theirs.read_text() == "bob's"
+    assert "Permission denied" in users.of("ann", "show", linked).text
+    own = users.submit("ann", "own", "sh", "-c", "echo written; ls /tmp", output="own.txt")
+    assert users.of("ann", "wait", own).code == 0
+    assert (ann / "own.txt").read_text() == "written\nmine\n", "its private /tmp is that of the account"
+    assert (ann / "own.txt").stat().st_uid == ANN
+    log = next(users.living.home.logs.glob(f"{own}/*.out"))
+    assert (log.stat().st_uid, stat.S_IMODE(log.stat().st_mode)) == (ANN, 0o600)
+    assert stat.S_IMODE(users.living.home.root.stat().st_mode) == 0o700
+
+
+def test_a_gang_of_an_account_meets_in_its_own_folder(users: Users) -> None:
+    meet = 'cd "$POISE_GANG_DIR"; touch "$POISE_RANK"; until [ -e 0 ] && [ -e 1 ]; do sleep 0.05; done; stat -c %u:%a .'
+    job = users.submit("bob", "gang", "sh", "-c", meet, workers=2, resources={"cpu": 0.5})
+    assert users.of("bob", "wait", job).code == 0, users.of("bob", "logs", job).text
+    assert f"{BOB}:700" in users.of("bob", "logs", job).text
+
+
+def test_a_command_beside_a_task_and_its_terminal_belong_to_the_account(users: Users) -> None:
+    job = users.submit("ann", "open", "sleep", "60")
+    until(lambda: users.of("ann", "exec", job, "--", "true").code == 0, "the task runs")
+    assert users.of("ann", "exec", job, "--", "id", "-u").text == f"{ANN}\n"
+    assert users.of("ann", "exec", job, "--", "cat", "/etc/shadow").code == 1
+    refused = users.of("bob", "exec", job, "--", "id", "-u")
+    assert refused.code != 0
+    assert "runs as another user" in refused.err
+    assert "belong to an account" in users.of("ann", "get", f"{job}:x").err
+    assert users.of("ann", "cancel", job).code == 0
+    assert users.of("ann", "wait", job).code != 0
+
+
+def test_work_of_an_account_survives_the_agent_and_ends_with_its_keeper(users: Users) -> None:
+    living = users.living
+    job = users.submit("ann", "long", "sh", "-c", "setsid sleep 300 & sleep 300", retry={"limit": 0})
+    until(lambda: users.of("ann", "show", job, "--json").value["status"] == "running", "it runs")
+    agent = living.pid("agent")
+    os.kill(agent, 9)
+    until(lambda: living.pid("agent") not in (0, agent), "another agent has come")
+    assert users.of("ann", "exec", job, "--", "id", "-u").text == f"{ANN}\n"
+    keeper = int(users.of("ann", "exec", job, "--", "sh", "-c", "echo $PPID").text)
+    os.kill(keeper, 9)
+    assert users.of("ann", "wait", job).code != 0
+    assert not [one for one in Path("/proc").iterdir() if one.name.isdigit() and _of(one) == ANN], "nothing goes on"
+
+
+def _of(process: Path) -> int:
+    with contextlib.suppress(OSError):
+        return process.stat().st_uid
+    return -1
+
+
+def test_what_is_not_there_is_said_before_anything_is_spent(users: Users) -> None:
+    living = users.living
+    added = living.poise("token", "add", "--tenant", "x", "--role", "submitter", "--account", "carol", "--json")
+    refused = living.poise("submit", "--json", "--", "true", POISE_TOKEN=added.value["secret"])
+    assert refused.error["message"].endswith("no node runs commands as the account `carol`")
+    assert living.poise("whoami", POISE_TOKEN=users.tokens["ann"]).text.endswith("commands run as ann\n")
+    checks = {of["name"]: of for of in living.poise("doctor", "--json").value["checks"]}
+    assert checks["users"]["status"] == "ok"

@@ -1,0 +1,141 @@
+"""Work of a token with a Unix account runs as that account, on nodes that offer it, and only its holder enters it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from poise.drivers.security import digest
+from poise.kernel.messages import AddToken
+from poise.model.messages import Desired, Launch
+from poise.model.tenants import Role
+from poise.testing import World, node
+from unit.control.desk import Answer, Desk
+
+
+def a_desk(*accounts: str) -> Desk:
+    """A node that offers these accounts, and tokens of one tenant: of `ann`, of `bob`, and of nobody."""
+    desk = Desk(World(check=False))
+    desk.world.join(msgspec.structs.replace(node("n1", cpu=16), accounts=accounts))
+    for name, role in (("ann", Role.SUBMITTER), ("bob", Role.OPERATOR), ("", Role.SUBMITTER)):
+        made = AddToken(
+            request=desk.world.request(),
+            tenant="team",
+            role=role,
+            hash=digest(name or "none"),
+            name=name or "none",
+            account=name,
+        )
+        desk.world.ask(made)
+    return desk
+
+
+def submit(desk: Desk, who: str, **fields: Any) -> Answer:
+    return desk.call("POST", "/v1/jobs", {"spec": {"run": "true"} | fields}, who=who)
+
+
+def launches(desk: Desk) -> list[Launch]:
+    """All that a node was told to launch so far, after one more round."""
+    desk.world.round()
+    return [one for sent in desk.world.sent if isinstance(sent.message, Desired) for one in sent.message.launches]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"workers": 2},
+        {"parts": 3, "merge": "true"},
+        {"kind": "graph", "run": None, "tasks": {"one": {"run": "true"}, "two": {"run": "true"}}},
+        {"artifacts": {name: {"run": name, "resources": {"backend": "cpu"}} for name in ("one", "two")}, "run": None},
+        {"parts": 20_000},
+    ],
+)
+def test_every_task_of_a_job_runs_as_the_account_of_its_token(fields: dict[str, Any]) -> None:
+    desk = a_desk("ann")
+    spec = {name: value for name, value in ({"run": "true"} | fields).items() if value is not None}
+    answer = desk.call("POST", "/v1/jobs", {"spec": spec}, who="ann")
+    assert answer.status == 201, answer.body
+    made = launches(desk)
+    assert made
+    assert {one.shape.where.account for one in made} == {"ann"}
+
+
+def test_a_change_and_a_retry_keep_the_account() -> None:
+    desk = a_desk("ann")
+    job = submit(desk, "ann", resources={"cpu": 16}).value["job"]
+    waits = submit(desk, "ann", resources={"cpu": 16}).value["job"]
+    changed = {"spec": {"resources": {"node": "n1", "cpu": 2, "label": {"node": "n1"}}}}
+    assert desk.call("POST", f"/v1/jobs/{waits}/change", changed, who="bob").status == 202
+    desk.world.round().start(f"{job}.main").finish(f"{job}.main", outcome="failed")
+    assert desk.call("POST", f"/v1/jobs/{job}/retry", who="bob").status == 201
+    assert {one.shape.where.account for one in launches(desk)} == {"ann"}
+    assert len({one.attempt.task for one in launches(desk)}) >= 2
+
+
+def test_a_job_whose_account_no_node_offers_is_refused_at_once() -> None:
+    desk = a_desk("carol")
+    error = submit(desk, "ann").value["error"]
+    assert (error["code"], error["field"]) == ("E110", "account")
+    assert "no node runs commands as the account `ann`" in error["message"]
+    assert error["have"] == "other accounts only: n1"
+    assert desk.call("POST", "/v1/plan", {"spec": {"run": "true"}}, who="ann").code == "E110"
+    assert submit(a_desk(), "ann").value["error"]["have"] == "no agent is root"
+    assert submit(a_desk("*"), "ann").status == 201
+
+
+def test_a_node_without_the_account_is_not_eligible_and_says_so() -> None:
+    desk = a_desk("ann")
+    desk.world.join(node("n2", cpu=16))
+    first = submit(desk, "ann", resources={"cpu": 16}).value["job"]
+    second = submit(desk, "ann", resources={"cpu": 16}).value["job"]
+    assert [one.attempt.task for one in launches(desk)] == [f"{first}.main"]
+    told = desk.call("GET", f"/v1/jobs/{second}/why-not/n2", who="ann").body.decode()
+    assert "account ann" in told
+
+
+def test_a_token_without_an_account_submits_nothing_where_others_have_one() -> None:
+    desk = a_desk("ann", "bob")
+    answer = submit(desk, "none")
+    assert (answer.status, answer.code) == (403, "E133")
+    assert "--account NAME" in answer.value["error"]["hint"]
+    assert submit(desk, "home").status == 201, "an admin's own work runs as the user of the agent"
+    assert [one.shape.where.account for one in launches(desk)] == [""]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"image": "debian"}, "image"), ({"serves": "m"}, "serves"), ({"calls": True}, "calls")],
+)
+def test_work_that_cannot_run_as_another_user_is_refused(fields: dict[str, Any], named: str) -> None:
+    error = submit(a_desk("ann"), "ann", **fields).value["error"]
+    assert error["field"] == named, error
+
+
+def test_only_its_holder_and_an_admin_enter_the_work_of_an_account() -> None:
+    desk = a_desk("ann", "bob")
+    job = submit(desk, "ann", stdin=True).value["job"]
+    desk.world.round().start(f"{job}.main")
+    for path, body in (
+        ("exec", {"run": ["id"]}),
+        ("connect", {"port": 22}),
+        ("capture", {"kind": "stacks"}),
+        ("input", {"data": ""}),
+        ("files", {"path": "."}),
+    ):
+        answer = desk.call("POST", f"/v1/jobs/{job}/{path}", body, who="bob")
+        assert (answer.status, answer.code) == (403, "E133"), (path, answer.body)
+    assert desk.call("POST", f"/v1/jobs/{job}/files", {"path": "."}, who="ann").status == 409
+
+
+@pytest.mark.parametrize("name", ["root", "../x", "a b", "0", "-x", "a" * 40])
+def test_a_token_names_no_account_that_cannot_be_a_persons(name: str) -> None:
+    asked = {"tenant": "team", "role": "submitter", "hash": "0" * 64, "account": name}
+    answer = Desk().call("POST", "/v1/tokens", asked)
+    assert (answer.status, answer.code) == (422, "E107"), answer.body
+
+
+def test_a_token_tells_its_account() -> None:
+    desk = a_desk("ann")
+    assert desk.call("GET", "/v1/whoami", who="ann").value["account"] == "ann"
+    assert [one["account"] for one in desk.call("GET", "/v1/tokens").value] == ["ann", "bob", ""]
