@@ -119,7 +119,7 @@ def leave_a_core_dump(told: dict[str, str]) -> object:
 def fork_without_end(told: dict[str, str]) -> object:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NPROC, (FORKS * 2, FORKS * 2))
-    children = []
+    children: list[int] = []
     with contextlib.suppress(BlockingIOError):
         while len(children) < FORKS:
             if (pid := os.fork()) == 0:

@@ -49,7 +49,8 @@ def up(living: Living, place: Path) -> None:
     lines = [f"{name}:x:{uid}:{uid}::{place / name}:/bin/sh\n" for name, uid in (("ann", ANN), ("bob", BOB))]
     accounts.write_text(Path("/etc/passwd").read_text() + "".join(lines))
     groups.write_text(Path("/etc/group").read_text() + f"ann:x:{ANN}:\nbob:x:{BOB}:\n")
-    command = ["unshare", "--mount", "sh", "-c", IN_ITS_OWN_VIEW, "sh", accounts, groups, POISE, "up", "--port", "0"]
+    own = ["unshare", "--mount", "sh", "-c", IN_ITS_OWN_VIEW, "sh", str(accounts), str(groups)]
+    command = [*own, POISE, "up", "--port", "0"]
     pipe = subprocess.PIPE
     done = ended(subprocess.Popen(command, env=living.environment(), cwd=living.work, stdout=pipe, stderr=pipe))
     assert done.code == 0, done.err

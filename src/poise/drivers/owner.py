@@ -11,7 +11,8 @@ Rules it keeps
     * The child holds no file of the keeper after `exec`, and cannot be traced before: the kernel forbids it for a
       process that has changed its ids.
     * Its own mounts are best effort, since a container may forbid them; `lacks` says which are missing. They are a
-      private /tmp, a /proc that shows only its own processes, and no device nodes of other attempts.
+      private /tmp, a /proc that shows only its own processes, and no device nodes of other attempts. Commands of an
+      account with the same mounts share a namespace: to make one takes longer than to start a command.
 
 A REQUEST is the value `owner` of an order: account, tmp (the folder that becomes /tmp and /var/tmp), hide (device nodes
 to cover), processes (most processes of the account; 0: the default), refused (why the agent could not prepare the
@@ -52,6 +53,7 @@ PROCESSES_PER_CPU = 512
 
 MOST_HIDDEN = 4096
 MOST_GROUPS = 65_536
+MOST_VIEWS = 16
 UMASK = 0o077
 
 _NAME = re.compile(r"[a-z_][a-z0-9_.\-]{0,31}\Z", re.IGNORECASE)
@@ -159,10 +161,11 @@ def spawn(
     Raises OSError of the step that failed, with the program as its `filename`, and `Refused` for an exception of
     `enter`, with its `code`.
     """
+    view = _view(request)
     reads, writes = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _become(request, enter, argv, env, actions, writes)
+        _become(request, view, enter, argv, env, actions, writes)
     os.close(writes)
     with contextlib.closing(os.fdopen(reads, "rb")) as said:
         failure = said.read()  # its end is the execution of the command
@@ -177,6 +180,7 @@ def spawn(
 
 def _become(
     request: Request,
+    view: int,
     enter: Callable[[], str],
     argv: list[str],
     env: Mapping[str, str],
@@ -191,11 +195,8 @@ def _become(
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         _open_ends(actions, request.account)
-        with contextlib.suppress(OSError):
-            _own_namespace()
-            for step in mounts(request):
-                with contextlib.suppress(OSError):
-                    step()
+        if view >= 0:
+            _call("setns", view, _NEW_NAMESPACE)
         drop(request)
         account = request.account
         own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
@@ -227,8 +228,55 @@ def _open_ends(actions: Sequence[tuple[Any, ...]], account: Account) -> None:
             raise OSError(errno.EINVAL, "an unknown action")
 
 
+def _view(request: Request) -> int:
+    """Return a file descriptor of a namespace with the mounts of a request; -1 if the kernel grants none."""
+    try:
+        state = os.stat(request.tmp) if request.tmp else None  # noqa: PTH116 — pathlib is large
+    except OSError:
+        state = None
+    key = (request.tmp, state and (state.st_dev, state.st_ino), *request.hide)  # the folder may have been made anew
+    if key not in _views:
+        while len(_views) >= MOST_VIEWS:
+            os.close(_views.pop(next(iter(_views))))
+        view = _made_view(request)
+        if view < 0:
+            return view
+        _views[key] = view
+    return _views[key]
+
+
+_views: dict[tuple[object, ...], int] = {}
+
+
+def _made_view(request: Request) -> int:
+    """Make a namespace in a child process, which ends once this process holds the namespace."""
+    (ready, made), (done, leave) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(leave)
+            _own_namespace()
+            for step in mounts(request):
+                with contextlib.suppress(OSError):
+                    step()
+            os.write(made, b"1")
+            os.read(done, 1)
+        finally:
+            os._exit(0)
+    os.close(made)
+    os.close(done)
+    try:
+        return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC) if os.read(ready, 1) else -1
+    except OSError:
+        return -1
+    finally:
+        os.close(ready)
+        os.close(leave)
+        os.waitpid(pid, 0)
+
+
 def mounts(request: Request) -> Iterator[Callable[[], None]]:
-    """Yield the steps that change the view of this process, in a namespace of its own. Each raises OSError."""
+    """Yield the steps that make a private view of the machine in this namespace. Each raises OSError."""
     if request.tmp:
         yield lambda: _mount(request.tmp, "/tmp", "", _BIND)  # noqa: S108 — the place itself
         yield lambda: _mount(request.tmp, "/var/tmp", "", _BIND)  # noqa: S108
