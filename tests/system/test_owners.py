@@ -145,7 +145,7 @@ def test_files_of_a_command_belong_to_its_account_and_follow_no_link(users: User
         "ann", str(ANN), str(ann), "0077", f"{ann} ann",
     ]  # fmt: skip
     assert theirs.read_text() == "bob's"
-    assert "Permission denied" in users.of("ann", "show", linked).text
+    assert "Permission denied" in users.of("ann", "show", linked).err
     own = users.submit("ann", "own", "sh", "-c", "echo written; ls /tmp", output="own.txt")
     assert users.of("ann", "wait", own).code == 0
     assert (ann / "own.txt").read_text() == "written\nmine\n", "its private /tmp is that of the account"
@@ -182,7 +182,7 @@ def test_work_of_an_account_survives_the_agent_and_ends_with_its_keeper(users: U
     agent = living.pid("agent")
     os.kill(agent, 9)
     until(lambda: living.pid("agent") not in (0, agent), "another agent has come")
-    assert users.of("ann", "exec", job, "--", "id", "-u").text == f"{ANN}\n"
+    until(lambda: users.of("ann", "exec", job, "--", "id", "-u").text == f"{ANN}\n", "the agent has taken it over")
     keeper = int(users.of("ann", "exec", job, "--", "sh", "-c", "echo $PPID").text)
     os.kill(keeper, 9)
     assert users.of("ann", "wait", job).code != 0

@@ -7,7 +7,6 @@ results and the private /tmp belong to one node.
 """
 
 import contextlib
-import functools
 import os
 import pwd
 import subprocess
@@ -38,6 +37,9 @@ NODES = {
     "": ("accel/*", "neuron[0-9]*", "habanalabs/*", "hl[0-9]*"),
 }
 """Device nodes of accelerators in /dev, by maker."""
+
+_SETGID = 6
+"""The capability; CAP_SETUID is the next one."""
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -111,19 +113,31 @@ def _made(path: Path, mode: int, uid: int, gid: int) -> None:
 
 def offered() -> tuple[str, ...]:
     """Return the accounts as which commands can run here; `ANY_ACCOUNT` if a directory service may know more than this
-    machine lists. Nothing without root.
+    machine lists. Nothing without root, or where root may not change users.
     """
-    if os.geteuid() != 0 or any(line.startswith(USERS) for line in lacking()):
+    if os.geteuid() != 0 or not _may_change_users():
         return ()
-    named = tuple(sorted({of.pw_name for of in pwd.getpwall() if not why_not(of)}))
+    known = _mapped()
+    named = tuple(
+        sorted({of.pw_name for of in pwd.getpwall() if not why_not(of) and any(of.pw_uid in ids for ids in known)})
+    )
     return named if not _asks_others() and len(named) <= MOST_NAMED else (ANY_ACCOUNT,)
 
 
-@functools.cache
+def _may_change_users() -> bool:
+    """Return whether this process has CAP_SETUID and CAP_SETGID."""
+    caps = Path("/proc/self/status").read_text().partition("CapEff:")[2].split(None, 1)[0]
+    return int(caps, 16) >> _SETGID & 3 == 3
+
+
+def _mapped() -> list[range]:
+    """Return the user ids that exist in this user namespace: a container may have a few only."""
+    lines = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return [range(int(first), int(first) + int(count)) for first, _, count in lines]
+
+
 def lacking() -> tuple[str, ...]:
-    """Return what the kernel does not grant a command that runs as an account, as root. A process of its own tries it,
-    once.
-    """
+    """Return what the kernel does not grant a command that runs as an account. A process of its own tries it."""
     command = [sys.executable, "-I", "-S", owner.__file__]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
     return tuple(done.stdout.splitlines()) if done.returncode == 0 else (f"{USERS}: {done.stderr.strip()[-200:]}",)

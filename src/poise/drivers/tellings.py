@@ -11,12 +11,15 @@ import os
 import stat
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from poise.drivers.owner import Account, own
 from poise.model.messages import Attempt, Ended, Told
 from poise.model.training import ENDED_AS_ASKED, MOST_BYTES, Training, decode
+
+if TYPE_CHECKING:
+    from poise.drivers.owner import Account
 
 _log = logging.getLogger("poise.agent")
 
@@ -58,14 +61,14 @@ class Tellings:
         self._unplanned: dict[Attempt, str] = {}
         self._owned: dict[Attempt, tuple[str, Account]] = {}
 
-    def owned(self, attempt: Attempt, folder: str, account: Account) -> None:
+    def owned(self, attempt: Attempt, folder: str, account: "Account") -> None:
         """Set the folder of an attempt of an account; its files are used only if they belong to the account."""
         self._owned[attempt] = (folder, account)
 
     def folder_of(self, attempt: Attempt) -> str:
         return self._owned[attempt][0] if attempt in self._owned else self._folder
 
-    def account_of(self, attempt: Attempt) -> Account | None:
+    def account_of(self, attempt: Attempt) -> "Account | None":
         return self._owned[attempt][1] if attempt in self._owned else None
 
     def look(self, attempts: Iterable[Attempt]) -> list[Told]:
@@ -173,7 +176,7 @@ def told_of(attempt: Attempt, training: Training) -> Told:
     return Told(attempt=attempt, speedups=training.speedups, training=rest)
 
 
-def _read(path: str, account: Account | None) -> bytes | None:
+def _read(path: str, account: "Account | None") -> bytes | None:
     """Return the first bytes of a file, one more than allowed; None if it does not exist. It must be a regular file: a
     pipe would block the reader. It must belong to its account: a link could lead to files of others.
     """
@@ -182,9 +185,10 @@ def _read(path: str, account: Account | None) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
             raise OSError("it is not a file")
-        if account is not None and not own(fd, account):
+        if account is not None and state.st_uid != account.uid:
             raise OSError("it belongs to another user")
         return os.read(fd, MOST_BYTES + 1)
     finally:

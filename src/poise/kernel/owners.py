@@ -25,7 +25,7 @@ def owned(ledger: Ledger, compiled: Compiled, bearer: Bearer) -> Compiled:
     user.
     """
     if not bearer.account:
-        if bearer.role < Role.ADMIN and ledger.tokens.name_accounts():
+        if bearer.role in (Role.SUBMITTER, Role.OPERATOR) and ledger.tokens.name_accounts():
             raise Forbidden(
                 "the token names no account, and other tokens of this home do",
                 field="Authorization",

@@ -90,7 +90,8 @@ class JobState(msgspec.Struct, gc=False):
     @property
     def account(self) -> str:
         """The Unix account as which its commands run; empty: the user of the node's agent."""
-        return self.units[0].spec.shape.where.account if self.units else ""
+        unit = self.units[0].spec if self.array is None else self.array.rule.like
+        return unit.shape.where.account
 
     @property
     def size(self) -> int:
