@@ -7,11 +7,14 @@ import random
 import string
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from poise.drivers import owner
+from poise.config import Home
+from poise.drivers import accounts, owner
+from poise.model.resources import Device
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user of this machine")
 
@@ -84,7 +87,9 @@ print(json.dumps({
 
 STARTS = """
 import os, pwd, sys
-from poise.drivers import owner
+from poise.config import Home
+from poise.drivers import accounts, owner
+from poise.model.resources import Device
 pwd.getpwnam = lambda name: pwd.struct_passwd(("ann", "x", 54321, 54321, "", "/", "/bin/sh"))
 os.getgrouplist = lambda name, gid: [gid, 0]
 kept = os.open("/etc/shadow", os.O_RDONLY | os.O_CLOEXEC)
@@ -131,7 +136,9 @@ def test_as_root_files_are_opened_with_borrowed_rights_only() -> None:
     """In a process of its own, because it changes the ids of the whole process meanwhile."""
     program = """
 import os, sys
-from poise.drivers import owner
+from poise.config import Home
+from poise.drivers import accounts, owner
+from poise.model.resources import Device
 ann = owner.Account("ann", 54321, 54321, [54321], "/", "/bin/sh")
 with owner.borrowed(ann):
     try:
@@ -157,3 +164,62 @@ def test_without_root_nothing_starts_as_another_user() -> None:
     program = program.replace('kept = os.open("/etc/shadow", os.O_RDONLY | os.O_CLOEXEC)', "")
     done = subprocess.run([sys.executable, "-c", program, LOOKS], capture_output=True, check=False, text=True)
     assert "Operation not permitted" in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_only_device_nodes_that_are_known_to_be_of_other_attempts_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "_DEV", tmp_path / "dev")
+    monkeypatch.setattr(accounts, "_GPUS", tmp_path / "gpus")
+    for name in (
+        "nvidia0",
+        "nvidia1",
+        "nvidiactl",
+        "nvidia-caps/cap1",
+        "kfd",
+        "dri/renderD128",
+        "davinci0",
+        "davinci1",
+    ):
+        (tmp_path / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    for minor, uuid in enumerate(("GPU-b", "GPU-a")):
+        (tmp_path / "gpus" / uuid).mkdir(parents=True)
+        facts = f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n"
+        (tmp_path / "gpus" / uuid / "information").write_text(facts)
+
+    def hidden(*devices: Device) -> list[str]:
+        return [path.removeprefix(f"{tmp_path}/dev/") for path in accounts.hidden(devices)]
+
+    others = ["dri/renderD128", "kfd"]
+    nvidia = ["nvidia-caps/cap1", "nvidia0", "nvidia1"]
+    assert hidden() == ["davinci0", "davinci1", *others, *nvidia]
+    assert hidden(Device(index=0, uuid="GPU-a")) == ["davinci0", "davinci1", *others, "nvidia0"]
+    assert hidden(Device(index=7, uuid="GPU-?")) == ["davinci0", "davinci1", *others]
+    assert hidden(Device(index=1, kind="npu")) == ["davinci0", *others, *nvidia]
+    assert hidden(Device(index=0, kind="amd")) == ["davinci0", "davinci1", *nvidia]
+
+
+@NEEDS_ROOT
+def test_as_root_folders_of_an_account_belong_to_it_and_those_above_to_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "ROOT", tmp_path / "poise")
+    monkeypatch.setattr(accounts, "account_of", lambda name: owner.Account(name, 54321, 54321, [54321], "/", "/bin/sh"))
+    kept = accounts.Accounts(Home(tmp_path), "n1")
+    places = kept.ensure("ann")
+    assert kept.ensure("ann")[1:] == places[1:]
+    for path in (Path(places.results), places.checkpoints, Path(places.tmp)):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (54321, 0o700), path
+        for above in (*path.parents,)[: len(path.parents) - len(tmp_path.parents) - 1]:
+            assert (above.stat().st_uid, above.stat().st_mode & 0o777) == (0, 0o711), above
+    (Path(places.tmp) / "left").write_text("over")
+    (places.checkpoints / "step").write_text("saved")
+    kept.tidy({"ann"})
+    assert (Path(places.tmp) / "left").exists()
+    kept.tidy({"bob"})
+    assert not Path(places.tmp).exists()
+    assert (places.checkpoints / "step").exists(), "checkpoints stay"
+    Path(places.tmp).parent.symlink_to("/etc")
+    with pytest.raises(OSError, match="Not a directory"):
+        kept.ensure("ann")

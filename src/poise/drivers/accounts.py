@@ -41,6 +41,7 @@ NODES = {
 _SETGID = 6
 """The capability; CAP_SETUID is the next one."""
 
+_DEV = Path("/dev")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
@@ -160,21 +161,21 @@ def hidden(devices: Sequence[Device]) -> tuple[str, ...]:
     makers = {device.maker for device in devices}
     found = []
     for maker, patterns in NODES.items():
-        nodes = [str(node) for pattern in patterns for node in Path("/dev").glob(pattern)]
-        if maker not in makers:
+        nodes = [node for pattern in patterns for node in _DEV.glob(pattern)]
+        if maker not in makers and (maker or not devices):  # others may be those of a plug-in's devices
             found += nodes
         elif own := _own_nodes(maker, [device for device in devices if device.maker == maker]):
-            found += [node for node in nodes if node not in own and not node.startswith("/dev/nvidia-caps")]
-    return tuple(sorted(found))
+            found += [node for node in nodes if node.name not in own and node.parent == _DEV]
+    return tuple(sorted(map(str, found)))
 
 
 def _own_nodes(maker: str, devices: Sequence[Device]) -> set[str]:
-    """Return the device nodes of these devices of one maker; nothing if one of them is unknown."""
+    """Return the names of the device nodes of these devices of one maker; nothing if one of them is unknown."""
     if maker == "ascend":
         numbers = [device.index if device.driver_index is None else device.driver_index for device in devices]
-        return {f"/dev/davinci{number}" for number in numbers}
+        return {f"davinci{number}" for number in numbers}
     minors = _nvidia_minors() if maker == "nvidia" else {}
-    own = {f"/dev/nvidia{minors[device.uuid]}" for device in devices if device.uuid in minors}
+    own = {f"nvidia{minors[device.uuid]}" for device in devices if device.uuid in minors}
     return own if len(own) == len(devices) else set()
 
 
