@@ -95,7 +95,8 @@ def _in_words(event: AUDITED) -> str:
         case TokenAdded():
             token = event.token
             name = f" ({token.name})" if token.name else ""
-            return f"added token {token.id}{name}: {token.role.name.lower()} of {token.tenant}"
+            account = f", account {token.account}" if token.account else ""
+            return f"added token {token.id}{name}: {token.role.name.lower()} of {token.tenant}{account}"
         case Configured():
             return f"set the policy to {event.policy}{f' ({event.why})' if event.why else ''}"
         case RulesSet():

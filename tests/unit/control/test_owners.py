@@ -139,3 +139,5 @@ def test_a_token_tells_its_account() -> None:
     desk = a_desk("ann")
     assert desk.call("GET", "/v1/whoami", who="ann").value["account"] == "ann"
     assert [one["account"] for one in desk.call("GET", "/v1/tokens").value] == ["ann", "bob", ""]
+    told = desk.call("GET", "/v1/audit?after=0&follow=false").body.decode()
+    assert "added token t1 (ann): submitter of team, account ann" in told
