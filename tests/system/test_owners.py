@@ -186,7 +186,13 @@ def test_work_of_an_account_survives_the_agent_and_ends_with_its_keeper(users: U
     keeper = int(users.of("ann", "exec", job, "--", "sh", "-c", "echo $PPID").text)
     os.kill(keeper, 9)
     assert users.of("ann", "wait", job).code != 0
-    assert not [one for one in Path("/proc").iterdir() if one.name.isdigit() and _of(one) == ANN], "nothing goes on"
+    until(lambda: not _left(), "nothing of it goes on", _left, seconds=20)
+
+
+def _left() -> list[str]:
+    """The commands of processes of ann."""
+    found = [one for one in Path("/proc").iterdir() if one.name.isdigit() and _of(one) == ANN]
+    return [(one / "stat").read_text() for one in found if one.exists()]
 
 
 def _of(process: Path) -> int:

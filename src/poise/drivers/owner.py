@@ -31,7 +31,6 @@ import os
 import pwd
 import re
 import resource
-import signal
 import stat
 
 TYPE_CHECKING = False  # `typing` is as large as `pathlib`
@@ -67,6 +66,7 @@ _HIDES_SINCE = (5, 8)
 """The kernel since which `hidepid` is an option of one mount. Before, it would change /proc of the whole machine."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_prctl, _setns, _mounts, _unshare = _libc.prctl, _libc.setns, _libc.mount, _libc.unshare  # looked up before a fork
 
 
 class Refused(Exception):
@@ -190,13 +190,10 @@ def _become(
     """Turn this process, a copy of the keeper, into the command. It never returns into the keeper's code."""
     program = ""
     try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
-        os.setsid()
+        os.setsid()  # nobody sends a signal before `exec`, which resets them: the keeper waits for it
         _open_ends(actions, request.account)
         if view >= 0:
-            _call("setns", view, _NEW_NAMESPACE)
+            _call(_setns, view, _NEW_NAMESPACE)
         drop(request)
         account = request.account
         own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
@@ -286,13 +283,13 @@ def mounts(request: Request) -> Iterator[Callable[[], None]]:
 
 
 def _own_namespace() -> None:
-    _call("unshare", _NEW_NAMESPACE)
+    _call(_unshare, _NEW_NAMESPACE)
     _mount("none", "/", "", _RECURSIVE | _SLAVE)
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     texts = [text.encode() or None for text in (source, target, kind)]
-    _call("mount", *texts, ctypes.c_ulong(flags), data.encode() or None)
+    _call(_mounts, *texts, ctypes.c_ulong(flags), data.encode() or None)
 
 
 def drop(request: Request) -> None:
@@ -304,15 +301,15 @@ def drop(request: Request) -> None:
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     last = 0
-    while _libc.prctl(_BOUND_DROP, last, 0, 0, 0) == 0:  # up to the last capability that this kernel knows
+    while _prctl(_BOUND_DROP, last, 0, 0, 0) == 0:  # up to the last capability that this kernel knows
         last += 1
-    _call("prctl", _KEEP_CAPS, 0, 0, 0, 0)
-    _call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call(_prctl, _KEEP_CAPS, 0, 0, 0, 0)
+    _call(_prctl, _NO_NEW_PRIVS, 1, 0, 0, 0)
     os.setgroups(account.groups)
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
     os.umask(UMASK)
-    held = (os.getresuid(), os.getresgid(), sorted(os.getgroups()), _libc.prctl(_GET_NO_NEW_PRIVS, 0, 0, 0, 0))
+    held = (os.getresuid(), os.getresgid(), sorted(os.getgroups()), _prctl(_GET_NO_NEW_PRIVS, 0, 0, 0, 0))
     wanted = ((account.uid,) * 3, (account.gid,) * 3, account.groups, 1)
     if held != wanted:
         raise OSError(errno.EPERM, "the rights were not dropped")
@@ -352,7 +349,7 @@ def lacks() -> Iterator[str]:
         ("a private /tmp", _own_namespace),
         ("a private /tmp", lambda: _mount("/tmp", "/tmp", "", _BIND)),  # noqa: S108
         ("a /proc without other users", _hide_processes),
-        (USERS, lambda: _call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)),
+        (USERS, lambda: _call(_prctl, _NO_NEW_PRIVS, 1, 0, 0, 0)),
         (USERS, lambda: os.setgroups([])),
         (USERS, lambda: os.setresgid(*[NOT_PEOPLE[0]] * 3)),
         (USERS, lambda: os.setresuid(*[NOT_PEOPLE[0]] * 3)),
@@ -379,11 +376,11 @@ def kernel() -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _call(function: Callable[..., int], *arguments: Any) -> None:
     """Call a function of the C library. Raises OSError if it fails."""
-    if getattr(_libc, name)(*arguments) != 0:
+    if function(*arguments) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), name)
+        raise OSError(number, os.strerror(number))
 
 
 if __name__ == "__main__":

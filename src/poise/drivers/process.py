@@ -1201,10 +1201,21 @@ def set_mark(pid: int, mark: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_RTTIME, (mark, hard))
 
 
-def _bears(pid: int, mark: int) -> bool:
-    """Return whether a live process has this mark. Another user's process can be neither checked nor killed."""
+def _mark_on(pid: int) -> int:
+    """Return the mark of a process, or another number. Root reads that of an account also without CAP_SYS_RESOURCE."""
     try:
-        marked = mark > 0 and resource.prlimit(pid, resource.RLIMIT_RTTIME)[0] == mark
+        return resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
+    except PermissionError:
+        if os.geteuid() != 0:
+            raise
+    words = Path(f"/proc/{pid}/limits").read_text().partition("Max realtime timeout")[2].split(None, 1)
+    return int(words[0]) if words and words[0].isdigit() else -1
+
+
+def _bears(pid: int, mark: int) -> bool:
+    """Return whether a live process has this mark. Another user's process can be checked and killed only by root."""
+    try:
+        marked = mark > 0 and _mark_on(pid) == mark
         return marked and Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
     except OSError:
         return False
