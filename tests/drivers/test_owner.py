@@ -81,7 +81,7 @@ print(json.dumps({
     "no_new_privs": status["NoNewPrivs"], "core": resource.getrlimit(resource.RLIMIT_CORE),
     "processes": resource.getrlimit(resource.RLIMIT_NPROC), "files": sorted(os.listdir("/proc/self/fd")),
     "umask": os.umask(0), "folder": os.getcwd(), "home": os.environ["HOME"],
-    "others": [name for name in os.listdir("/proc") if name.isdigit() and name != str(os.getpid())],
+    "others": [name for name in os.listdir("/proc") if name.isdigit() and os.stat(f"/proc/{name}").st_uid != os.getuid()],
 }))
 """
 
@@ -90,7 +90,7 @@ import os, pwd, sys
 from poise.config import Home
 from poise.drivers import accounts, owner
 from poise.model.resources import Device
-pwd.getpwnam = lambda name: pwd.struct_passwd(("ann", "x", 54321, 54321, "", "/", "/bin/sh"))
+pwd.getpwnam = lambda name: pwd.struct_passwd(("ann", "x", 54399, 54399, "", "/", "/bin/sh"))
 os.getgrouplist = lambda name, gid: [gid, 0]
 kept = os.open("/etc/shadow", os.O_RDONLY | os.O_CLOEXEC)
 def enter():
@@ -105,8 +105,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_as_root_a_command_keeps_nothing_of_roots_rights() -> None:
     done = subprocess.run([sys.executable, "-c", STARTS, LOOKS], capture_output=True, check=True, text=True)
     told = json.loads(done.stdout)
-    assert told["ids"] == [54321] * 6
-    assert told["groups"] == [54321], "the group of root is left out"
+    assert told["ids"] == [54399] * 6
+    assert told["groups"] == [54399], "the group of root is left out"
     assert told["session"]
     assert {int(caps, 16) for caps in told["caps"]} == {0}
     assert told["no_new_privs"] == "1"
@@ -139,7 +139,7 @@ import os, sys
 from poise.config import Home
 from poise.drivers import accounts, owner
 from poise.model.resources import Device
-ann = owner.Account("ann", 54321, 54321, [54321], "/", "/bin/sh")
+ann = owner.Account("ann", 54399, 54399, [54399], "/", "/bin/sh")
 with owner.borrowed(ann):
     try:
         os.open("/etc/shadow", os.O_RDONLY)
@@ -149,7 +149,7 @@ os.open("/etc/shadow", os.O_RDONLY)
 print(os.getresuid(), os.getresgid())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
-    assert done.stdout.splitlines() == ["54321 54321 [54321] 0", "(0, 0, 0) (0, 0, 0)"]
+    assert done.stdout.splitlines() == ["54399 54399 [54399] 0", "(0, 0, 0) (0, 0, 0)"]
 
 
 @NEEDS_ROOT
@@ -205,12 +205,12 @@ def test_as_root_folders_of_an_account_belong_to_it_and_those_above_to_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accounts, "ROOT", tmp_path / "poise")
-    monkeypatch.setattr(accounts, "account_of", lambda name: owner.Account(name, 54321, 54321, [54321], "/", "/bin/sh"))
+    monkeypatch.setattr(accounts, "account_of", lambda name: owner.Account(name, 54399, 54399, [54399], "/", "/bin/sh"))
     kept = accounts.Accounts(Home(tmp_path), "n1")
     places = kept.ensure("ann")
     assert kept.ensure("ann")[1:] == places[1:]
     for path in (Path(places.results), places.checkpoints, Path(places.tmp)):
-        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (54321, 0o700), path
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (54399, 0o700), path
         for above in (*path.parents,)[: len(path.parents) - len(tmp_path.parents) - 1]:
             assert (above.stat().st_uid, above.stat().st_mode & 0o777) == (0, 0o711), above
     (Path(places.tmp) / "left").write_text("over")
