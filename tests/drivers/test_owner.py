@@ -81,7 +81,7 @@ print(json.dumps({
     "no_new_privs": status["NoNewPrivs"], "core": resource.getrlimit(resource.RLIMIT_CORE),
     "processes": resource.getrlimit(resource.RLIMIT_NPROC), "files": sorted(os.listdir("/proc/self/fd")),
     "umask": os.umask(0), "folder": os.getcwd(), "home": os.environ["HOME"],
-    "others": [name for name in os.listdir("/proc") if name.isdigit() and os.stat(f"/proc/{name}").st_uid != os.getuid()],
+    "others": [of for of in os.listdir("/proc") if of.isdigit() and os.stat(f"/proc/{of}").st_uid != os.getuid()],
 }))
 """
 
