@@ -36,8 +36,8 @@ class Users(NamedTuple):
         return self.living.poise(*arguments, POISE_TOKEN=self.tokens[who])
 
     def submit(self, who: str, name: str, *run: str, **fields: Any) -> str:
-        folder = str(self.place / who)
-        file = self.living.file(f"{name}.yaml", json.dumps({"name": name, "folder": folder, "run": run} | fields))
+        document = {"name": name, "folder": str(self.place / who), "run": run} | fields
+        file = self.living.file(f"{name}.yaml", json.dumps(document))
         done = self.of(who, "submit", file, "--json")
         assert done.code == 0, done.text
         job: str = done.value["job"]
@@ -146,6 +146,9 @@ def test_files_of_a_command_belong_to_its_account_and_follow_no_link(users: User
     ]  # fmt: skip
     assert theirs.read_text() == "bob's"
     assert "Permission denied" in users.of("ann", "show", linked).err
+    hidden = users.submit("ann", "hidden", "true", folder=str(users.living.work))
+    assert users.of("ann", "wait", hidden).code != 0
+    assert "does not exist: /tmp is private here" in users.of("ann", "show", hidden).text
     own = users.submit("ann", "own", "sh", "-c", "echo written; ls /tmp", output="own.txt")
     assert users.of("ann", "wait", own).code == 0
     assert (ann / "own.txt").read_text() == "written\nmine\n", "its private /tmp is that of the account"

@@ -1429,7 +1429,11 @@ class Keeper:
 
     def _spawn_owned(self, owner: Request, folder: str, argv: list[str], env: dict[str, str], actions: Any) -> int:
         def enter() -> str:
-            self._enter_folder(folder)
+            try:
+                self._enter_folder(folder)
+            except Unstartable as why:
+                private = owner.tmp and folder.startswith(("/tmp/", "/var/tmp/"))  # noqa: S108 — as it is named
+                raise Unstartable(why.code, f"{why.note}{': /tmp is private here' if private else ''}") from None
             return self._find(argv, env, folder)
 
         try:
