@@ -54,7 +54,7 @@ class Cluster:
     """A real API server with bare nodes."""
 
     def __init__(self, cluster: Any, nodes: int) -> None:
-        from poise_kubernetes.api import Api
+        from poise.drivers.kubernetes.api import Api
 
         self.real, self.access = cluster, cluster.access("admin")
         self.api = Api(self.access)
@@ -67,7 +67,7 @@ class Cluster:
             self.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
 
     def create(self, manifests: list[dict[str, Any]]) -> None:
-        from poise_kubernetes.api import Api
+        from poise.drivers.kubernetes.api import Api
 
         def some(part: list[dict[str, Any]]) -> None:
             api = Api(self.access)
@@ -85,9 +85,9 @@ class Cluster:
 
     def bound(self, count: int, start: Callable[[], object]) -> float:
         """Start a scheduler, and return the seconds from the first binding to the last."""
-        from poise_kubernetes.api import Api
+        from poise.drivers.kubernetes.api import Api
+        from poise.drivers.kubernetes.watching import Watched
         from poise_kubernetes.records import PodObject
-        from poise_kubernetes.watching import Watched
 
         copy = Watched(Api(self.access), SPACE, PodObject)
         copy.list()

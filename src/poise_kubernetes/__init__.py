@@ -11,7 +11,7 @@ from poise_kubernetes.settings import parse_settings
 
 def check(argument: str) -> None:
     """Raise `InputError` if the argument is wrong, or there are no credentials for a cluster here."""
-    from poise_kubernetes.credentials import find_access
+    from poise.drivers.kubernetes.credentials import find_access
 
     find_access(parse_settings(argument).context)
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
+from poise.drivers.kubernetes.api import Api, Away, Refused
+from poise.drivers.kubernetes.credentials import find_access
+from poise.drivers.kubernetes.watching import Watched
 from poise.errors import PoiseError
 from poise.model.reports import Check
 from poise.units import format_bytes, format_cpu
-from poise_kubernetes.api import Api, Away, Refused
-from poise_kubernetes.credentials import find_access
 from poise_kubernetes.records import NodeObject, PodObject, Toleration, admits, amounts, device_of, left_of
 from poise_kubernetes.settings import Settings
-from poise_kubernetes.watching import Watched
 
 OLDEST = (1, 19)
 """The oldest Kubernetes version whose API has everything that Poise uses."""

@@ -20,15 +20,16 @@ from urllib.parse import quote
 import msgspec
 
 from poise.decoding import json_decoder
+from poise.drivers.kubernetes.api import Api, Away, Refused
+from poise.drivers.kubernetes.credentials import Access, find_access
+from poise.drivers.kubernetes.watching import Watched
 from poise.errors import Fault
 from poise.model.reports import DemandReport, Request
 from poise.model.resources import ALLOCATED, Device, Node
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_kubernetes import manifests
-from poise_kubernetes.api import Api, Away, Refused
 from poise_kubernetes.choosing import WORTH, Room, Unmet, wanted
-from poise_kubernetes.credentials import Access, find_access
 from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
 from poise_kubernetes.offers import Grant, labels_of, offered
 from poise_kubernetes.records import (
@@ -41,7 +42,6 @@ from poise_kubernetes.records import (
     requested,
 )
 from poise_kubernetes.settings import Settings
-from poise_kubernetes.watching import Watched
 
 STALE_SECONDS = 420.0
 """Maximum age of the copy for decisions: longer than a watch lasts."""

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from poise_kubernetes.records import NodeObject, Owner, PodObject, admits, device_of, is_device, requested
+from poise.drivers.kubernetes.objects import Owner
+from poise_kubernetes.records import NodeObject, PodObject, admits, device_of, is_device, requested
 
 NAME = "pod-group.scheduling.sigs.k8s.io/name"
 """Label of the first gang plug-in: the name of the group; the next label has the number that starts together."""

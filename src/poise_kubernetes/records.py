@@ -11,6 +11,7 @@ from math import ceil
 
 import msgspec
 
+from poise.drivers.kubernetes.objects import Known, Owner, Record
 from poise.units import SECOND
 
 HOST = "kubernetes.io/hostname"
@@ -54,31 +55,6 @@ _SUFFIXES: dict[str, int | Decimal] = {
 }
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A part of an object; unknown fields are ignored."""
-
-
-class Owner(Record, frozen=True):
-    api_version: str = ""
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool = False
-
-
-class Meta(Record, frozen=True):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    creation_timestamp: str = ""
-    deletion_timestamp: str | None = None
-    deletion_grace_period_seconds: int | None = None
-    owner_references: tuple[Owner, ...] | None = None
-
-
 class Condition(Record, frozen=True):
     type: str = ""
     status: str = ""
@@ -100,12 +76,6 @@ class NodeSpec(Record, frozen=True):
 class NodeStatus(Record, frozen=True):
     allocatable: dict[str, str | int] | None = None
     conditions: tuple[Condition, ...] | None = None
-
-
-class Known(Record, frozen=True):
-    """A named object."""
-
-    metadata: Meta
 
 
 class NodeObject(Known, frozen=True):

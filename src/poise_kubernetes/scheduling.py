@@ -25,6 +25,9 @@ from websockets.exceptions import WebSocketException
 from poise.client import Client
 from poise.config import Home
 from poise.decoding import convert, json_decoder, msgpack_decoder
+from poise.drivers.kubernetes.api import Api, Away, Refused
+from poise.drivers.kubernetes.credentials import Access, find_access
+from poise.drivers.kubernetes.watching import Watched
 from poise.drivers.places import log_paths
 from poise.drivers.security import read_token
 from poise.drivers.sockets import connect as reach_socket
@@ -36,14 +39,11 @@ from poise.model.messages import Attempt, FromAgent, Launch, ToAgent, ToNode
 from poise.model.reports import Explanation, Request
 from poise.units import SECOND, format_duration
 from poise_kubernetes import manifests
-from poise_kubernetes.api import Api, Away, Refused
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
-from poise_kubernetes.credentials import Access, find_access
 from poise_kubernetes.grouping import least_in, name_of
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written, launch_of
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
-from poise_kubernetes.watching import Watched
 
 LOOK_SECONDS = 0.02
 """Interval of checks whether a copy of the cluster has changed."""

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from drivers.kubernetes_api import KubernetesApi
+from poise.drivers.kubernetes.api import Api
+from poise.drivers.kubernetes.credentials import find_access
+from poise.drivers.kubernetes.watching import Watched
 from poise.model.reports import Demand, DemandReport, Request
 from poise.model.resources import Shape
 from poise.ports import Contact, Pilot
 from poise_kubernetes import manifests
-from poise_kubernetes.api import Api
 from poise_kubernetes.cluster import ALL_ENDED, KubernetesCluster
-from poise_kubernetes.credentials import find_access
 from poise_kubernetes.manifests import ORDERS, Orders
 from poise_kubernetes.records import NodeObject, PodObject
 from poise_kubernetes.settings import Settings
-from poise_kubernetes.watching import Watched
 
 HOME = "0123456789ab"
 CONTACT = Contact("10.0.0.1:7718#" + "a" * 64, "the-token")

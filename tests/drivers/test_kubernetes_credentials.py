@@ -10,9 +10,9 @@ import yaml
 
 from poise.config import Home
 from poise.drivers.authority import ensure_authority
+from poise.drivers.kubernetes.credentials import Access, find_access
 from poise.drivers.security import ensure_home
 from poise.errors import Fault, InputError
-from poise_kubernetes.credentials import Access, find_access
 
 
 def config(folder: Path, name: str = "config", **entries: Any) -> Path:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from drivers.kubernetes_api import Dropped, KubernetesApi, Refusal, kubernetes_api, node
-from poise_kubernetes.api import Api, Away, Refused
-from poise_kubernetes.credentials import find_access
+from poise.drivers.kubernetes.api import Api, Away, Refused
+from poise.drivers.kubernetes.credentials import find_access
+from poise.drivers.kubernetes.watching import ANEW_SECONDS, Watched
 from poise_kubernetes.records import NodeObject
-from poise_kubernetes.watching import ANEW_SECONDS, Watched
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from poise_kubernetes.api import Api, Away, Refused
-from poise_kubernetes.credentials import Access
+from poise.drivers.kubernetes.api import Api, Away, Refused
+from poise.drivers.kubernetes.credentials import Access
 from system.living import kill
 
 LOOK_SECONDS = 0.2

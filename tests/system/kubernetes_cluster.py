@@ -18,9 +18,9 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from poise.drivers.kubernetes.api import Api, Away, Refused
+from poise.drivers.kubernetes.credentials import Access, find_access
 from poise.errors import InputError
-from poise_kubernetes.api import Api, Away, Refused
-from poise_kubernetes.credentials import Access, find_access
 from system.living import free_port, until
 
 PARTS = Path(__file__).resolve().parents[2] / ".peers" / "kubernetes" / "bin"

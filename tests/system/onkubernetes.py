@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from drivers.kubernetes_api import KubernetesApi, kubernetes_api
 
-from poise_kubernetes.api import Api
-from poise_kubernetes.credentials import find_access
+from poise.drivers.kubernetes.api import Api
+from poise.drivers.kubernetes.credentials import find_access
 from system.kubelet import Kubelet
 from system.kubernetes_cluster import SPACE, KubernetesCluster, kubernetes
 from system.living import Living

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from poise.drivers.kubernetes.api import Api
 from poise.model.reports import Demand, DemandReport
 from poise.model.resources import Shape
 from poise.ports import Contact
 from poise_kubernetes import manifests
-from poise_kubernetes.api import Api
 from poise_kubernetes.cluster import KubernetesCluster, open_cluster
 from poise_kubernetes.offers import Grant
 from poise_kubernetes.settings import Settings

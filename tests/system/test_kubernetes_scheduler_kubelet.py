@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from poise_kubernetes.api import Api
+from poise.drivers.kubernetes.api import Api
 from system.kubernetes_cluster import SPACE, KubernetesCluster, kubernetes
 from system.living import Living, until
 from system.substrate import OnSubstrate

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from poise_kubernetes.credentials import Access
+from poise.drivers.kubernetes.credentials import Access
 
 CALL_SECONDS = 30.0
 TRIES = 4

@@ -22,8 +22,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from poise.decoding import json_decoder
-from poise_kubernetes.api import Api, Away, Refused
-from poise_kubernetes.records import Known
+from poise.drivers.kubernetes.api import Api, Away, Refused
+from poise.drivers.kubernetes.objects import Known
 
 T = TypeVar("T", bound=Known)
 
@@ -78,8 +78,11 @@ class Watched(Generic[T]):
         kind: type[T],
         query: Mapping[str, str] | None = None,
         ticks: Callable[[], float] = time.monotonic,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`changed` is called, by the thread of the watch, after each change of the copy."""
         self._api, self._path, self._query, self._ticks = api, path, dict(query or {}), ticks
+        self._changed = changed
         self._object = json_decoder(kind)
         self._list: msgspec.json.Decoder[Listed[T]] = json_decoder(Listed[kind])  # type: ignore[valid-type]
         self._lock = threading.Lock()
@@ -152,6 +155,7 @@ class Watched(Generic[T]):
             self.changes += 1
         self._version = _text(page.metadata, "resourceVersion")
         self._listed_at = self._heard_at = self._ticks()
+        self._changed()
 
     def _watch(self) -> None:
         seconds = WATCH_SECONDS * (0.8 + 0.4 * _RANDOM.random())
@@ -191,6 +195,7 @@ class Watched(Generic[T]):
                 else:
                     self._items[key] = one
             self._version = one.metadata.resource_version
+            self._changed()
         self._heard_at = self._ticks()
         self._failed = 0
 
