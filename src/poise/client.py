@@ -44,6 +44,7 @@ from poise.model.reports import (
     ChangesReport,
     DemandReport,
     Drained,
+    EndpointsReport,
     ExecEnd,
     ExecLine,
     ExecOutput,
@@ -588,6 +589,13 @@ class Client:
     def service_orders(self) -> list[ServiceOrder]:
         """List what rules that have fired ask of the services of this tenant."""
         return self._call("GET", "/v1/rules/orders", list[ServiceOrder])
+
+    def endpoints(self, job: str, *, known: str = "", wait: float = 0.0) -> EndpointsReport:
+        """Return the places of the running tasks of a job, by its id, or by the name of an unfinished one. Waits at
+        most `wait` seconds for an answer other than the `known` one.
+        """
+        path = f"/v1/endpoints?job={_quoted(job)}&known={known}&wait={wait:g}"
+        return self._call("GET", path, EndpointsReport, timeout=PATIENCE + wait)
 
     def answer_rule(self, rule: str, subject: str, *, allowed: bool) -> RuleDone:
         """Allow or deny the actions of a rule that asks for approval. `subject` is the node, or empty for the fleet.

@@ -12,6 +12,7 @@
                             other routes of model servers (`poise_serve.openai`)
     /v2/...                 KServe's protocol (`poise_serve.kserve`)
     /admin/...              changes of the configuration (`poise_serve.admin`)
+    POST /peers             news of gateways on other machines (`poise_serve.links`)
 
 A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
 deferred` where it may wait until there is nothing else to do. Of a service with a cache it may say `Cache-Control:
@@ -56,6 +57,7 @@ from poise_serve.cached import Cached, Noted
 from poise_serve.canary import Trial
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.kserve import PREFIX, Inferences, KServe
+from poise_serve.links import MAX_BATCH, PEERS, SIGNATURE
 from poise_serve.openai import MOST_SECONDS, is_api
 from poise_serve.peers import Peers
 from poise_serve.refusals import Refused, no_room, refusal, too_large
@@ -139,6 +141,9 @@ class Gateway:
         if path == PREFIX or path.startswith(f"{PREFIX}/"):
             await self._kserve(scope, receive, send)
             return
+        if self._peers is not None and self._peers.links.is_open and path == PEERS:
+            await self._hear(self._peers, scope, receive, send)
+            return
         if self.admin is not None and path.startswith(ADMIN):
             await self.admin(scope, receive, send)
             return
@@ -167,6 +172,20 @@ class Gateway:
         except Gone:
             return
         await answer(send, status, body, [(b"content-type", kind.encode()), *more] if status != 204 else more)
+
+    async def _hear(self, peers: Peers, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take the news of a gateway on another machine, which are signed."""
+        signature = next((value for name, value in scope["headers"] if name == SIGNATURE.encode()), b"")
+        status = 413
+        try:
+            body = await whole_body(scope, receive, MAX_BATCH, self.room)
+            self.room.give_back(len(body), client_of(scope))
+            status = peers.links.receive(body, signature.decode("latin-1"))
+        except Gone:
+            return
+        except (TooLarge, NoRoom):
+            pass
+        await answer(send, status, b"", [])
 
     async def _ask(self, scope: Scope, receive: Receive) -> Answer:
         """Return an answer. Raises `Refused`, and `Gone` if the client disconnects, which cancels the request."""

@@ -1,31 +1,45 @@
-"""Finds upstreams in DNS, and looks again while the front runs.
+"""Finds upstreams while the front runs: in DNS, by look-ups, or as the control plane or an API server reports them.
 
 A failed look-up changes nothing: a name server that is away must not take the upstreams away. A name without addresses
 does: then a service has no servers.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
+from poise.client import Client
 from poise.model.serving_upstreams import MAX_TIER, MAX_UPSTREAMS, MAX_WEIGHT, Discovery, Upstream
 from poise.units import SECOND
 from poise_serve import dns
+from poise_serve.reported import Reports, upstream_at
 
 SHORTEST = 1.0
 """Minimum seconds between two look-ups of a name, whatever its time to live."""
+
+FIRST = 5.0
+"""Seconds to wait for the first report."""
 
 Found = Callable[[Discovery, tuple[Upstream, ...]], Awaitable[None]]
 
 
 class Discoverer:
-    """Looks up names in separate tasks. `found` is called after each successful look-up of one."""
+    """Looks up names in separate tasks. `found` is called after each successful look-up of one, and each report."""
 
-    def __init__(self, found: Found, name_servers: Sequence[tuple[str, int]] = ()) -> None:
-        """`name_servers` replace those of the system, for SRV records."""
+    def __init__(
+        self,
+        found: Found,
+        name_servers: Sequence[tuple[str, int]] = (),
+        connect: Callable[[], Client] = lambda: Client(patience=0.0),
+    ) -> None:
+        """`name_servers` replace those of the system, for SRV records. `connect`: a client of the control plane."""
         self._found = found
+        self._connect = connect
         self._name_servers = name_servers
+        self._reports: list[Reports] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def look_up(self, discoveries: Sequence[Discovery]) -> dict[str, tuple[Upstream, ...]]:
@@ -33,22 +47,38 @@ class Discoverer:
         the name of the discovery, without those that failed.
         """
         await self.stop()
-        pauses = {one.name: one.every / SECOND for one in discoveries}
-        found: dict[str, tuple[Upstream, ...]] = {}
-        looked = await asyncio.gather(*map(self._look, discoveries), return_exceptions=True)
-        for discovery, result in zip(discoveries, looked, strict=True):
-            if isinstance(result, tuple):
-                found[discovery.name], pauses[discovery.name] = result
-            elif not isinstance(result, dns.Unresolved):
-                raise result
-        self._tasks = [asyncio.create_task(self._go_on(one, pauses[one.name])) for one in discoveries]
-        return found
+        begun = await asyncio.gather(*map(self._begin, discoveries))
+        self._tasks = [asyncio.create_task(goes_on) for _, goes_on in begun]
+        return {one.name: found for one, (found, _) in zip(discoveries, begun, strict=True) if found is not None}
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        for reports in self._reports:
+            reports.stop()
+        self._reports = []
+
+    async def _begin(self, discovery: Discovery) -> tuple[tuple[Upstream, ...] | None, Coroutine[Any, Any, None]]:
+        """Return what is found first, None if that fails, and what follows changes."""
+        if discovery.is_reported:
+            reports = Reports(discovery, self._connect)
+            self._reports.append(reports)
+            first = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST):
+                    first = await reports.coming.get()
+            return first, self._hear(discovery, reports)
+        try:
+            found, pause = await self._look(discovery)
+        except dns.Unresolved:
+            return None, self._go_on(discovery, discovery.every / SECOND)
+        return found, self._go_on(discovery, pause)
+
+    async def _hear(self, discovery: Discovery, reports: Reports) -> None:
+        while True:
+            await self._found(discovery, await reports.coming.get())
 
     async def _go_on(self, discovery: Discovery, pause: float) -> None:
         while True:
@@ -65,7 +95,7 @@ class Discoverer:
         every = discovery.every / SECOND
         if discovery.dns:
             host, _, port = discovery.dns.rpartition(":")
-            found = [_at(discovery.like, address, int(port)) for address in await dns.addresses(host)]
+            found = [upstream_at(discovery.like, address, int(port)) for address in await dns.addresses(host)]
         else:
             servers = await dns.servers(discovery.srv, self._name_servers)
             every = min([every, *(max(SHORTEST, float(server.ttl)) for server in servers)])
@@ -78,16 +108,10 @@ def _of(like: Upstream, server: dns.Server, servers: Sequence[dns.Server]) -> Up
     """Return the upstream of an SRV record. Each further priority is one more tier."""
     rank = sorted({one.priority for one in servers}).index(server.priority)
     return msgspec.structs.replace(
-        _at(like, server.host, server.port),
+        upstream_at(like, server.host, server.port),
         tier=min(MAX_TIER, like.tier + rank),
         weight=min(MAX_WEIGHT, like.weight * max(1, server.weight)),
     )
-
-
-def _at(like: Upstream, host: str, port: int) -> Upstream:
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    name = f"{like.name}-{host.replace(':', '.')}-{port}"
-    return msgspec.structs.replace(like, name=name, url=f"http://{place}")
 
 
 __all__ = ["Discoverer"]

@@ -18,6 +18,7 @@ from typing import Any
 from poise.drivers.gateways import ADMIN
 from poise_serve.asgi import ASKER, App, Receive, Scope, Send, answer
 from poise_serve.keys import Holder, Keys, Usage
+from poise_serve.links import PEERS
 from poise_serve.openai import FREE, LETTERS_PER_TOKEN, USAGE_WITHIN, is_api, told_prompt, told_tokens
 from poise_serve.refusals import Refused, problem
 
@@ -43,8 +44,8 @@ _LOOKED_AT = frozenset(
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 
 
-PUBLIC = frozenset({"/healthz", "/readyz"})
-"""Paths for probes, which need no key."""
+PUBLIC = frozenset({"/healthz", "/readyz", PEERS})
+"""Paths that need no key: of probes, and of other gateways, whose news are signed."""
 
 
 class Door:

@@ -1,20 +1,25 @@
 """Health probes of upstreams, and discovery of their models and of the size of their prefix caches.
 
+If a probe of one gateway changes the health of an upstream, the others probe it at once: they know within a second, and
+by a probe of their own, because a gateway that finds an upstream unhealthy may itself be cut off.
+
 vLLM and SGLang tell in their metrics how many tokens of prompts they keep. A server without such metrics is asked again
 only after it was unhealthy.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from poise.model.serving_upstreams import MAX_MODELS, Probing
-from poise.units import SECOND
+from poise.units import MILLISECOND, SECOND
 from poise_serve.client import FAILURES, Client
 from poise_serve.metrics import Metrics
+from poise_serve.model.news import News, Probed
 from poise_serve.openai import MODELS
 from poise_serve.pool import Member, Pool
 
@@ -23,11 +28,25 @@ METRICS = "/metrics"
 STARTING_EVERY = SECOND
 """Maximum probe interval of an upstream before its first success, because users wait for it."""
 
+DOUBTED = 800 * MILLISECOND
+"""Maximum time-out of a probe of an upstream that another gateway has found unhealthy."""
+
 
 class Prober:
     """Probes each upstream in a separate task while the front runs. The upstreams and the rules may change."""
 
-    def __init__(self, pool: Pool, client: Client, rules: Probing, metrics: Metrics, now: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        client: Client,
+        rules: Probing,
+        metrics: Metrics,
+        now: Callable[[], int],
+        tell: Callable[[News], None],
+    ) -> None:
+        """`tell` tells the other gateways."""
+        self._tell = tell
+        self._causing: dict[Member, asyncio.Task[None]] = {}
         self._pool = pool
         self._client = client
         self.rules = rules
@@ -38,18 +57,41 @@ class Prober:
     async def probe(self, members: Sequence[Member]) -> None:
         """Probe these members once, then continue in the background with all that the pool has."""
         await asyncio.gather(*(self._probe(member) for member in members))
+        self.follow()
+
+    def follow(self, *, at_once: bool = False) -> None:
+        """Probe all members of the pool in the background, and no others; `at_once`: new ones now."""
         for member in [member for member in self._tasks if member not in self._pool.members]:
             self._tasks.pop(member).cancel()
         for member in self._pool.members:
             if member not in self._tasks:
-                self._tasks[member] = asyncio.create_task(self._go_on(member))
+                self._tasks[member] = asyncio.create_task(self._go_on(member, at_once=at_once))
 
     async def stop(self) -> None:
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *self._causing.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _go_on(self, member: Member) -> None:
+    def known(self) -> Iterable[Probed]:
+        """The upstreams of which a gateway that has just started must know that they are unhealthy."""
+        return [Probed(member.name, False) for member in self._pool.members if member.health.state == "unhealthy"]
+
+    def hear(self, news: Probed) -> None:
+        """Probe an upstream at once, if another gateway has found it in another state."""
+        for member in self._pool.members:
+            is_healthy = member.health.state == "healthy"
+            if member.name == news.server and is_healthy != news.is_healthy and member not in self._causing:
+                probing = asyncio.create_task(self._probe(member, is_doubted=not news.is_healthy))
+                self._causing[member] = probing
+                probing.add_done_callback(partial(self._caused, member))
+
+    def _caused(self, member: Member, _: "asyncio.Task[None]") -> None:
+        del self._causing[member]
+
+    async def _go_on(self, member: Member, *, at_once: bool) -> None:
+        if at_once:
+            await self._probe(member)
         while True:
             pause = self.rules.every
             if member.health.state == "starting":
@@ -57,31 +99,38 @@ class Prober:
             await asyncio.sleep(pause / SECOND)
             await self._probe(member)
 
-    async def _probe(self, member: Member) -> None:
-        url = member.told.url
+    async def _probe(self, member: Member, *, is_doubted: bool = False) -> None:
+        """Probe a member once. `is_doubted`: another gateway has found it unhealthy, so one quick failure is enough."""
+        url, within = member.told.url, self.rules.timeout
+        within = min(within, DOUBTED) if is_doubted else within
         try:
-            went_well = await self._ask(member)
+            went_well = await self._ask(member, within)
         except (*FAILURES, TimeoutError):
             went_well = False
         if member.told.url != url:  # changed meanwhile
             return
         was_healthy = member.health.state == "healthy"
-        member.health.on_probe(self._now(), went_well)
-        if member.health.state == "healthy" and not was_healthy and member in self._pool.members:
+        member.health.on_probe(self._now(), went_well, is_doubted=is_doubted)
+        is_healthy = member.health.state == "healthy"
+        if is_healthy != was_healthy and member in self._pool.members:
+            self._tell(Probed(member.name, is_healthy))
+        if is_healthy and not was_healthy and member in self._pool.members:
             self._pool.prefixes(member.name).forget()  # it may have restarted
             await self._ask_for_cache(member)
         if member not in self._pool.members:  # it was removed
             return
-        self._metrics.healthy.labels(member.name).set(member.health.state == "healthy")
+        self._metrics.healthy.labels(member.name).set(is_healthy)
         self._pool.wake()
 
-    async def _ask(self, member: Member) -> bool:
-        """Return whether the member is healthy; discover its models unless they were configured."""
+    async def _ask(self, member: Member, within: int) -> bool:
+        """Return whether the member answers well within these nanoseconds; discover its models unless they were
+        configured.
+        """
         told, rules = member.told, self.rules
-        status, answer = await self._client.get(told, rules.path, rules.timeout)
+        status, answer = await self._client.get(told, rules.path, within)
         if status == 200 and not told.models:
             if rules.path != MODELS:
-                status, answer = await self._client.get(told, MODELS, rules.timeout)
+                status, answer = await self._client.get(told, MODELS, within)
             found = _models(answer)
             if member.told == told:
                 member.models = found

@@ -23,7 +23,8 @@ from poise.model.reports import WhoReport
 from poise.model.tenants import Role
 from poise.units import SECOND
 from poise_serve.kernel.spending import Bucket
-from poise_serve.peers import News, Peers, Spent
+from poise_serve.model.news import News, Spent
+from poise_serve.peers import Peers
 from poise_serve.refusals import Refused
 
 HOLDS = 30.0

@@ -1,8 +1,11 @@
-"""Gateways of one group on one machine, before the same upstreams: each tells the others what it sends and hears.
+"""Gateways before the same upstreams: each tells the others what it sends and hears.
 
 Every gateway keeps estimates of all requests of the group, its own and those of the others. So all of them route by the
 same knowledge: work in flight, speeds, and prompts that servers keep. What is learned from an answer does not depend on
-who sent the request. Limits of upstreams, the budget of retries and the allowances of keys count all of them, too.
+who sent the request. Failures, limits of upstreams, the budget of retries, the quarantine and the allowances of keys
+count all of them, too. A gateway that finds an upstream unhealthy, or healthy again, makes the others probe it.
+
+Gateways on other machines get the same news over HTTP (`poise_serve.links`). The rest is about those of one machine.
 
 News are datagrams between Unix sockets in the folder of the gateways, which only their owner can open. They are never
 waited for: without room for it, a message is lost. Each gateway therefore also tells, every `ALIVE_EVERY`, which
@@ -15,15 +18,18 @@ A scrape of metrics reaches any of them. It gets those of all, with the label `g
 
 import asyncio
 import contextlib
+import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 from poise.decoding import msgpack_decoder
-from poise_serve.model.routing import Asked
+from poise_serve.links import Links
+from poise_serve.model.news import Alive, Joined, Message, News
 
 ALIVE_EVERY = 1.0
 GONE_AFTER = 5.0
@@ -39,78 +45,30 @@ MOST = 200_000
 """Maximum size of a message in bytes: a prompt of 4,096 blocks takes 20,000."""
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A request was sent to an upstream."""
-
-    turn: int
-    server: str
-    model: str
-    asked: Asked
-
-
-class Began(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """An answer that streams has begun."""
-
-    turn: int
-
-
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A request is over; with an answer, as in `Estimates.answered`."""
-
-    turn: int
-    answered: bool
-    held: int
-    wrote: float
-    cached: float | None
-
-
-class Alive(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The gateway serves, and has these requests in flight."""
-
-    turns: list[int]
-
-
-class Retried(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A retry was taken from the budget that all share."""
-
-
-class Spent(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A key has spent requests and tokens of its allowances."""
-
-    key: str
-    requests: int
-    tokens: int
-
-
-class Joined(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The gateway has just started: it has no requests in flight, and knows of none."""
-
-
-News = Sent | Began | Ended | Alive | Retried | Spent | Joined
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True):
-    """News of one gateway, by its number in the group."""
-
-    gateway: int
-    news: News
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode: msgspec.msgpack.Decoder[Message] = msgpack_decoder(Message)
 
 
 class Peers:
-    """The other gateways of the group."""
+    """The other gateways: those of the group on this machine, and those on other machines."""
 
-    def __init__(self, folder: Path, group: str, number: int) -> None:
-        """`group` names the sockets in the folder; `number` is that of this gateway."""
+    def __init__(
+        self, folder: Path, group: str = "", number: int = 0, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`group` names the sockets in the folder, empty if this gateway is the only one of this machine. `number` is
+        that of this gateway. `say` tells the operator which other machines cannot be reached.
+        """
         self.heard: list[Callable[[int, News], None]] = []
         """Called with each message: the number of the gateway, and its news."""
         self.gone: list[Callable[[int], None]] = []
         """Called with the number of a gateway that has ended."""
         self.in_flight: Callable[[], list[int]] = list
         """Returns the turns of the requests that this gateway has in flight."""
+        self.known: list[Callable[[], Iterable[News]]] = []
+        """Each returns news for a gateway that has just started, or was not reached for a while."""
+        elsewhere = FIRST_ELSEWHERE + secrets.randbits(48)
+        self.links = Links(group or secrets.token_hex(8), elsewhere, self._state, self._take_on, say)
+        """Those on other machines."""
         self._folder, self._group, self._number = folder, group, number
         self._socket: socket.socket | None = None
         self._others: list[str] = []
@@ -120,15 +78,19 @@ class Peers:
 
     async def start(self, metrics: Callable[[], bytes]) -> None:
         """Begin to tell and to hear. `metrics` returns those of this gateway, as text."""
+        if self._group:
+            await self._listen(metrics)
+        self.links.start()
+        self._beating = asyncio.create_task(self._beat())
+
+    async def _listen(self, metrics: Callable[[], bytes]) -> None:
         path = self._path(self._number)
         path.unlink(missing_ok=True)  # of the same gateway, which was killed
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ROOM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
         self._socket.bind(str(path))
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._socket, self._hear)
-        self._beating = loop.create_task(self._beat())
+        asyncio.get_running_loop().add_reader(self._socket, self._hear)
 
         async def show(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):
@@ -140,9 +102,10 @@ class Peers:
         shown.unlink(missing_ok=True)
         self._showing = await asyncio.start_unix_server(show, str(shown))
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
+        await self.links.stop()
         if self._showing is not None:
             self._showing.close()
             self._path(self._number).with_suffix(SHOWN).unlink(missing_ok=True)
@@ -154,15 +117,28 @@ class Peers:
 
     def tell(self, news: News) -> None:
         """Tell all others. A message that cannot be delivered at once is lost."""
+        self.links.tell(news)
+        self._tell_here(self._number, news)
+
+    def _tell_here(self, gateway: int, news: News) -> None:
+        """Tell the others of this machine."""
         if self._socket is None or not self._others:
             return
-        data = _encode(Message(self._number, news))
+        data = _encode(Message(gateway, news))
         for other in self._others:
             with contextlib.suppress(OSError):
                 self._socket.sendto(data, other)
 
+    def _state(self) -> Iterable[News]:
+        """What a gateway must know that has not heard this one before."""
+        return [Alive(self.in_flight()), *chain.from_iterable(known() for known in self.known)]
+
     async def metrics(self, own: bytes) -> bytes:
-        """Return the metrics of all gateways; `own` are those of this one. One that does not answer is left out."""
+        """Return the metrics of all gateways of this machine; `own` are those of this one. One that does not answer is
+        left out.
+        """
+        if not self._group:
+            return own
         others = [path for path in self._folder.glob(f"{self._group}.*{SHOWN}") if _number(path) != self._number]
         found = await asyncio.gather(*(_read(path) for path in others))
         texts = {self._number: own} | {_number(path): text for path, text in zip(others, found, strict=True)}
@@ -178,7 +154,7 @@ class Peers:
 
     async def _beat(self) -> None:
         self._look()
-        self.tell(Joined())
+        self._tell_here(self._number, Joined())
         while True:
             self._look()
             self.tell(Alive(self.in_flight()))
@@ -200,14 +176,29 @@ class Peers:
                 return
             except (OSError, msgspec.DecodeError):
                 continue
-            self._seen[message.gateway] = time.monotonic()
-            if isinstance(message.news, Joined):
-                self._look()
-            for told in self.heard:
-                told(message.gateway, message.news)
+            self._take(message.gateway, message.news)
+
+    def _take_on(self, gateway: int, news: Sequence[News]) -> None:
+        """Take news from another machine, and pass them on to the others of this one."""
+        for one in news:
+            self._tell_here(gateway, one)
+            self._take(gateway, one)
+
+    def _take(self, gateway: int, news: News) -> None:
+        self._seen[gateway] = time.monotonic()
+        for told in self.heard:
+            told(gateway, news)
+        if isinstance(news, Joined) and self._socket is not None:
+            self._look()
+            for one in self._state():
+                with contextlib.suppress(OSError):
+                    self._socket.sendto(_encode(Message(self._number, one)), str(self._path(gateway)))
 
 
 SHOWN = ".shown"
+
+FIRST_ELSEWHERE = 1 << 32
+"""Gateways that are heard over HTTP have numbers from here on, drawn at random; those of one machine begin at 0."""
 
 
 def _number(path: Path) -> int:
@@ -252,4 +243,4 @@ def _labelled(sample: bytes, label: bytes) -> bytes:
     return b"%b{%b} %b" % (name, label, value)
 
 
-__all__ = ["Alive", "Began", "Ended", "News", "Peers", "Retried", "Sent", "Spent", "together"]
+__all__ = ["Peers", "together"]

@@ -12,9 +12,9 @@ it has are answered. Two upstreams with one name are one upstream that was chang
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from poise.model.serving_upstreams import Front, Upstream
 from poise.units import MILLISECOND, MINUTE, SECOND, format_duration
@@ -23,10 +23,11 @@ from poise_serve.kernel.resilience import Breaker, Concurrency, Health, is_slow
 from poise_serve.metrics import Metrics
 from poise_serve.model.changes import UpstreamReport
 from poise_serve.model.estimates import Estimates, Known
+from poise_serve.model.news import Alive, Began, Ejected, Ended, Joined, News, Outcome, Rests, Sent
 from poise_serve.model.prefixes import USUAL, Prefixes
 from poise_serve.model.routing import Asked, RouteView
 from poise_serve.openai import SOME_HAVE, Question, Refused, no_such_route, unknown_model
-from poise_serve.peers import Alive, Began, Ended, Joined, News, Peers, Sent
+from poise_serve.peers import Peers
 from poise_serve.policy.route import DEFAULT_ROUTER, Lane, lane_of, router_named
 
 Choose = Callable[[RouteView], str]
@@ -38,11 +39,6 @@ def chooser(front: Front) -> Choose:
     router = router_named(front.router or DEFAULT_ROUTER)
     return lambda view: router.decide(view).replica
 
-
-Outcome = Literal["answered", "refused", "failed", "neither"]
-"""Outcome of a request: a full answer; a refusal that is the request's fault, or means busy; a failure of the upstream;
-or unknown, because the client disconnected.
-"""
 
 LACKS = 5 * MINUTE
 """Nanoseconds after which a route that an upstream did not have is tried there again."""
@@ -168,6 +164,13 @@ class Place(NamedTuple):
     sent: int
 
 
+class _Heard(NamedTuple):
+    """A request of another gateway, and when this one heard that it was sent."""
+
+    server: str
+    at: int
+
+
 class _Waiter(NamedTuple):
     turn: int
     asked: Asked
@@ -191,9 +194,10 @@ class Pool:
         self._own = own
         self._peers = peers
         self._flying: dict[int, Sent] = {}
-        self._theirs: dict[tuple[int, int], str] = {}  # upstreams of other gateways' requests, by gateway and turn
+        self._theirs: dict[tuple[int, int], _Heard] = {}  # by gateway and turn
         if peers is not None:
             peers.in_flight = lambda: list(self._flying)
+            peers.known.append(self._known)
             peers.heard.append(self._hear)
             peers.gone.append(lambda gateway: self._forget(gateway, ()))
         self._front = front
@@ -259,7 +263,7 @@ class Pool:
 
     def _leave(self, member: Member) -> None:
         """Drop a removed upstream that has answered all its requests."""
-        self._theirs = {known: server for known, server in self._theirs.items() if server != member.name}
+        self._theirs = {known: heard for known, heard in self._theirs.items() if heard.server != member.name}
         del self._by_name[member.name]
         self._estimates.remove(member.name)
         self._metrics.forget(member.name)
@@ -320,32 +324,40 @@ class Pool:
         """
         now, member = self._now(), place.member
         self._flying.pop(place.turn, None)
+        took = now - place.sent - held
+        is_failure = outcome == "failed" or (member in self.members and self._was_slow(place, took, now))
         if self._peers is not None:
-            self._peers.tell(Ended(place.turn, outcome == "answered", held, wrote, cached))
+            self._peers.tell(Ended(place.turn, outcome, is_failure, took, wrote, cached))
         member.add(-1)
         if member not in self.members:  # it was removed
             self._estimates.dropped(member.name, str(place.turn), now)
             if not member.running:
                 self._leave(member)
             return
-        was_ejected = member.breaker.is_ejected
-        took = now - place.sent - held
-        slow = self._was_slow(place, took, now)
-        member.follow(took, now, answered=outcome == "answered")
         if outcome == "answered":
             self._estimates.answered(member.name, str(place.turn), now, held, wrote=wrote, cached=cached)
         else:
             self._estimates.dropped(member.name, str(place.turn), now)
-        if outcome == "failed" or slow:
-            self._failed(member, now)
+        self._judge(member, outcome, took, now, is_failure=is_failure)
+        if self._waiting:
+            self.wake()
+
+    def _judge(
+        self, member: Member, outcome: Outcome, took: int, now: int, *, is_failure: bool, own: bool = True
+    ) -> None:
+        """Learn from the outcome of a request, of this gateway or of another one, whether its upstream works, and how
+        many requests it takes.
+        """
+        was_ejected = member.breaker.is_ejected
+        member.follow(took, now, answered=outcome == "answered")
+        if is_failure:
+            self._failed(member, now, own=own)
         elif outcome == "neither":
             member.breaker.on_neither()
         else:
-            member.breaker.on_success(now)
+            member.breaker.on_success(now, own=own)
         if was_ejected != member.breaker.is_ejected:
             member.tell()
-        if self._waiting:
-            self.wake()
 
     def prefixes(self, name: str) -> Prefixes:
         """Return the prompts that an upstream is believed to keep."""
@@ -370,6 +382,11 @@ class Pool:
         if not seconds:
             return
         pause = min(round(seconds * SECOND), self._front.ejection.longest)
+        self._rest(member, pause)
+        if self._peers is not None:
+            self._peers.tell(Rests(member.name, pause))
+
+    def _rest(self, member: Member, pause: int) -> None:
         member.resting = max(member.resting, self._now() + pause)
         self._wake_in(pause)
 
@@ -452,43 +469,80 @@ class Pool:
 
     # --- other gateways ----------------------------------------------------------------------------------------------
 
+    def _known(self) -> Iterable[News]:
+        """What a gateway must know that has just started: requests in flight, and which upstreams get none."""
+        now = self._now()
+        yield from self._flying.values()
+        for member in self.members:
+            if (left := member.breaker.until - now) > 0:
+                yield Ejected(member.name, left, member.breaker.pause)
+            if (left := member.resting - now) > 0:
+                yield Rests(member.name, left)
+
     def _hear(self, gateway: int, news: News) -> None:
         """Learn from the requests of another gateway as from own ones."""
         now = self._now()
         if isinstance(news, Sent):
-            if news.server in self._by_name and (gateway, news.turn) not in self._theirs:
-                self._theirs[gateway, news.turn] = news.server
-                self._by_name[news.server].others += 1
-                self._estimates.sent(news.server, f"{gateway}.{news.turn}", news.asked, now, news.model)
+            self._hear_sent(gateway, news, now)
         elif isinstance(news, Began):
-            server = self._theirs.get((gateway, news.turn))
-            if server is not None:
-                self._estimates.began(server, f"{gateway}.{news.turn}", now)
+            heard = self._theirs.get((gateway, news.turn))
+            if heard is not None:
+                self._estimates.began(heard.server, f"{gateway}.{news.turn}", now)
         elif isinstance(news, Ended):
-            server = self._theirs.get((gateway, news.turn))
-            if server is not None and news.answered:
-                name = f"{gateway}.{news.turn}"
-                self._estimates.answered(server, name, now, news.held, wrote=news.wrote, cached=news.cached)
-            self._drop(gateway, news.turn)
+            self._hear_ended(gateway, news, now)
         elif isinstance(news, Alive):
             self._forget(gateway, news.turns)
-        elif isinstance(news, Joined) and self._peers is not None:
+        elif isinstance(news, Joined):
             self._forget(gateway, ())  # of the one before it, which was killed
-            for sent in self._flying.values():
-                self._peers.tell(sent)
+        elif isinstance(news, Rests) and news.server in self._by_name:
+            self._rest(self._by_name[news.server], min(news.left, self._front.ejection.longest))
+        elif isinstance(news, Ejected) and news.server in self._by_name:
+            member = self._by_name[news.server]
+            if not member.breaker.is_ejected and self._may_eject(member, now):
+                longest = self._front.ejection.longest
+                member.breaker.eject(now + min(news.left, longest), min(news.pause, longest))
+                member.tell()
+                self._wake_in(member.breaker.until - now)
+
+    def _hear_sent(self, gateway: int, news: Sent, now: int) -> None:
+        member = self._by_name.get(news.server)
+        if member is None or (gateway, news.turn) in self._theirs:
+            return
+        self._theirs[gateway, news.turn] = _Heard(news.server, now)
+        member.others += 1
+        if member.concurrency is not None:
+            member.concurrency.on_sent(member.outstanding)
+        if member.breaker.is_open_to(now):
+            member.breaker.on_sent()
+        self._estimates.sent(news.server, f"{gateway}.{news.turn}", news.asked, now, news.model)
+
+    def _hear_ended(self, gateway: int, news: Ended, now: int) -> None:
+        heard = self._theirs.get((gateway, news.turn))
+        if heard is None:
+            return
+        member, took = self._by_name[heard.server], max(0, news.took)
+        if news.outcome == "answered":  # for as long as it took there: news take their time, too
+            held = now - heard.at - took
+            name = f"{gateway}.{news.turn}"
+            self._estimates.answered(member.name, name, now, held, wrote=news.wrote, cached=news.cached)
+        if member in self.members:
+            self._judge(member, news.outcome, took, now, is_failure=news.is_failure, own=False)
+        self._drop(gateway, news.turn)
 
     def _forget(self, gateway: int, but: Collection[int]) -> None:
         """Drop the requests of another gateway, except these."""
         kept = set(but)
         for of, turn in [known for known in self._theirs if known[0] == gateway and known[1] not in kept]:
+            self._by_name[self._theirs[of, turn].server].breaker.on_neither()  # it may have been the trial
             self._drop(of, turn)
 
     def _drop(self, gateway: int, turn: int) -> None:
-        server = self._theirs.pop((gateway, turn), None)
-        if server is None:
+        heard = self._theirs.pop((gateway, turn), None)
+        if heard is None:
             return
-        self._by_name[server].others -= 1
-        self._estimates.dropped(server, f"{gateway}.{turn}", self._now())
+        member = self._by_name[heard.server]
+        member.others -= 1
+        self._estimates.dropped(member.name, f"{gateway}.{turn}", self._now())
         if self._waiting:
             self.wake()
 
@@ -525,12 +579,15 @@ class Pool:
         ]
         return is_slow(took, [each for each in others if each], self._front.ejection)
 
-    def _failed(self, member: Member, now: int) -> None:
-        others = [
+    def _may_eject(self, member: Member, now: int) -> bool:
+        """Whether each model of an upstream has another open one."""
+        return all(
             any(other is not member and model in other.models and other.is_open(now) for other in self.members)
             for model in member.models
-        ]
-        if member.breaker.on_failure(now, may_eject=all(others)):
+        )
+
+    def _failed(self, member: Member, now: int, *, own: bool = True) -> None:
+        if member.breaker.on_failure(now, may_eject=self._may_eject(member, now), own=own):
             self._metrics.ejections.labels(member.name).inc()
             self._wake_in(member.breaker.until - now)
 

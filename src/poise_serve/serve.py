@@ -184,7 +184,7 @@ async def serve(
     if upstreams is not None:
         await upstreams.stop()
     if peers is not None:
-        peers.stop()
+        await peers.stop()
     await server.stop()
     await running.end()
     if tracing is not None:

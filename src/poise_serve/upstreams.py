@@ -42,6 +42,7 @@ import msgspec
 from poise.errors import SpecError
 from poise.model.serving_upstreams import Discovery, Front, Upstream
 from poise.units import SECOND, format_bytes, format_duration
+from poise_serve import reported
 from poise_serve.asgi import (
     ASK,
     READ,
@@ -68,6 +69,7 @@ from poise_serve.kernel.quarantine import LOSSES, Quarantine
 from poise_serve.kernel.resilience import RetryBudget
 from poise_serve.metrics import Metrics
 from poise_serve.model.changes import UpstreamReport
+from poise_serve.model.news import Cleared, Lost, News, Outcome, Probed, Retried, Sent
 from poise_serve.openai import (
     ASKED,
     EMBEDDINGS,
@@ -91,8 +93,8 @@ from poise_serve.openai import (
     unknown_model,
     unnamed_model,
 )
-from poise_serve.peers import News, Peers, Retried, Sent
-from poise_serve.pool import Choose, Member, Outcome, Place, Pool, model_of
+from poise_serve.peers import Peers
+from poise_serve.pool import Choose, Member, Place, Pool, model_of
 from poise_serve.service import ANYBODY, Asker
 
 AGAIN = frozenset({429, 502, 503})
@@ -154,13 +156,12 @@ class Upstreams:
         self._own = own if own is not None else {}
         self.pool = Pool(front, choose, metrics, _now, self._own, peers)
         self._environment = keys
+        self.check(front)
         self._keys = _keys(front, keys)
         self._discovered: dict[str, tuple[Upstream, ...]] = {}
         self._discoverer: Discoverer
         self._budget = RetryBudget(front.retries)
         self._peers = peers
-        if peers is not None:
-            peers.heard.append(self._hear)
         self._quarantine = Quarantine()
         self._room = Room(front.bodies)
         self._running: set[asyncio.Task[Any]] = set()
@@ -171,15 +172,21 @@ class Upstreams:
     async def start(self) -> None:
         """Start; returns after probing every upstream once, with or without success."""
         self._client = Client(self._keys, self._front.health.timeout)
-        self._prober = Prober(self.pool, self._client, self._front.health, self._metrics, _now)
+        self._prober = Prober(self.pool, self._client, self._front.health, self._metrics, _now, self._tell)
+        if self._peers is not None:
+            self._peers.heard.append(self._hear)
+            self._peers.known.append(self._prober.known)
+            self._peers.links.become(self._front.peers.urls, self._keys.get(self._front.peers.key_from, ""))
         self._discoverer = Discoverer(self._found)
         self._discovered = await self._discoverer.look_up(self._front.discover)
         self.pool.change(self._front, self._upstreams_now())
         await self._prober.probe(self.pool.members)
 
     def check(self, front: Front) -> None:
-        """Raise `SpecError` for a variable that is not set."""
+        """Raise `InputError` for a variable that is not set, or missing credentials of a cluster."""
         _keys(front, self._environment)
+        for place, discovery in enumerate(front.discover):
+            reported.check(discovery, f"discover[{place}].kubernetes")
 
     async def change(self, front: Front, choose: Choose) -> None:
         """Use another configuration, and another router. New upstreams are probed once, before the others get no more
@@ -193,21 +200,29 @@ class Upstreams:
         self._front = front
         self._aliases = Aliases(front.aliases)
         self._budget.rules, self._prober.rules = front.retries, front.health
+        if self._peers is not None:
+            self._peers.links.become(front.peers.urls, keys.get(front.peers.key_from, ""))
         self.pool.choose = choose
         await self._take(front)
 
     async def _found(self, discovery: Discovery, upstreams: tuple[Upstream, ...]) -> None:
-        """Use the upstreams that a look-up has found."""
-        if self._discovered.get(discovery.name) != upstreams:
-            self._discovered[discovery.name] = upstreams
+        """Use the upstreams that were found. Those that are reported to end get no more requests at once."""
+        if self._discovered.get(discovery.name) == upstreams:
+            return
+        self._discovered[discovery.name] = upstreams
+        if not discovery.is_reported:
             await self._take(self._front)
+            return
+        self.pool.change(self._front, self._upstreams_now())
+        self.pool.keep({one.name for one in self._upstreams_now()})
+        self._prober.follow(at_once=True)
 
     async def _take(self, front: Front) -> None:
         """Use these upstreams and the discovered ones. Others get no more requests, once the new ones are probed."""
         begun = self.pool.change(front, self._upstreams_now())
         await self._prober.probe(begun)
         self.pool.keep({one.name for one in self._upstreams_now()})
-        await self._prober.probe([])
+        self._prober.follow()
 
     def _upstreams_now(self) -> list[Upstream]:
         return [*self._front.upstreams, *(one for found in self._discovered.values() for one in found)]
@@ -492,7 +507,9 @@ class Upstreams:
                 self._count(request, str(status))
                 return outcome, ""
             if self._quarantine:
-                self._quarantine.answered(prompt_key(request.scope["path"], request.body))
+                key = prompt_key(request.scope["path"], request.body)
+                if self._quarantine.answered(key):
+                    self._tell(Cleared(key))
             return "answered", ""
         finally:
             response.close()  # no effect after a complete read, which has returned the connection
@@ -501,20 +518,31 @@ class Upstreams:
         """Take a retry from the budget. Returns whether there was one."""
         if not self._budget.take(_now()):
             return False
-        if self._peers is not None:
-            self._peers.tell(Retried())
+        self._tell(Retried())
         return True
+
+    def _tell(self, news: News) -> None:
+        if self._peers is not None:
+            self._peers.tell(news)
 
     def _hear(self, gateway: int, news: News) -> None:
         if isinstance(news, Sent):
             self._budget.on_request(_now())
         elif isinstance(news, Retried):
             self._budget.on_retry(_now())
+        elif isinstance(news, Lost):
+            self._quarantine.lost(news.key, _now(), news.server)
+        elif isinstance(news, Cleared):
+            self._quarantine.answered(news.key)
+        elif isinstance(news, Probed):
+            self._prober.hear(news)
 
     def _lost(self, request: "_Request", server: str) -> int:
         """Record an upstream that the request may have killed. Returns the quarantine time of its prompt."""
         request.lost += 1
-        return self._quarantine.lost(prompt_key(request.scope["path"], request.body), _now(), server)
+        key = prompt_key(request.scope["path"], request.body)
+        self._tell(Lost(key, server))
+        return self._quarantine.lost(key, _now(), server)
 
     def _is_another_open(self, request: "_Request", tried: set[str]) -> bool:
         """Whether another upstream could take the request."""
@@ -644,16 +672,14 @@ class _Request:
 
 def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:
     """Return the API keys by the variables that have them. Raises `SpecError` for a variable that is not set."""
-    made = {}
-    for of, listed in (("upstreams", front.upstreams), ("discover", [one.like for one in front.discover])):
-        for place, told in enumerate(listed):
-            if not told.key_from:
-                continue
-            if not given.get(told.key_from):
-                at, hint = f"{of}[{place}].key_from", f"export {told.key_from}=..., where the gateway starts"
-                raise SpecError("the variable with the key is not set", field=at, need=told.key_from, hint=hint)
-            made[told.key_from] = given[told.key_from]
-    return made
+    named = [(f"upstreams[{place}]", told.key_from) for place, told in enumerate(front.upstreams)]
+    named += [(f"discover[{place}]", one.like.key_from) for place, one in enumerate(front.discover)]
+    named.append(("peers", front.peers.key_from))
+    for at, variable in named:
+        if variable and not given.get(variable):
+            hint = f"export {variable}=..., where the gateway starts"
+            raise SpecError("the variable with the key is not set", field=f"{at}.key_from", need=variable, hint=hint)
+    return {variable: given[variable] for _, variable in named if variable}
 
 
 def _is_final(response: aiohttp.ClientResponse) -> bool:

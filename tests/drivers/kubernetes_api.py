@@ -24,7 +24,10 @@ import yaml
 
 from poise_kubernetes.records import NodeObject, PodObject, left_of, requested
 
-COLLECTIONS = ("nodes", "pods", "secrets", "resourcequotas", "priorityclasses", "namespaces", "configmaps", "events")
+COLLECTIONS = (
+    "nodes", "pods", "secrets", "resourcequotas", "priorityclasses", "namespaces", "configmaps", "events",
+    "endpointslices",
+)  # fmt: skip
 NO_NAMESPACE = ("nodes", "priorityclasses", "namespaces")
 KINDS = {"nodes": "Node", "pods": "Pod", "secrets": "Secret", "resourcequotas": "ResourceQuota"}
 

@@ -1,20 +1,28 @@
-"""Upstreams from DNS, with a name server that says what a test tells it to, over real UDP and TCP."""
+"""Upstreams from DNS, with a name server that says what a test tells it to, over real UDP and TCP; and those that an
+API server of Kubernetes reports. Those that the control plane reports are in `system/test_serve_discovery.py`.
+"""
 
 import asyncio
 import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from typing import cast
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from drivers.kubernetes_api import kubernetes_api
 
-from gateway.front import front
-from gateway.server import models
+from gateway.front import WEB, Front, front, least_outstanding
+from gateway.server import models, until
+from poise.errors import InputError, SpecError
+from poise.model.reports import Endpoint
 from poise.model.serving_upstreams import Discovery, Upstream, compile_upstreams
 from poise_serve import dns
 from poise_serve.discovery import Discoverer
 from poise_serve.dns import Server, Unresolved
+from poise_serve.reported import task_upstreams
 
 
 def name(text: str) -> bytes:
@@ -209,3 +217,84 @@ def test_a_host_that_cannot_be_looked_up_leaves_the_others() -> None:
         discover = [{"name": "pool", "dns": "no-such-host.invalid:80"}]
         with front(urls, discover=discover) as (app, _):
             assert [one.name for one in app.upstreams.states] == ["u0"]
+
+
+def endpoint_slice(name: str, url: str, **conditions: bool) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "vllm"}},
+        "ports": [{"name": "metrics", "port": 1}, {"name": "http", "port": int(url.rpartition(":")[2])}],
+        "endpoints": [{"addresses": ["127.0.0.1"], "conditions": conditions}],
+    }
+
+
+def test_endpoints_of_a_service_join_when_they_are_ready_and_end_without_a_failed_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with models("a", "b") as (servers, urls), kubernetes_api() as api:
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "config")))
+        names = [f"pods-127.0.0.1-{url.rpartition(':')[2]}" for url in urls]
+        api.put("endpointslices", "vllm-1", "models", **endpoint_slice("vllm-1", urls[0], ready=True))
+        api.put("endpointslices", "vllm-2", "models", **endpoint_slice("vllm-2", urls[1], ready=False))
+        api.put("endpointslices", "other", "models", metadata={"name": "other"}, endpoints=None, ports=None)
+
+        def states(app: Front) -> dict[str, str]:
+            return {one.name: one.state for one in app.upstreams.states}
+
+        with front([], discover=[{"name": "pods", "kubernetes": "models/vllm:http"}]) as (app, url):
+            assert states(app) == {names[0]: "healthy"}
+            api.patch("endpointslices", "vllm-2", endpoint_slice("vllm-2", urls[1], ready=True), "models")
+            until(lambda: states(app) == dict.fromkeys(names, "healthy"))
+            servers[0].go.clear()
+            with ThreadPoolExecutor(2) as clients:
+                ask = lambda: WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"}).status_code  # noqa: E731
+                asked = [clients.submit(ask) for _ in range(2)]
+                until(lambda: servers[0].running == 1)
+                ending = endpoint_slice("vllm-1", urls[0], ready=False, serving=True, terminating=True)
+                api.patch("endpointslices", "vllm-1", ending, "models")
+                until(lambda: states(app) == {names[0]: "leaving", names[1]: "healthy"})
+                servers[0].go.set()
+                assert [one.result() for one in asked] == [200, 200]
+            until(lambda: states(app) == {names[1]: "healthy"})
+
+
+def test_without_credentials_for_the_cluster_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/no/such/file")
+    with pytest.raises(InputError) as raised:
+        Front([], {}, {}, {"discover": [{"name": "pods", "kubernetes": "models/vllm"}]}, least_outstanding)
+    assert raised.value.record.field == "discover[0].kubernetes"
+
+
+def test_tasks_of_a_job_are_upstreams_at_the_ports_of_their_parts() -> None:
+    discover = {"name": "fleet", "job": "vllm:8000+part", "limit": 8}
+    (fleet,) = compile_upstreams({"kind": "upstreams", "discover": [discover]}).discover
+    assert fleet.job is not None
+    places = [
+        Endpoint(task="j7.main[0]", epoch=1, part=0, node="n1", address="10.0.0.1"),
+        Endpoint(task="j7.main[1]", epoch=3, part=1, node="n2", address="fd00::2"),
+        Endpoint(task="j7.main[2]", epoch=1, part=2, node="here", address=""),
+        Endpoint(task="j7.main[9]", epoch=1, part=60_000, node="here", address=""),
+    ]
+    found = [(one.name, one.url, one.limit) for one in task_upstreams(fleet.job, fleet.like, places)]
+    assert found == [
+        ("fleet-j7.main-0-1", "http://10.0.0.1:8000", 8),
+        ("fleet-j7.main-1-3", "http://[fd00::2]:8001", 8),
+        ("fleet-j7.main-2-1", "http://127.0.0.1:8002", 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({}, "discover[0]"),
+        ({"job": "vllm:8000", "dns": "a:1"}, "discover[0]"),
+        ({"job": "vllm"}, "discover[0].job"),
+        ({"job": "vllm:0"}, "discover[0].job"),
+        ({"job": "vllm:8000+rank"}, "discover[0].job"),
+        ({"kubernetes": "vllm"}, "discover[0].kubernetes"),
+        ({"kubernetes": "Models/vllm"}, "discover[0].kubernetes"),
+    ],
+)  # fmt: skip
+def test_a_wrong_source_is_an_error(said: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        discovery(**said)
+    assert raised.value.record.field == field

@@ -76,6 +76,7 @@ from poise.kernel.audit import audit_report
 from poise.kernel.bookings import Accepted, find_reservation
 from poise.kernel.changing import to_remove
 from poise.kernel.demand import Amount, Extent, backlog, demand
+from poise.kernel.endpoints import endpoints
 from poise.kernel.explain import (
     Question,
     job_report,
@@ -123,6 +124,7 @@ from poise.model.reports import (
     ChangesReport,
     DemandReport,
     Drained,
+    EndpointsReport,
     Explanation,
     InputReport,
     JobReport,
@@ -166,6 +168,9 @@ from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy
 from poise.units import SECOND, parse_duration
+
+PLACES_EVERY = 0.02
+"""Seconds after an event until the places of a job's tasks are looked at again."""
 
 MAX_WAIT = 60.0
 """Maximum seconds that one request waits for a job; then the client asks again."""
@@ -1304,6 +1309,34 @@ def make_app(
             for order in plane.controller.ruling.orders()
             if tenant_of_class(order.service) == bearer.tenant
         ]
+
+    @routes.get(
+        "/v1/endpoints",
+        summary="The places of the running tasks of a `job` (its id, or the name of an unfinished one), for a gateway; "
+        "`wait` at most this many seconds for an answer other than `known`",
+        role=SUBMITTER,
+    )
+    async def places_of_tasks(bearer: Bearer, job: str = "", known: str = "", wait: float = 0.0) -> EndpointsReport:
+        deadline = asyncio.get_running_loop().time() + min(wait, MAX_WAIT)
+        news = plane.follow()
+        try:
+            while True:
+                news.clear()
+                jobs = (await plane.settled()).jobs
+                found = jobs.get(job) or jobs.named(job, bearer.tenant)
+                found = found if found is not None and bearer.sees(found.tenant) else None
+                told = endpoints(found, plane.controller.address_of)
+                if told.known != known or asyncio.get_running_loop().time() >= deadline:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(deadline):
+                        await news.wait()
+                        await asyncio.sleep(PLACES_EVERY)
+        finally:
+            plane.unfollow(news)
+        if not gate.stands(bearer):  # the token may have been revoked during the wait
+            raise Denied("the token has been revoked", field="Authorization", hint="ask an admin for another one")
+        return told
 
     @routes.post("/v1/rules/answers", summary="Allow or deny what a rule asks for", status=202, role=OPERATOR)
     async def answer_rule(bearer: Bearer, data: RuleAnswer) -> RuleDone:

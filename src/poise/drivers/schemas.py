@@ -469,7 +469,14 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     **{f"{of}.{name}": form for of in ("upstream", "discover") for name, form in _OF_UPSTREAMS.items()},
     "discover.dns": {"pattern": f"^(?:{serving_upstreams.DNS})?$", "examples": ["vllm.models.svc:8000"]},
     "discover.srv": {"pattern": f"^(?:{serving_upstreams.SRV})?$", "examples": ["_http._tcp.vllm.models.svc"]},
+    "discover.job": {"pattern": f"^(?:{serving_upstreams.JOB})?$", "examples": ["vllm:8000", "vllm:8000+part"]},
+    "discover.kubernetes": {
+        "pattern": f"^(?:{serving_upstreams.KUBERNETES})?$",
+        "examples": ["models/vllm:http"],
+    },
     "discover.every": DURATION,
+    "peers.urls": {"maxItems": serving_upstreams.MAX_PEERS, "examples": [["gw1:8080", "gw2:8080"]]},
+    "peers.key_from": {"pattern": f"^(?:{servicefile.VARIABLE})?$", "examples": ["PEERS_KEY"]},
     "upstream.cache": {
         "anyOf": [{"type": "integer", "minimum": 0, "maximum": serving_upstreams.MAX_CACHE}, {"type": "null"}]
     },
@@ -532,7 +539,7 @@ _RULES: dict[str, Schema] = {
             {"properties": {"discover": {"minItems": 1}}, "required": ["discover"]},
         ],
     },
-    "DiscoverSpec": {"anyOf": [{"required": ["dns"]}, {"required": ["srv"]}]},
+    "DiscoverSpec": {"oneOf": [{"required": [field]} for field in serving_upstreams.SOURCES]},
     "notifications": {"required": ["kind"]},
     "keys": {"required": ["kind", "keys"]},
     "rules": {"required": ["kind", "rules"]},
@@ -853,7 +860,8 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "intensity.unit": "CO2e or price of a kWh.",
     "upstreams.kind": "`upstreams`.",
     "upstreams.upstreams": "The servers, each with OpenAI's API.",
-    "upstreams.discover": "Names in DNS. Each of their addresses is an upstream.",
+    "upstreams.discover": "Where upstreams are found: names in DNS, jobs, Services of Kubernetes.",
+    "upstreams.peers": "Gateways on other machines with the same upstreams. They share what they learn.",
     "upstreams.aliases": "Other names of models: one model, or several with their shares of the requests.",
     "upstreams.fallbacks": "Models that answer in place of a model while no upstream of it can.",
     "upstreams.router": "Router that chooses a server for each request. By default that of `poise serve`.",
@@ -885,7 +893,13 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "discover.name": "Beginning of the names of the upstreams that are found.",
     "discover.dns": "Host and port. Each address of the host is an upstream.",
     "discover.srv": "Name of SRV records. Each of their servers is an upstream.",
-    "discover.every": "Interval of look-ups. SRV records are looked up again when they expire, if that is earlier.",
+    "discover.job": "Job and port. Each running task is an upstream, at the port of its node; with `+part`, part 3 of "
+    "an array is at the port plus 3.",
+    "discover.kubernetes": "Namespace, Service and port (its name or number). Each ready endpoint is an upstream.",
+    "peers.urls": "Their addresses. The list may have the address of this gateway too.",
+    "peers.key_from": "Environment variable with a key that all gateways share. It signs what they exchange.",
+    "discover.every": "Interval of look-ups in DNS. SRV records are looked up again when they expire, if that is "
+    "earlier.",
     "upstream.concurrency": "Let the number of concurrent requests follow latencies, from `min` to `limit`.",
     "concurrency.target_p99": "Target latency, which one answer in a hundred may exceed.",
     "concurrency.min": "Minimum number of concurrent requests.",

@@ -644,6 +644,25 @@ class ServiceOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     share: float = 0.0
 
 
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a running attempt of a task; of a gang, that of its first member. `part` is its number in an array.
+    `address` is that of its node, empty if the node is the machine of the control plane and no other machine joins.
+    """
+
+    task: str
+    epoch: int
+    part: int
+    node: str
+    address: str
+
+
+class EndpointsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks of a job that run and are not asked to end. `known` identifies this answer."""
+
+    known: str
+    endpoints: tuple[Endpoint, ...]
+
+
 class RulesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a rules file."""
 

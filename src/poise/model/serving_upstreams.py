@@ -10,6 +10,9 @@
     health: {delay: 30s, every: 10s, timeout: 5s, failures: 3}
     discover:
       - {name: pool, dns: "vllm.models.svc:8000"}        # one upstream for each address of the name
+      - {name: fleet, job: "vllm:8000"}                  # one for each running task of this job
+      - {name: pods, kubernetes: "models/vllm:http"}     # one for each ready endpoint of this Service
+    peers: {urls: ["gw1:8080", "gw2:8080"], key_from: PEERS_KEY}
     aliases:
       chat: {llama-8b: 90%, llama-9b: 10%}
     fallbacks:
@@ -41,6 +44,8 @@ MAX_LIMIT = 100_000
 MAX_CACHE = 10**10
 """Maximum number of tokens of earlier prompts that one upstream keeps."""
 
+MAX_PORT = 65_535
+MAX_PEERS = 64
 MAX_TIER = 9
 MAX_NAMES = 1000
 """Maximum number of aliases, and of models with fallbacks."""
@@ -56,7 +61,18 @@ SHORTEST = MILLISECOND
 URL = r"(?:https?://)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?"
 PATH = r"/[A-Za-z0-9._~/-]*"
 DNS = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,250}[A-Za-z0-9])?\.?:[0-9]{1,5}"
+JOB = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}:[0-9]{1,5}(?:\+part)?"
+KUBERNETES = r"[a-z0-9][a-z0-9-]{0,62}/[a-z0-9][a-z0-9-]{0,62}(?::[a-z0-9-]{1,15})?"
 SRV = r"_[A-Za-z0-9-]{1,62}\._(?:tcp|udp)\.[A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?\.?"
+
+
+SOURCES = {
+    "dns": (DNS, "a name with a port", "host:port"),
+    "srv": (SRV, "a name of SRV records", "_service._tcp.name"),
+    "job": (JOB, "a job with a port", "name:port"),
+    "kubernetes": (KUBERNETES, "a Service of Kubernetes", "namespace/service:port"),
+}
+"""Fields that say where upstreams are found: the pattern, the meaning and an example of each."""
 
 
 class ConcurrencySpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,11 +97,13 @@ class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DiscoverSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Servers that a name in DNS lists."""
+    """Servers that a name in DNS, a job, or a Service of Kubernetes lists."""
 
     name: str
     dns: str = ""
     srv: str = ""
+    job: str = ""
+    kubernetes: str = ""
     every: Quantity = "30s"
     models: list[str] | None = None
     key_from: str = ""
@@ -121,12 +139,20 @@ class HealthSpec(msgspec.Struct, forbid_unknown_fields=True):
     failures: int = 3
 
 
+class PeersSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Gateways on other machines before the same upstreams."""
+
+    urls: list[str] = []
+    key_from: str = ""
+
+
 class UpstreamsSpec(msgspec.Struct, forbid_unknown_fields=True):
     """A whole file."""
 
     kind: str = ""
     upstreams: list[UpstreamSpec] = []
     discover: list[DiscoverSpec] = []
+    peers: PeersSpec = msgspec.field(default_factory=PeersSpec)
     aliases: dict[str, str | dict[str, Quantity]] = {}
     fallbacks: dict[str, list[str]] = {}
     router: str = ""
@@ -169,15 +195,38 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     tier: int = 0
 
 
+class JobPlace(msgspec.Struct, frozen=True):
+    """A job whose tasks serve at this port of their nodes; with `by_part`, part 3 of an array at the port plus 3."""
+
+    job: str
+    port: int
+    by_part: bool
+
+
+class ServicePlace(msgspec.Struct, frozen=True):
+    """A Service of Kubernetes. `port`: name or number of the port of its endpoints; empty if there is only one."""
+
+    namespace: str
+    service: str
+    port: str
+
+
 class Discovery(msgspec.Struct, frozen=True, kw_only=True):
     """Upstreams found in DNS: one for each address of `dns` (`host:port`), or for each server of the `srv` records.
-    They are looked up again after `every` nanoseconds; `like` has their settings.
+    They are looked up again after `every` nanoseconds. Or upstreams that the control plane (`job`) or an API server
+    (`kubernetes`) reports at once. `like` has their settings.
     """
 
     dns: str
     srv: str
+    job: JobPlace | None = None
+    kubernetes: ServicePlace | None = None
     every: int
     like: Upstream
+
+    @property
+    def is_reported(self) -> bool:
+        return self.job is not None or self.kubernetes is not None
 
     @property
     def name(self) -> str:
@@ -220,6 +269,13 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
 
 
+class OtherGateways(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses of gateways on other machines. `key_from`: the environment variable with the key that all share."""
+
+    urls: tuple[str, ...] = ()
+    key_from: str = ""
+
+
 class Front(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file; durations in nanoseconds, `objective` is 0 if there is none.
 
@@ -231,6 +287,7 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
 
     upstreams: tuple[Upstream, ...]
     discover: tuple[Discovery, ...] = ()
+    peers: OtherGateways = OtherGateways()
     aliases: dict[str, Shares] = {}
     fallbacks: dict[str, tuple[str, ...]] = {}
     router: str
@@ -277,6 +334,7 @@ _EXAMPLES = {
     "min": "concurrency: {target_p99: 500ms, min: 2}",
     "tier": "tier: 1",
     "discover": 'discover: [{name: pool, dns: "vllm.models.svc:8000"}]',
+    "peers": 'peers: {urls: ["gw1:8080", "gw2:8080"], key_from: PEERS_KEY}',
     "aliases": "aliases: {chat: {llama-8b: 90%, llama-9b: 10%}}",
     "fallbacks": "fallbacks: {llama-70b: [llama-8b]}",
     "router": "router: least-outstanding",
@@ -334,6 +392,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
     return Front(
         upstreams=upstreams,
         discover=_discoveries(top.discover, {one.name for one in upstreams}, number, real, time, found),
+        peers=_peers(top.peers, found),
         aliases=_aliases(top.aliases, found),
         fallbacks=_fallbacks(top.fallbacks, found),
         router=top.router,
@@ -379,7 +438,7 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, time: Any, fou
         told = _settings(spec, at, number, real, found)
         made[spec.name] = msgspec.structs.replace(
             told,
-            url=("" if "://" in spec.url else "http://") + spec.url.rstrip("/").removesuffix("/v1"),
+            url=_url(spec.url).removesuffix("/v1"),
             cache=None if spec.cache is None else number(spec.cache, 0, MAX_CACHE, f"{at}.cache"),
             concurrency=None
             if spec.concurrency is None
@@ -424,18 +483,54 @@ def _discoveries(
         if spec.name in made or spec.name in taken:
             what = f"there is another upstream `{spec.name}`"
             found.add(SpecError(what, code="E107", field=f"{at}.name", have=spec.name))
-        if bool(spec.dns) == bool(spec.srv):
-            need = "`dns: host:port`, or `srv: _service._tcp.name`"
-            found.add(SpecError("needs either `dns` or `srv`", field=at, need=need))
-        elif spec.dns and not re.fullmatch(DNS, spec.dns):
-            need = "host:port"
-            found.add(SpecError("this is not a name with a port", field=f"{at}.dns", need=need, have=spec.dns[:80]))
-        elif spec.srv and not re.fullmatch(SRV, spec.srv):
-            need = "_service._tcp.name"
-            found.add(SpecError("this is not a name of SRV records", field=f"{at}.srv", need=need, have=spec.srv[:80]))
-        like = _settings(spec, at, number, real, found)
-        made[spec.name] = Discovery(dns=spec.dns, srv=spec.srv, every=time(spec.every, f"{at}.every"), like=like)
+        given = [field for field in SOURCES if getattr(spec, field)]
+        if len(given) != 1:
+            need = "one of " + ", ".join(f"`{field}: {example}`" for field, (_, _, example) in SOURCES.items())
+            found.add(SpecError("needs one source", field=at, need=need, have=", ".join(given) or "none"))
+        for field in given:
+            pattern, what, example = SOURCES[field]
+            if not re.fullmatch(pattern, getattr(spec, field)):
+                have = getattr(spec, field)[:80]
+                found.add(SpecError(f"this is not {what}", field=f"{at}.{field}", need=example, have=have))
+        made[spec.name] = Discovery(
+            dns=spec.dns,
+            srv=spec.srv,
+            job=_job_place(spec.job, f"{at}.job", number) if re.fullmatch(JOB, spec.job) else None,
+            kubernetes=_service_place(spec.kubernetes) if spec.kubernetes else None,
+            every=time(spec.every, f"{at}.every"),
+            like=_settings(spec, at, number, real, found),
+        )
     return tuple(made.values())
+
+
+def _job_place(text: str, at: str, number: Any) -> JobPlace:
+    job, _, port = text.rpartition(":")
+    first, _, part = port.partition("+")
+    return JobPlace(job, number(int(first), 1, MAX_PORT, at), bool(part))
+
+
+def _service_place(text: str) -> ServicePlace:
+    namespace, _, rest = text.partition("/")
+    service, _, port = rest.partition(":")
+    return ServicePlace(namespace, service, port)
+
+
+def _peers(spec: PeersSpec, found: Findings) -> OtherGateways:
+    if len(spec.urls) > MAX_PEERS:
+        need, have = f"at most {MAX_PEERS}", str(len(spec.urls))
+        found.add(SpecError("too many addresses of gateways", field="peers.urls", need=need, have=have))
+    for place, url in enumerate(spec.urls[:MAX_PEERS]):
+        if not re.fullmatch(URL, url):
+            need = "host:port, or a URL without a user"
+            found.add(SpecError("this is not a URL", field=f"peers.urls[{place}]", need=need, have=url[:80]))
+    if (spec.urls or spec.key_from) and not re.fullmatch(VARIABLE, spec.key_from):
+        need = "the name of a variable of the environment with the key that all gateways share"
+        found.add(SpecError("gateways on other machines need a key", field="peers.key_from", need=need))
+    return OtherGateways(urls=tuple(map(_url, spec.urls)), key_from=spec.key_from)
+
+
+def _url(told: str) -> str:
+    return ("" if "://" in told else "http://") + told.rstrip("/")
 
 
 def _aliases(specs: dict[str, str | dict[str, Quantity]], found: Findings) -> dict[str, Shares]:

@@ -157,7 +157,8 @@ def serve(
         beyond = beyond_of(home)
         environment, user = kept | {"POISE_HOME": str(home.root)}, user_name()
         environment |= {GROUP: group.text} if group is not None else {}
-        peers = None if group is None else Peers(home.services, group.name, group.number)
+        name, number = (group.name, group.number) if group is not None else ("", 0)
+        peers = Peers(home.services, name, number, tell)
         with registered(home.services, mark, listening, environment, taken_over) as lock:
             watched = stand_by(tell)
             if not isinstance(watched, Watched):

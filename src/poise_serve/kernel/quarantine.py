@@ -82,9 +82,9 @@ class Quarantine:
         """Whether a server was lost with this request and it was not answered since."""
         return self._known(key, now) is not None
 
-    def answered(self, key: bytes) -> None:
-        """Clear a request that was answered."""
-        self._suspects.pop(key, None)
+    def answered(self, key: bytes) -> bool:
+        """Clear a request that was answered. Returns whether it was a suspect."""
+        return self._suspects.pop(key, None) is not None
 
     def _known(self, key: bytes, now: int) -> _Suspect | None:
         suspect = self._suspects.get(key)

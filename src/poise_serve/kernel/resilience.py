@@ -49,11 +49,14 @@ class Breaker:
     failure ejects it again for twice as long, up to the longest pause. After the longest pause without an ejection, the
     next one starts with the first pause again. The defaults (5 failures, 30 s, 5 min) are those of Envoy's outlier
     detection.
+
+    The outcomes of other gateways' requests count too. Their successes do not end a row of own failures: this gateway
+    may be the one that cannot reach the server.
     """
 
     def __init__(self, rules: Ejection) -> None:
         self.rules = rules
-        self._failures = 0
+        self._failures = self._own_failures = 0
         self._pause = 0
         self._until = 0
         self._ejected = False
@@ -63,6 +66,11 @@ class Breaker:
     def until(self) -> int:
         """Instant at which the pause ends; 0 without a pause."""
         return self._until
+
+    @property
+    def pause(self) -> int:
+        """Nanoseconds of the latest pause."""
+        return self._pause
 
     @property
     def is_ejected(self) -> bool:
@@ -76,25 +84,32 @@ class Breaker:
     def on_sent(self) -> None:
         self._trial = self._ejected
 
-    def on_success(self, now: int) -> None:
+    def on_success(self, now: int, *, own: bool = True) -> None:
         if now < self._until:  # sent before the ejection: no evidence of the present
             return
         self._failures = 0
+        self._own_failures = 0 if own else self._own_failures
         self._ejected = self._trial = False
 
-    def on_failure(self, now: int, may_eject: bool) -> bool:
+    def on_failure(self, now: int, may_eject: bool, *, own: bool = True) -> bool:
         """Record a failure. Returns whether it ejects the server. Without another server, `may_eject` is false."""
         if now < self._until:
             return False
         self._failures += 1
-        if not self._ejected and (self._failures < self.rules.failures or not may_eject):
+        self._own_failures += own
+        failures = max(self._failures, self._own_failures)
+        if not self._ejected and (failures < self.rules.failures or not may_eject):
             return False
         was = self._until
         first = now - was > self.rules.longest or not was
         self._pause = self.rules.pause if first else min(2 * self._pause, self.rules.longest)
-        self._until = now + self._pause
-        self._ejected, self._trial, self._failures = True, False, 0
+        self.eject(now + self._pause, self._pause)
         return True
+
+    def eject(self, until: int, pause: int) -> None:
+        """Eject the server, as another gateway has, for a pause that ends at this instant."""
+        self._until, self._pause, self._ejected, self._trial = until, pause, True, False
+        self._failures = self._own_failures = 0
 
     def on_neither(self) -> None:
         """Record a request with an unknown outcome: the next request is the trial."""
@@ -148,13 +163,14 @@ class Health:
         self._misses = 0
         self.state: Literal["starting", "healthy", "unhealthy"] = "starting"
 
-    def on_probe(self, now: int, went_well: bool) -> None:
+    def on_probe(self, now: int, went_well: bool, *, is_doubted: bool = False) -> None:
+        """Record a probe. `is_doubted`: another gateway has found the server unhealthy, so one failure confirms it."""
         if went_well:
             self._misses = 0
             self.state = "healthy"
         elif self.state != "starting" or now - self._began >= self.rules.delay:
             self._misses += 1
-            if self._misses >= self.rules.failures:
+            if is_doubted or self._misses >= self.rules.failures:
                 self.state = "unhealthy"
 
 

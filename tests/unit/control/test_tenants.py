@@ -25,7 +25,7 @@ AT_LARGE = (
     "/v1/quotas", "/v1/shares", "/v1/reservations", "/v1/reservations/r1",
     "/v1/policy", "/v1/rules", "/v1/rules/orders", "/v1/shadow", "/v1/tokens", "/v1/audit", "/v1/overview",
     "/v1/demand", "/v1/backlog", "/v1/backlog?tenant=bob", "/v1/backlog?tenant=ann&state=waiting",
-    "/v1/names/job",
+    "/v1/names/job", "/v1/endpoints?job=j1", "/v1/endpoints?job=j2",
     "/v1/changes?after=1",
     "/v1/names/node", "/v1/names/tenant",
     "/v1/names/job?typed=j", "/v1/events?after=0&follow=false", "/v1/events?after=0&follow=false&decisions=true",

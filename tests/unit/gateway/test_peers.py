@@ -5,18 +5,20 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from poise.model.serving_upstreams import compile_upstreams
+from poise.model.serving_upstreams import Following, compile_upstreams
 from poise.units import MILLISECOND, SECOND
 from poise_serve import peers as module
-from poise_serve.kernel.resilience import RetryBudget
+from poise_serve.kernel.resilience import Breaker, RetryBudget
 from poise_serve.keys import Keys
 from poise_serve.metrics import Metrics
+from poise_serve.model.news import Sent
 from poise_serve.model.routing import Asked, Prompt
 from poise_serve.openai import Question
-from poise_serve.peers import Peers, Sent, together
+from poise_serve.peers import Peers, together
 from poise_serve.policy.route import router_named
 from poise_serve.pool import Place, Pool
 from unit.gateway.test_service import until
@@ -51,6 +53,14 @@ class Gateway:
         prompt = Prompt(100.0 * len(blocks), 10.0, blocks, 100.0, streams=True)
         return await self.pool.admit(Question("m", True, prompt.tokens, "", prompt), 0)
 
+    async def ask(self, server: str) -> Place:
+        """A request that goes to this upstream, unless it gets none."""
+        return await self.pool.admit(Question("m", False, 1.0, ""), 0, {"a", "b"} - {server})
+
+    @property
+    def ejected(self) -> list[bool]:
+        return [member.breaker.is_ejected for member in self.pool.members]
+
     @property
     def others(self) -> list[int]:
         return [member.others for member in self.pool.members]
@@ -66,7 +76,7 @@ def group(folder: Path, use: Callable[[Gateway, Gateway], Awaitable[None]]) -> N
             await use(*gateways)
         finally:
             for one in gateways:
-                one.peers.stop()
+                await one.peers.stop()
 
     asyncio.run(asyncio.wait_for(run(), 20))
 
@@ -120,7 +130,7 @@ def test_what_a_killed_gateway_had_in_flight_is_dropped(tmp_path: Path) -> None:
     async def use(one: Gateway, other: Gateway) -> None:
         await one.send(1)
         await until(lambda: sum(other.others) == 1)
-        one.peers.stop()
+        await one.peers.stop()
         await until(lambda: sum(other.others) == 0)
 
     group(tmp_path, use)
@@ -141,7 +151,87 @@ def test_a_gateway_that_has_just_started_hears_at_once_what_the_others_have_in_f
         assert not waiting.done(), "both upstreams have as many as they may"
         joins.pool.give_back(place, "answered", 0)
         await waiting
-        joins.peers.stop()
+        await joins.peers.stop()
+
+    group(tmp_path, use)
+
+
+async def failing(one: Gateway, other: Gateway) -> None:
+    """`a` fails at both, as often as it may."""
+    for number in range(FRONT.ejection.failures):
+        gateway = (one, other)[number % 2]
+        gateway.pool.give_back(await gateway.ask("a"), "failed", 0)
+        await until(lambda: not any(one.others + other.others))
+    await until(lambda: one.ejected == other.ejected == [True, False])
+
+
+def test_failures_at_all_gateways_eject_an_upstream_and_one_trial_brings_it_back(tmp_path: Path) -> None:
+    async def use(one: Gateway, other: Gateway) -> None:
+        await failing(one, other)
+        for gateway in (one, other):
+            gateway.now += FRONT.ejection.pause
+        trial = await one.ask("a")
+        assert trial.member.name == "a"
+        await until(lambda: sum(other.others) == 1)
+        assert (await other.ask("a")).member.name == "b", "one trial is enough"
+        one.pool.give_back(trial, "answered", 0)
+        await until(lambda: other.ejected == [False, False])
+
+    group(tmp_path, use)
+
+
+def test_a_trial_of_a_killed_gateway_is_made_by_another(tmp_path: Path) -> None:
+    async def use(one: Gateway, other: Gateway) -> None:
+        await failing(one, other)
+        for gateway in (one, other):
+            gateway.now += FRONT.ejection.pause
+        await one.ask("a")
+        await until(lambda: sum(other.others) == 1)
+        await one.peers.stop()
+        await until(lambda: sum(other.others) == 0)
+        assert (await other.ask("a")).member.name == "a"
+
+    group(tmp_path, use)
+
+
+def test_a_gateway_that_has_just_started_knows_which_upstreams_get_nothing(tmp_path: Path) -> None:
+    async def use(one: Gateway, other: Gateway) -> None:
+        await failing(one, other)
+        other.pool.rest(other.pool.members[1], 20.0)
+        await until(lambda: one.pool.members[1].resting > one.now)
+        joins = Gateway(tmp_path, 2)
+        await joins.peers.start(lambda: b"")
+        await until(lambda: joins.ejected == [True, False] and joins.pool.members[1].resting > joins.now)
+        await joins.peers.stop()
+
+    group(tmp_path, use)
+
+
+def test_a_gateway_that_cannot_reach_an_upstream_ejects_it_whatever_others_say() -> None:
+    breaker = Breaker(FRONT.ejection)
+    for _ in range(FRONT.ejection.failures):
+        assert not breaker.is_ejected
+        breaker.on_success(SECOND, own=False)
+        breaker.on_failure(SECOND, may_eject=True)
+    assert breaker.is_ejected
+
+
+def test_a_limit_that_follows_latency_follows_the_answers_of_all_gateways(tmp_path: Path) -> None:
+    async def use(one: Gateway, other: Gateway) -> None:
+        front = msgspec.structs.replace(FRONT, upstreams=tuple(
+            msgspec.structs.replace(told, limit=64, concurrency=Following(target=SECOND)) for told in FRONT.upstreams
+        ))  # fmt: skip
+        for gateway in (one, other):
+            gateway.pool.change(front, front.upstreams)
+        for _ in range(30):
+            place = await one.ask("a")
+            await until(lambda: sum(other.others) == 1)
+            for gateway in (one, other):
+                gateway.now += 200 * MILLISECOND
+            one.pool.give_back(place, "answered", 0)
+            await until(lambda: sum(other.others) == 0)
+        limits = [gateway.pool.members[0].limit for gateway in (one, other)]
+        assert limits[0] == limits[1] > 1
 
     group(tmp_path, use)
 
