@@ -592,7 +592,7 @@ class Client:
 
     def endpoints(self, job: str, *, known: str = "", wait: float = 0.0) -> EndpointsReport:
         """Return the places of the running tasks of a job, by its id, or by the name of an unfinished one. Waits at
-        most `wait` seconds for an answer other than the `known` one.
+        most `wait` seconds for a complete answer other than the `known` one.
         """
         path = f"/v1/endpoints?job={_quoted(job)}&known={known}&wait={wait:g}"
         return self._call("GET", path, EndpointsReport, timeout=PATIENCE + wait)

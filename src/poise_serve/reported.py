@@ -64,9 +64,9 @@ class Reports:
                 with connect() as client:
                     while not self._ending.is_set():
                         told = client.endpoints(place.job, known=known, wait=WAIT)
-                        if told.known != known:
+                        if told.complete and told.known != known:
                             self._give(task_upstreams(place, like, told.endpoints))
-                        known = told.known
+                            known = told.known
             except PoiseError:
                 self._ending.wait(PAUSE)
 

@@ -1326,7 +1326,7 @@ def make_app(
                 found = jobs.get(job) or jobs.named(job, bearer.tenant)
                 found = found if found is not None and bearer.sees(found.tenant) else None
                 told = endpoints(found, plane.controller.address_of)
-                if told.known != known or asyncio.get_running_loop().time() >= deadline:
+                if (told.complete and told.known != known) or asyncio.get_running_loop().time() >= deadline:
                     break
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(deadline):

@@ -732,9 +732,11 @@ class Controller:
         view, use = self.snapshot(now), self.ledger.columns.use() / 1000
         return lambda: prepare(lambda: view, lambda: use, document, wall, tenant)
 
-    def address_of(self, node: str) -> str:
-        """Return the address of a node for programs on other machines; empty if only this machine has nodes."""
-        return self._addresses.get(node, "")
+    def address_of(self, node: str) -> str | None:
+        """Return the address of a node for programs on other machines, empty if only this machine has nodes; None if
+        it has not connected yet.
+        """
+        return self._addresses.get(node)
 
     def load_of(self, node: str) -> Load | None:
         """Return the last reported load of a node."""

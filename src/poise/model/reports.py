@@ -657,9 +657,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks of a job that run and are not asked to end. `known` identifies this answer."""
+    """The tasks of a job that run and are not asked to end. `known` identifies this answer. It is not `complete` while
+    nodes of some tasks have not connected yet, after the control plane has started.
+    """
 
     known: str
+    complete: bool
     endpoints: tuple[Endpoint, ...]
 
 

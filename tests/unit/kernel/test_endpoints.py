@@ -34,5 +34,13 @@ def test_a_task_that_is_asked_to_end_serves_no_more() -> None:
     assert places(world, "j1") == ()
 
 
+def test_while_a_node_has_not_connected_the_answer_is_not_complete() -> None:
+    """After a restart of the control plane: a gateway then keeps what it knows."""
+    world = World().nodes(1, cpu=1).job("a", cpu=1).round().start("a")
+    report = endpoints(world.ledger.jobs["j1"], lambda node: None)
+    assert (report.complete, report.endpoints) == (False, ())
+    assert endpoints(world.ledger.jobs["j1"], str).complete
+
+
 def test_a_job_that_is_not_there_has_no_places() -> None:
     assert endpoints(None, str).endpoints == ()
