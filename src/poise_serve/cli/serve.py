@@ -214,8 +214,10 @@ def _tell_addresses(
         say(f"poise: {', '.join(names)} at {url}/predict{'/NAME' if len(names) > 1 else ''}")
     if embedding := [one.name for one in services if one.openai]:
         say(f"poise: {', '.join(embedding)} at {url}/v1/embeddings")
-    if fronts:
-        say(f"poise: {len(fronts[0].upstreams)} upstreams at {url}/v1")
+    for front in fronts:
+        counts = {"upstreams": len(front.upstreams), "sources of upstreams": len(front.discover)}
+        known = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+        say(f"poise: {known} at {url}/v1")
 
 
 def _entrance(
