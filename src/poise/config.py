@@ -201,6 +201,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "values"
 
     @property
+    def registries(self) -> Path:
+        """Credentials of registries of images, as `podman login --authfile` writes them, in a file per tenant."""
+        return self.root / "registries"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints of training that names no folder of its own, in a folder per job."""
         return self.root / "checkpoints"

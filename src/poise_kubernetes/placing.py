@@ -38,7 +38,7 @@ from poise.kernel.node import (
 from poise.model.document import some
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
-from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node
+from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node, contained
 from poise.units import SECOND
 from poise_kubernetes.grouping import Group, Needs, groups, is_held, name_of, needs_of, priority_of
 from poise_kubernetes.offers import device_at, labels_of
@@ -374,13 +374,15 @@ class Placer:
             if (name, label) not in self._avoided and not one.refuses(node, size, free, ports)
         }
         tolerated = (Toleration(key=device, operator="Exists"),) if device else ()
-        containers = CONTAINERS if admits(node, tolerated) and free.get("pods", 1) > 0 else {}
+        devices = _devices(node, size.get(device, 0), offer[device] if device else 0, taken)
+        runs = CONTAINERS | {contained(one.kind): "yes" for one in devices}
+        containers = runs if admits(node, tolerated) and free.get("pods", 1) > 0 else {}
         return Node(
             name=name,
             incarnation=node.metadata.uid,
             cpu=offer["cpu"],
             memory=offer["memory"],
-            devices=_devices(node, size.get(device, 0), offer[device] if device else 0, taken),
+            devices=devices,
             labels={**labels_of(node), ALLOCATED: "kubernetes", **containers, **admitted},  # others may come
         )
 

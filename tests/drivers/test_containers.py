@@ -1,6 +1,9 @@
 """Tasks in containers: what podman is asked for."""
 
-from poise.drivers.containers import LABEL, name_of, wrapped
+from pathlib import Path
+
+from poise.drivers.containers import LABEL, labels, may_have_run_out, name_of, prepare, pulled, wrapped
+from poise.model.jobs import Ending
 from poise.model.messages import Attempt
 from poise.model.resources import Device
 
@@ -31,7 +34,7 @@ def test_the_command_comes_last_and_its_folders_are_where_they_are_on_the_node()
     assert f"--label={LABEL}=/home/n1" in told
 
 
-def test_devices_are_named_by_cdi_and_memory_is_a_limit_without_swap() -> None:
+def test_devices_are_named_by_cdi_or_by_their_files_and_memory_is_a_limit_without_swap() -> None:
     devices = [
         Device(index=0, uuid="GPU-1"),
         Device(index=1, driver_index=4),
@@ -40,7 +43,8 @@ def test_devices_are_named_by_cdi_and_memory_is_a_limit_without_swap() -> None:
     ]
     told = asked(devices=devices, memory=2**30)
     named = [word.removeprefix("--device=") for word in told if word.startswith("--device")]
-    assert named == ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=4", "amd.com/gpu=2"]
+    assert named[:3] == ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=4", "amd.com/gpu=2"]
+    assert named[3:] == ["/dev/davinci3", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"]
     assert {"--memory=1073741824", "--memory-swap=1073741824"} <= {*told}
 
 
@@ -50,3 +54,34 @@ def test_each_attempt_of_each_node_has_a_name_that_podman_takes() -> None:
     }
     assert len(names) == 8
     assert all(name.replace("-", "").isalnum() for name in names)
+
+
+NVIDIA, ROCM, ASCEND = Device(index=0), Device(index=1, backend="rocm"), Device(index=2, kind="npu")
+
+
+def test_a_node_says_which_kinds_of_device_its_podman_can_pass(tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    assert labels([NVIDIA, ASCEND], [none], none) == {"containers": "yes"}
+    (tmp_path / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n")
+    assert labels([NVIDIA, ASCEND], [none, tmp_path], none) == {"containers": "yes", "containers-gpu": "yes"}
+    assert labels([NVIDIA, ROCM], [tmp_path], none) == {"containers": "yes"}  # a task may get either
+    (tmp_path / "amd.json").write_text('{"cdiVersion": "0.5.0", "kind": "amd.com/gpu", "devices": []}')
+    assert "containers-gpu" in labels([NVIDIA, ROCM], [tmp_path], none)
+    assert labels([ASCEND], [none], tmp_path) == {"containers": "yes", "containers-npu": "yes"}
+
+
+def test_only_a_killed_container_with_a_limit_may_have_run_out_of_memory() -> None:
+    assert may_have_run_out(Ending(outcome="failed", code=137, limit=1 << 20))
+    assert not may_have_run_out(Ending(outcome="failed", code=137))
+    assert not may_have_run_out(Ending(outcome="failed", code=1, limit=1 << 20))
+    assert not may_have_run_out(Ending(outcome="stopped", code=137, limit=1 << 20))
+
+
+def test_a_tenant_pulls_with_its_own_credentials_or_with_none_and_each_time(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    (tmp_path / "ann.json").write_text('{"auths": {}}')
+    assert pulled("a/b:1", "default", tmp_path) == ("--pull=missing",), "as the user of the agent"
+    assert pulled("a/b:1", "ann", tmp_path) == ("--pull=always", f"--authfile={tmp_path}/ann.json")
+    assert pulled("a/b:1", "bob", tmp_path) == ("--pull=always", f"--authfile={tmp_path}/.none.json")
+    assert pulled("localhost/b:1", "bob", tmp_path) == ("--pull=missing",)
+    assert (tmp_path / ".none.json").read_text() == "{}\n"

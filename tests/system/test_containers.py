@@ -85,6 +85,16 @@ def test_a_container_outlives_the_agent_and_is_adopted(living: Living, podman: P
     assert "went on" in living.poise("logs", job).text
 
 
+def test_a_container_that_exceeds_its_memory_is_told_as_out_of_memory(living: Living, podman: Podman) -> None:
+    script = "x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done"
+    done = living.poise(
+        "run", "--image", IMAGE, "--memory", "64MiB", "--retries", "0", "--name", "large", "--", "sh", "-c", script
+    )
+    assert done.code == 137, done.err
+    assert living.client().job("large").tasks[0].outcome == "oom"
+    until(lambda: not podman.containers(), "nothing of it is left")
+
+
 def test_an_image_that_cannot_be_had_is_told_by_podman(living: Living) -> None:
     done = living.poise("run", "--image", "localhost/no-such:1", "--retries", "0", "--", "true")
     assert done.code == 125

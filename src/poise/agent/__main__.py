@@ -734,6 +734,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     works = [
         agent.run(),
+        registries=home.registries,
         agent.tidy_work(),
         agent.measure(),
         agent.watch_training(),

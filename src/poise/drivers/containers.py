@@ -2,21 +2,25 @@
 
 The container is one more process under the keeper of the attempt, so nothing else changes: `podman run` stays in front,
 passes signals on and ends with the code of the command. It gets the folders of the attempt under their own paths, the
-network of the node, and by CDI only the devices of the attempt. If the keeper kills what is left, podman's monitor and
-the container are among its descendants.
+network of the node, and only the devices of the attempt: by CDI, or Ascend's by their device files. If the keeper kills
+what is left, podman's monitor and the container are among its descendants.
 
-A container that was killed stays in podman's records. `forget` removes it, and after a crash of the agent, `left_over`
-finds those of its node.
+A container that has ended stays in podman's records until `forget` removes it: only they say that its memory ran out
+(`ran_out`). After a crash of the agent, `left_over` finds those of its node.
 """
 
 import logging
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from pathlib import Path
 
+from poise.model.jobs import Ending
 from poise.model.messages import Attempt
-from poise.model.resources import Device
+from poise.model.resources import CONTAINERS, Device, contained
+from poise.model.tenants import DEFAULT
 
 LABEL = "io.poise.node"
 """Label of a container: the folder of the node that started it."""
@@ -29,13 +33,62 @@ SECONDS = 30.0
 OF_PODMAN = ("HOME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 """Variables that podman needs, of the user that it runs for."""
 
+_CDI_KIND = re.compile(r"""(?:^|[\s{,])["']?kind["']?\s*:\s*["']?([\w.-]+/[\w.-]+)""")
+
 _OF_THE_IMAGE = frozenset(("PATH", *OF_PODMAN))
 """Variables that are not passed on: in the container they are those of the image."""
+
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+"""Folders in which podman looks for files that name devices (CDI)."""
+
+ASCEND_MANAGER = "/dev/davinci_manager"
+ASCEND_DEVICES = (ASCEND_MANAGER, "/dev/devmm_svm", "/dev/hisi_hdc")
+"""Device files that every Ascend device needs beside its own, `/dev/davinci3`."""
+
+ASCEND_FILES = (
+    "/usr/local/Ascend/driver",
+    "/usr/local/dcmi",
+    "/usr/local/bin/npu-smi",
+    "/etc/ascend_install.info",
+)
+"""Files of the driver that programs in the container load."""
+
+NO_CREDENTIALS = ".none.json"
+"""The file for tenants that have no credentials; no tenant's name begins with a dot."""
+
+KILLED = 128 + 9
+"""The exit code of podman when the command was killed."""
 
 
 def engine() -> str:
     """Return the path of podman, or "" where it is not installed."""
     return shutil.which("podman") or ""
+
+
+def labels(
+    devices: Sequence[Device], folders: Sequence[Path] = CDI_FOLDERS, manager: Path = Path(ASCEND_MANAGER)
+) -> dict[str, str]:
+    """Return the labels of a node with podman and these devices: that it runs containers, and for each kind of device
+    that it can pass all of that kind to them.
+    """
+    named = _named(folders)
+    passes = {"nvidia": "nvidia.com/gpu" in named, "amd": "amd.com/gpu" in named, "ascend": manager.exists()}
+    kinds = {device.kind: True for device in devices}
+    for device in devices:
+        kinds[device.kind] &= passes[device.maker]
+    return CONTAINERS | {contained(kind): "yes" for kind, can in kinds.items() if can}
+
+
+def _named(folders: Iterable[Path]) -> set[str]:
+    """Return the kinds of device that the CDI files of these folders name."""
+    found = set()
+    for folder in folders:
+        for path in sorted((*folder.glob("*.yaml"), *folder.glob("*.yml"), *folder.glob("*.json"))):
+            try:
+                found.update(_CDI_KIND.findall(path.read_text(errors="replace")))
+            except OSError as error:
+                _log.warning("`%s` cannot be read: %s", path, error.strerror)
+    return found
 
 
 def wrapped(
@@ -44,6 +97,7 @@ def wrapped(
     argv: Sequence[str],
     env: Mapping[str, str],
     *,
+    pull: Sequence[str] = (),
     folder: str,
     shared: Iterable[str],
     devices: Sequence[Device],
@@ -54,22 +108,60 @@ def wrapped(
     """Return the command that runs `argv` in a container of `image`.
 
     `env` is the environment of this command: podman passes each variable on by its name, so no value is in a command
-    line. `shared` are folders of the host that the container sees under their own paths, besides `folder`, where the
-    command begins ("": the folder of the image). `memory` is in bytes (0: no limit). `node` and `name`
-    mark the container. Devices of Ascend have no CDI name, and are left out.
+    line. `pull` are the options with which podman gets the image (`pulled`). `shared` are folders of the host that the
+    container sees under their own paths, besides `folder`, where the command begins ("": the folder of the image).
+    `memory` is in bytes (0: no limit). `node` and `name` mark the container.
     """
-    options = ["run", "--rm", "--init", "--pull=missing", "--network=host", f"--label={LABEL}={node}", f"--name={name}"]
+    options = ["run", "--init", *pull, "--network=host", f"--label={LABEL}={node}", f"--name={name}"]
     options += [f"--env={variable}" for variable in env if variable not in _OF_THE_IMAGE]
     options += [f"--volume={path}:{path}" for path in dict.fromkeys((*shared, folder)) if path]
     options += [f"--workdir={folder}"] if folder else []
     options += [f"--memory={memory}", f"--memory-swap={memory}"] if memory else []
-    options += [f"--device={_cdi_name(device)}" for device in devices if device.maker != "ascend"]
+    options += [f"--device={name}" for name in _names(devices)]
+    if any(device.maker == "ascend" for device in devices):
+        options += [f"--volume={path}:{path}:ro" for path in ASCEND_FILES if Path(path).exists()]
     return (podman, *options, image, *argv)
 
 
-def _cdi_name(device: Device) -> str:
-    number = device.index if device.driver_index is None else device.driver_index
-    return f"{device.maker}.com/gpu={device.uuid or number if device.maker == 'nvidia' else number}"
+def _names(devices: Sequence[Device]) -> list[str]:
+    """Return the names of devices for podman: by CDI, or the device files of Ascend."""
+    names, ascend = [], []
+    for device in devices:
+        number = device.index if device.driver_index is None else device.driver_index
+        if device.maker == "ascend":
+            ascend.append(f"/dev/davinci{number}")
+        else:
+            names.append(f"{device.maker}.com/gpu={device.uuid or number if device.maker == 'nvidia' else number}")
+    return [*names, *ascend, *(ASCEND_DEVICES if ascend else ())]
+
+
+def prepare(registries: Path) -> None:
+    """Make the folder of credentials, and those of tenants that have none."""
+    registries.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (registries / NO_CREDENTIALS).write_text("{}\n")
+
+
+def pulled(image: str, tenant: str, registries: Path) -> tuple[str, ...]:
+    """Return the options for podman to get the image of a tenant's task. A tenant has the credentials in its own file;
+    the default tenant without one has those of this user.
+
+    Credentials are checked at each start, although the image is there: another tenant may have pulled it. An image
+    without a registry was made on this node, for everybody.
+    """
+    file = registries / f"{tenant}.json"
+    if image.startswith("localhost/") or (tenant == DEFAULT and not file.exists()):
+        return ("--pull=missing",)
+    return ("--pull=always", f"--authfile={file if file.exists() else registries / NO_CREDENTIALS}")
+
+
+def ran_out(podman: str, name: str) -> bool:
+    """Return whether the kernel killed a process of this container because its memory ran out."""
+    return _asked(podman, "inspect", "--type=container", "--format={{.State.OOMKilled}}", name).strip() == "true"
+
+
+def may_have_run_out(ending: Ending) -> bool:
+    """Return whether a container with this ending may have been killed because its memory ran out."""
+    return ending.outcome == "failed" and ending.code == KILLED and ending.limit > 0
 
 
 def name_of(node: str, attempt: Attempt) -> str:

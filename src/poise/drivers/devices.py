@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from poise.config import Home
+from poise.drivers import containers
 from poise.drivers.accounts import offered
-from poise.drivers.containers import engine
 from poise.drivers.kernellog import KernelLog
 from poise.drivers.measured import load_measured
 from poise.drivers.probes import Accelerators, Answer, Probe, Use, why_none
@@ -26,7 +26,7 @@ from poise.model.devicefile import Declared, compile_devices, with_declared
 from poise.model.figures import with_figures, with_processor
 from poise.model.measured import processor_key
 from poise.model.messages import DeviceFault
-from poise.model.resources import CONTAINERS, Device, Node
+from poise.model.resources import Device, Node
 
 _log = logging.getLogger("poise.devices")
 
@@ -78,7 +78,7 @@ class Inventory:
             incarnation=incarnation_of(boot_id(), identity(self._home.node)),
             cpu=cores,
             memory=usable_memory(total_memory_of(Path("/proc/meminfo").read_text()), memory_limit()),
-            labels=({} if devices else {"no-devices": why_none(self.answers)}) | (CONTAINERS if engine() else {}),
+            labels={} if devices else {"no-devices": why_none(self.answers)},
             accounts=offered(),
         )
         if profile := load_measured(self._home.profiles, processor_key(processor_name(), cores), ""):
@@ -93,7 +93,9 @@ class Inventory:
                 _log.warning("left out: %s", told)
         declared = self._declared
         node = with_processor(node, declared.processor, "declared") if declared.processor else node
-        node = declared.place.of(msgspec.structs.replace(node, devices=with_declared(devices, declared)))
+        offered = with_declared(devices, declared)
+        labels = node.labels | (containers.labels(offered) if containers.engine() else {})
+        node = declared.place.of(msgspec.structs.replace(node, devices=offered, labels=labels))
         if self._part is None:
             return node
         self.there = {device.index for device in node.devices}

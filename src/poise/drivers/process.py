@@ -289,11 +289,13 @@ class Keepers:
         idle_seconds: float = 60.0,
         serving: Callable[[Launch], Mapping[str, str]] = lambda launch: {},
         following: Callable[[Launch, str], tuple[str, ...]] = lambda launch, result: (),
+        registries: Path | None = None,
     ) -> None:
         """`serving` returns the variables by which an attempt that serves calls finds the control plane. Training keeps
-        its checkpoints in `checkpoints`. `following` prepares an attempt with uploaded files: it returns the command's
-        folder, followed by the program and arguments to put before the command; or nothing if the command runs in the
-        folder that the job names. With `accounts`, commands run as the accounts of their owners, in folders of these.
+        its checkpoints in `checkpoints`. `registries` has the tenants' credentials for images. `following` prepares an
+        attempt with uploaded files: it returns the command's folder, followed by the program and arguments to put
+        before the command; or nothing if the command runs in the folder that the job names. With `accounts`, commands
+        run as the accounts of their owners, in folders of these.
         """
         self.on_change = lambda running, ended: None
         self.on_fitness = lambda why: None
@@ -339,8 +341,10 @@ class Keepers:
         """Adopt the live keepers of an earlier agent, and clean up after killed ones."""
         for place in (self.folder, self.logs, self.folder / "results"):
             await asyncio.to_thread(place.mkdir, mode=0o700, parents=True, exist_ok=True)
+        self._registries = registries or self.folder / "registries"
         self._observed = []
         numbers = {int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.stem))}
+        self._burying: set[asyncio.Task[None]] = set()  # of containers that are over
         for number in sorted(numbers):
             self._slots[number] = _Slot(self, number)
         await asyncio.gather(*(slot.adopt() for slot in self._slots.values()))
@@ -363,7 +367,10 @@ class Keepers:
     def start(self, slot: int, launch: Launch, cpus: tuple[int, ...] = ()) -> None:
         """Run an attempt on a slot, after the attempts already queued there. Idempotent per attempt."""
         if launch.attempt in self._where:
+            judged = await asyncio.to_thread(self._judged, tuple(self._observed))
+            self._observed[: len(judged)] = judged
             return
+            await asyncio.to_thread(containers.prepare, self._registries)
         if not _TASK.fullmatch(launch.attempt.task) or "\0" in "".join(launch.argv):
             raise SpecError(f"`{launch.attempt.task}` is not the name of a task", field="task", code="E107")
         place = self._slots.get(slot)
@@ -634,14 +641,17 @@ class Keepers:
             self.until.pop(done.attempt, None)
         for done in ended if self.limits else ():
             self.limits.pop(done.attempt, None)
-        over = [done for done in ended if done.attempt in self._contained] if self._contained else []
-        if killed := [done.attempt for done in over if done.ending.outcome not in ("done", "failed")]:
-            names = [containers.name_of(str(self.folder), attempt) for attempt in killed]
-            asyncio.get_running_loop().run_in_executor(None, containers.forget, self.podman, names)
-        self._contained.difference_update([done.attempt for done in over])
         if self._observed is not None:
             self._observed += ended
-        elif (running or ended) and not self.closing:
+            return
+        if self._contained and (over := [done for done in ended if done.attempt in self._contained]):
+            self._contained.difference_update([done.attempt for done in over])
+            doubtful = [done for done in over if containers.may_have_run_out(done.ending)]
+            ended = [done for done in ended if done not in doubtful]
+            burying = asyncio.get_running_loop().create_task(self._bury_containers(over, doubtful))
+            self._burying.add(burying)
+            burying.add_done_callback(self._burying.discard)
+        if (running or ended) and not self.closing:
             self.on_change(running, ended)
 
     def _forget_containers(self, alive: set[Attempt]) -> None:
@@ -660,6 +670,7 @@ class Keepers:
             for slot in idle[self._spare :]:
                 if moment - slot.idle_since > self._idle_seconds:
                     slot.dismiss()
+            pull=containers.pulled(launch.image, launch.tenant, self._registries),
 
 
 class _Slot(asyncio.Protocol):
@@ -692,6 +703,26 @@ class _Slot(asyncio.Protocol):
     # -- desired state
 
     def start(self, held: Held) -> None:
+    async def _bury_containers(self, over: list[Ended], doubtful: list[Ended]) -> None:
+        """Report the doubtful ends of containers as podman knows them, and let it forget all that are over."""
+        judged = await asyncio.to_thread(self._judged, doubtful) if doubtful else []
+        if self.closing:  # the next agent does both
+            return
+        if judged:
+            self.on_change([], judged)
+        names = [containers.name_of(str(self.folder), done.attempt) for done in over]
+        await asyncio.to_thread(containers.forget, self.podman, names)
+
+    def _judged(self, ended: Sequence[Ended]) -> list[Ended]:
+        """Return these ends; a container that was killed because its memory ran out has the outcome `oom`."""
+        made = []
+        for done in ended:
+            ending, name = done.ending, containers.name_of(str(self.folder), done.attempt)
+            if containers.may_have_run_out(ending) and containers.ran_out(self.podman, name):
+                ending = msgspec.structs.replace(ending, outcome="oom", peak=max(ending.peak, ending.limit))
+            made.append(msgspec.structs.replace(done, ending=ending))
+        return made
+
         self.held[held.launch.attempt] = held
         if self.up:
             self._say(self._keepers.launched(held))

@@ -1796,6 +1796,7 @@ class Controller:
             for _, effect in self._outbox
             if isinstance(effect, Reply)
         ]
+            tenant=job.tenant,
         self._outbox.clear()
         hung = [Hang(node) for node in sorted(self._connected)]
         self._outage.expect(self._connected, now)

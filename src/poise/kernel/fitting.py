@@ -11,7 +11,7 @@ from poise.model.document import Findings, some
 from poise.model.fleet import DeviceModel, Fleet, model_of
 from poise.model.jobs import Unit
 from poise.model.quotas import Quota, asked
-from poise.model.resources import ALLOCATED, WHOLE, Device, Node, Shape
+from poise.model.resources import ALLOCATED, CONTAINERS, WHOLE, Device, Node, Shape, contained
 from poise.policy.feasible import can_do, capacity_when_empty, never, shortfall
 from poise.units import format_cpu, type_bytes, type_rate
 
@@ -202,7 +202,7 @@ def _nowhere(nodes: Sequence[Node], unit: Unit) -> SpecError:
         if not there.keys() & set(values):
             message, field = f"`{unit.name}`: no node has the label {label}={' or '.join(values)}", f"label.{label}"
             have = f"{label}: {some([*there], FEW)}" if there else f"no node has a label `{label}`"
-            hint = "`labels:` in `devices.yaml` of a machine, or in a fleet file, gives it one"
+            hint = _CONTAINED.get(label, "`labels:` in `devices.yaml` of a machine, or in a fleet file, gives it one")
             if there:
                 one = (difflib.get_close_matches(values[0], there, n=1) or [*there])[0]
                 hint = f"`--label {label}={one}`; `poise nodes -o wide` shows all"
@@ -218,6 +218,16 @@ def _nowhere(nodes: Sequence[Node], unit: Unit) -> SpecError:
             have, hint = some(out, FEW), "exclude fewer nodes; `poise nodes` lists all"
     at = "resources" if field == "resources" else f"resources.{field}"
     return SpecError(message, code="E110", field=at, need=where.describe(), have=have, hint=hint)
+
+
+_CONTAINED = {
+    next(iter(CONTAINERS)): "install podman on a node; it then has the label",
+    contained(
+        "gpu"
+    ): "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` on a node with podman and NVIDIA devices",
+    contained("npu"): "install podman on a node with the Ascend driver; it then has the label",
+}
+"""Hints for labels that a node has by itself."""
 
 
 def _unknown(unit: Unit, field: str, message: str, have: str, hint: str) -> SpecError:

@@ -12,6 +12,7 @@ import msgspec
 from poise.model.jobs import Ending, Limits, Speedups
 from poise.model.load import Load, Upkeep
 from poise.model.resources import Node, Shape
+from poise.model.tenants import DEFAULT
 from poise.model.training import Orders, Training
 from poise.model.trees import Tree
 from poise.model.usage import MAX_WINDOWS, Window
@@ -40,7 +41,8 @@ class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the epoch in which the gang was
     placed (0: not elastic); `first` is the address of its first member's machine (empty: there is only one machine).
     `submitted` is the submission time of its job, which distinguishes the job from others with the same name. With a
-    `tree` it runs in a copy of files that it fetches with its `key`.
+    `tree` it runs in a copy of files that it fetches with its `key`. The image of a container is pulled with the
+    credentials of its `tenant`.
     """
 
     attempt: Attempt
@@ -68,6 +70,7 @@ class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     submitted: int = 0
     first: str = ""
     tree: Tree | None = None
+    tenant: str = DEFAULT
 
     @property
     def orders(self) -> Orders:

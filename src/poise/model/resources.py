@@ -45,6 +45,13 @@ CONTAINERS = {"containers": "yes"}
 """Label of a node that runs a task in a container of its image."""
 
 
+def contained(kind: str) -> str:
+    """Return the name of the label of a node that can pass its devices of this kind to containers; its value is `yes`,
+    as of `CONTAINERS`.
+    """
+    return f"containers-{kind}"
+
+
 ALLOCATED = "allocation"
 """Label of a node that another system has allocated on request: the system may allocate larger nodes as well. The value
 is the id of the allocation in that system.

@@ -74,7 +74,7 @@ from poise.model.jobs import (
 from poise.model.notices import Notify, compile_notify
 from poise.model.quotas import Quota, QuotaHours
 from poise.model.recurring import DEFAULT_ZONE, Rule, check_cron
-from poise.model.resources import ANY_GPU, ANYWHERE, CONTAINERS, PLENTY, WHOLE, Shape, Wants, Where
+from poise.model.resources import ANY_GPU, ANYWHERE, CONTAINERS, PLENTY, WHOLE, Shape, Wants, Where, contained
 from poise.model.secrets import compiled as compiled_secrets
 from poise.model.secrets import size_of
 from poise.model.sweep import NO_COMBINATIONS, Combinations, check_placeholders, combinations, in_env
@@ -808,8 +808,9 @@ _NO_FIELDS = TaskSpec()
 
 
 def _in_container(shape: Shape) -> Shape:
-    """Return the shape for nodes that run containers."""
-    labels = dict(shape.where.labels) | {name: (value,) for name, value in CONTAINERS.items()}
+    """Return the shape for nodes that run containers, and pass the devices of the shape to them."""
+    wanted = CONTAINERS | ({contained(shape.wants.kind): "yes"} if shape.gpus else {})
+    labels = dict(shape.where.labels) | {name: (value,) for name, value in wanted.items()}
     return msgspec.structs.replace(
         shape, where=msgspec.structs.replace(shape.where, labels=tuple(sorted(labels.items())))
     )

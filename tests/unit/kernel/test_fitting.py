@@ -8,7 +8,7 @@ import pytest
 from poise.errors import SpecError
 from poise.model.catalogue import device_of
 from poise.model.decisions import Reason
-from poise.model.resources import Node
+from poise.model.resources import CONTAINERS, Node, contained
 from poise.testing import World, node
 from unit.asking import explained
 from unit.kernel.test_whatif import waits
@@ -170,3 +170,15 @@ def test_a_note_on_names_and_one_on_a_deadline_are_both_told() -> None:
     world.job("late", cpu=1, expect="10m", deadline="15m", exclude_node="m1")
     there, late = world.state("late").note.split("; ", 1)
     assert there.startswith("the job excludes m1") and late.startswith("it may be late")
+
+
+def test_a_task_with_an_image_needs_a_node_that_can_pass_its_devices_to_containers() -> None:
+    plain = node("plain", gpus=1)
+    world = World().join(msgspec.structs.replace(plain, labels=CONTAINERS))
+    with pytest.raises(SpecError, match="no node has the label containers-gpu=yes") as refused:
+        world.job("train", image="a/b:1", gpu=1)
+    assert "cdi generate" in refused.value.record.hint
+    world.join(msgspec.structs.replace(plain, name="cdi", labels=CONTAINERS | {contained("gpu"): "yes"}))
+    world.job("train", image="a/b:1", gpu=1).job("prepare", image="a/b:1").round()
+    assert world.where("train") == ["cdi"]
+    assert world.status("prepare") == "placed"
