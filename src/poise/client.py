@@ -406,6 +406,12 @@ class Client:
         """Release a job that is on hold and return its id. Raises the same errors as `hold`."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/release", _Job).job
 
+    def resume(self, name: str) -> list[str]:
+        """Resume the suspended tasks of a job. Return the reasons why some of them wait for their resources; they
+        resume once these are free. Raises NotFound if there is no such job.
+        """
+        return self._call("POST", f"/v1/jobs/{_part(name)}/resume", dict[str, list[str]])["waits"]
+
     def change(self, name: str, spec: dict[str, Any]) -> Changed:
         """Change fields of a job, or of some of its tasks: `{"priority": "high"}`. Return the number of changed units,
         and the number of running ones that keep their old values until they restart.
@@ -1396,6 +1402,10 @@ class AsyncClient:
     async def release(self, name: str) -> str:
         """Release a job that is on hold; see `Client.release`."""
         return await self._ask(lambda client: client.release(name))
+
+    async def resume(self, name: str) -> list[str]:
+        """Resume the suspended tasks of a job; see `Client.resume`."""
+        return await self._ask(lambda client: client.resume(name))
 
     async def change(self, name: str, spec: dict[str, Any]) -> Changed:
         """Change fields of a job, or of some of its tasks; see `Client.change`."""

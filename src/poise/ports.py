@@ -78,7 +78,8 @@ class Executor(Protocol):
     has not started; both answer through `on_change`. A running attempt that is stopped with `hung`, a description of
     the symptoms, has the outcome `hung`. `renew` sets, before `start` and again later, the instant at which the attempt
     is killed, even if the caller has exited; its outcome is then `lost`. `order` sends a started attempt the new
-    members of its gang; `limit` changes its time limit. `forget` confirms that an ending is durable elsewhere.
+    members of its gang; `limit` changes its time limit. `pause` stops the processes of an attempt, or continues them.
+    `forget` confirms that an ending is durable elsewhere.
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
@@ -88,6 +89,7 @@ class Executor(Protocol):
     def renew(self, attempt: Attempt, until: int) -> None: ...
     def order(self, attempt: Attempt, orders: Orders) -> None: ...
     def limit(self, attempt: Attempt, time_limit: int) -> None: ...
+    def pause(self, attempt: Attempt, *, on: bool) -> None: ...
     def forget(self, attempts: Sequence[Attempt]) -> None: ...
 
 
@@ -104,6 +106,8 @@ def carry_out(effect: node.ToExecutor, executor: Executor) -> None:
             executor.order(effect.attempt, effect.orders)
         case node.Limit():
             executor.limit(effect.attempt, effect.time_limit)
+        case node.Pause():
+            executor.pause(effect.attempt, on=effect.on)
         case node.Forget():
             executor.forget(effect.attempts)
 

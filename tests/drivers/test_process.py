@@ -467,8 +467,8 @@ def test_a_keeper_that_is_killed_as_soon_as_it_has_answered_is_noticed(
     def kill_it(slot: process._Slot) -> None:
         whole(slot)
         if not killed:
-            killed.append(slot._keeper)
-            os.kill(slot._keeper, signal.SIGKILL)
+            killed.append(slot.keeper)
+            os.kill(slot.keeper, signal.SIGKILL)
             assert slot._transport is not None
             slot._transport.abort()
 

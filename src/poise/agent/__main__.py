@@ -44,6 +44,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 
+from poise.agent.sessions import Sessions
 from poise.agent.tidying import remove_gone
 from poise.agent.upkeep import Toll
 from poise.config import Address, Door, Endpoint, Home
@@ -239,6 +240,7 @@ class Agent:
         self._shipping = Shipping(home.logs) if home.doors != (home.socket,) else None
         self._meetings = Meetings(home.gangs)
         self._giving = Giving(home, self._on_console)
+        self._sessions = Sessions(keepers, self._device_use)
         self._held_back: list[Ended] = []
         self._written = asyncio.Event()
         self._answered = False
@@ -431,6 +433,8 @@ class Agent:
                 self._stir()
                 self._measure_devices_of(effect.launch)
                 self._meet(effect.launch)
+            case machine.Pause() if not effect.on:
+                self._sessions.resumed(effect.attempt)
             case machine.Forget():
                 self._meetings.left(effect.attempts)
 
@@ -481,6 +485,19 @@ class Agent:
                 still = [attempt for attempt in self._node.standing_still() if attempt in self._running]
                 used = {attempt: cpu_used([self._running[attempt]]) for attempt in still}
                 self._feed(machine.Telling(tuple(told), used))
+
+    async def watch_sessions(self) -> None:
+        """Report which sessions are idle, and end those that must end."""
+        while True:
+            sessions = self._node.sessions()
+            if idle := await self._sessions.look(sessions, self._clock.now()):
+                self._feed(machine.Used(idle))
+            await asyncio.sleep(self._sessions.pause(sessions))
+
+    def _device_use(self, attempt: Attempt) -> tuple[int, int]:
+        """Return the sum and the number of the samples of an attempt's devices, while it has them alone."""
+        use = self._uses.get(attempt)
+        return (0, 0) if use is None else (use.busy, use.samples)
 
     def _on_console(self, message: FromConsole) -> None:
         """Send console output at once while connected; otherwise drop it, because it is never requested later."""
@@ -716,6 +733,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
         node=name,
         gangs=home.gangs,
         checkpoints=home.checkpoints,
+        registries=home.registries,
         devices=found.devices,
         cgroups=cgroups,
         accounts=Accounts(home, name) if found.accounts else None,
@@ -734,10 +752,10 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     works = [
         agent.run(),
-        registries=home.registries,
         agent.tidy_work(),
         agent.measure(),
         agent.watch_training(),
+        agent.watch_sessions(),
         agent.watch_fitness(),
         agent.deliver(),
     ]

@@ -126,12 +126,15 @@ def _said(those: Mapping[str, tuple[str, Flag]], flags: dict[str, Any], environ:
             continue
         outer, _, inner = path.rpartition(".")
         value = flag.reads(given, environ)
-        if outer:  # a deadline without a flag may come from the file or script
-            spec[outer] = _as_mapping(spec.get(outer, {})) | {inner: value}
+        if outer:  # its main value may come from the file or script
+            spec[outer] = _as_mapping(spec.get(outer, {}), outer) | {inner: value}
         else:
             spec[inner] = value
     return spec
 
+
+_ACTION = {"deadline": "if_late", "idle": "if_idle"}
+"""Flags of a field that is a mapping: that of its main value, and that of its action."""
 
 _A_FIELD = re.compile(r"([\w-]+): ([^\s{}\[\]]+)")
 
@@ -149,7 +152,7 @@ def told_as_flags(flags: dict[str, Any]) -> Iterator[None]:
 
 def _as_flag(record: ErrorRecord, flags: dict[str, Any]) -> ErrorRecord:
     name = flag_of(record.field)
-    given = flags.get(name) or (name == "deadline" and flags.get("if_late"))
+    given = flags.get(name) or flags.get(_ACTION.get(name, ""))
     if record.at or not given:
         return msgspec.structs.replace(record, others=())
     match = _A_FIELD.fullmatch(record.hint)
@@ -204,11 +207,16 @@ def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         for name in ("env", "resources", "retry", "secrets")
         if isinstance(spec.get(name), dict) and isinstance(own.get(name), dict)
     }
-    if spec.get("deadline") is not None and own.get("deadline") is not None:
-        both["deadline"] = _as_mapping(spec["deadline"]) | _as_mapping(own["deadline"])
+    for name in _SHORT:
+        if spec.get(name) is not None and own.get(name) is not None:
+            both[name] = _as_mapping(spec[name], name) | _as_mapping(own[name], name)
     return spec | own | both
 
 
-def _as_mapping(said: Any) -> dict[str, Any]:
-    """Return a deadline such as `30m` as a mapping."""
-    return said if isinstance(said, dict) else {"by": said}
+_SHORT = {"deadline": "by", "idle": "after"}
+"""Fields that may be a mapping or a single value, with the name that the value has in the mapping."""
+
+
+def _as_mapping(said: Any, name: str) -> dict[str, Any]:
+    """Return the value of a field such as `30m` as a mapping."""
+    return said if isinstance(said, dict) else {_SHORT[name]: said}

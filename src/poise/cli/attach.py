@@ -20,13 +20,16 @@ from poise.model.reports import JobReport, TaskReport
 @click.option("--json", "as_json", is_flag=True, help="Print the finished job as JSON; its output goes to stderr.")
 @click.argument("job")
 def attach(job: str, no_stdin: bool, tail: int, as_json: bool) -> int:
-    """Follow the new output of the running JOB (id, name, or JOB.TASK), and exit with its exit code. Standard input is
-    sent to a job that was started with -i or -it. Ctrl-P Ctrl-Q, or Ctrl-C for a job without a terminal, detaches; the
-    job keeps running. The end of a file or a pipe is the end of the job's input.
+    """Follow the new output of the running JOB (id, name, or JOB.TASK), and exit with its exit code. A suspended job is
+    resumed. Standard input is sent to a job that was started with -i or -it. Ctrl-P Ctrl-Q, or Ctrl-C for a job without
+    a terminal, detaches; the job keeps running. The end of a file or a pipe is the end of the job's input.
     """
     home = current_home()
     client = connected(home)
-    task = None if no_stdin else _takes_input(client.job(job))
+    report = client.job(job)
+    if report.suspended and (waits := client.resume(job)):
+        say(f"poise: {report.id} is suspended, and waits for its resources: {'; '.join(waits)}")
+    task = None if no_stdin else _takes_input(report)
     source = None if task is None else _source(task)
     try:
         with contextlib.ExitStack() as stack:

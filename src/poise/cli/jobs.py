@@ -187,6 +187,10 @@ def _job_shown(report: JobReport) -> Shown:
     if report.captures:
         names = some([capture.name for capture in report.captures], FEW)
         head.append(f"captures: {names}; `poise capture {report.id} --get NAME`")
+    if report.suspended:
+        head.append(f"suspended, idle since {ago(report.idle_since)} ago: `poise attach {report.id}` resumes it")
+    elif report.idle_since:
+        head.append(f"idle since {ago(report.idle_since)} ago")
     if report.hold:
         head.append(f"on hold: what runs continues, and nothing else starts; `poise release {report.id}`")
     tasks, graph = report.tasks, len(report.critical_path) > 0
@@ -227,7 +231,8 @@ def _job_shown(report: JobReport) -> Shown:
 
 
 def _status_of(job: JobReport) -> str:
-    return status_text(f"{job.status} (on hold)" if job.hold else job.status)
+    what = "suspended" if job.suspended else "idle" if job.idle_since else "on hold" if job.hold else ""
+    return status_text(f"{job.status} ({what})" if what else job.status)
 
 
 def _sweep(tasks: Sequence[TaskReport]) -> Iterator[Column]:

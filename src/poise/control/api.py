@@ -273,6 +273,12 @@ class RemoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.all or self.statuses or self.name or self.user or self.older_than is not None)
 
 
+class ResumeReport(msgspec.Struct, frozen=True):
+    """Why suspended tasks wait for their resources; they resume once these are free. Empty if all run."""
+
+    waits: tuple[str, ...]
+
+
 class DrainRequest(msgspec.Struct, frozen=True):
     """Closes a node to new work, or reopens it without `on`. With `moves`, its running work moves to other nodes."""
 
@@ -558,7 +564,7 @@ def make_app(
                 for name in sorted(found.nodes & known.keys())
             ),
             jobs=tuple(
-                job_report(ledger, job, now, tasks=False)
+                job_report(ledger, job, now, tasks=False, idle=controller.idle_since)
                 for job in jobs.values()
                 if job is not None and bearer.sees(job.tenant)
             ),
@@ -665,7 +671,8 @@ def make_app(
         now = plane.clock.now()
         seen = Sight(ledger, bearer).jobs(None if all_ else RECENT, "" if latest else after)
         shown = islice(listed(seen, statuses=status, name=name, user=user, latest=latest, after=after), limit)
-        return [job_report(ledger, job, now, tasks=False) for job in shown]
+        idle = plane.controller.idle_since
+        return [job_report(ledger, job, now, tasks=False, idle=idle) for job in shown]
 
     @routes.get(
         "/v1/jobs/{name}",
@@ -678,7 +685,8 @@ def make_app(
             units = () if found.whole else tuple(unit.id for unit in found.units)
             await plane.over(found.job.id, units, min(wait, MAX_WAIT))
             ledger = await plane.settled()
-        told = Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now(), plane.controller.heard))
+        live = plane.controller.heard, plane.controller.idle_since
+        told = Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now(), *live))
         kept = await asyncio.to_thread(captures_of, home.logs, found.job.id)
         return msgspec.structs.replace(told, captures=tuple(kept)) if kept else told
 
@@ -708,6 +716,23 @@ def make_app(
     )
     async def release(bearer: Bearer, name: str) -> Submitted:
         return Submitted(await plane.request(lambda request: messages.HoldJob(request, name, False, bearer)))
+
+    @routes.post(
+        "/v1/jobs/{name}/resume",
+        summary="Resume the suspended tasks of a job; the answer has the reasons why some wait for their resources",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def resume(bearer: Bearer, name: str) -> ResumeReport:
+        return ResumeReport(await plane.request(lambda request: messages.ResumeJob(request, name, bearer)))
+
+    async def woken(bearer: Bearer, unit: UnitState) -> None:
+        """Resume a suspended unit before somebody runs a command in it. Raises `Conflict` if its resources are not
+        free.
+        """
+        if unit.suspended is not None and (waits := (await resume(bearer, unit.id)).waits):
+            what, hint = f"{unit.id} is suspended, and its resources are not free", "try again once they are"
+            raise Conflict(what, field="job", have="; ".join(waits), hint=hint)
 
     @routes.post(
         "/v1/jobs/{name}/change",
@@ -920,6 +945,8 @@ def make_app(
             ledger = await plane.settled()
             unit = ledger.jobs.unit(unit.id) or unit
         attempt = attempt_of(unit, index)
+        if data.data and unit.suspended is not None:  # if its resources are not free, the input waits for them
+            await resume(bearer, unit.id)
         fed = await consoles.feed(unit.tasks[index].node, attempt, data.piece(attempt.epoch))
         if fed is None:
             return InputReport(epoch=attempt.epoch)
@@ -940,6 +967,7 @@ def make_app(
         tty = terminal(data.tty, "tty") if data.tty else 0
         argv = command_of(list(data.run), "run")
         env = {variable: variable_of(variable, value, f"env.{variable}") for variable, value in data.env.items()}
+        await woken(bearer, unit)
         node, attempt = unit.tasks[index].node, attempt_of(unit, index)
         _log.info("%s of %s runs `%s` beside %s", bearer.name or "somebody", bearer.tenant, argv[0], attempt)
         pieces = consoles.run(node, attempt, bearer, argv, env, stdin=data.stdin, tty=tty)
@@ -960,6 +988,7 @@ def make_app(
         if bool(data.port) == bool(data.key):
             raise SpecError("a connection is to a port, or by SSH", field="port", need="`port` or `key`")
         session = ("port", str(data.port)) if data.port else ("ssh",)
+        await woken(bearer, unit)
         node, attempt = unit.tasks[index].node, attempt_of(unit, index)
         _log.info("%s of %s connects to %s: %s", bearer.name or "somebody", bearer.tenant, attempt, " ".join(session))
         env = {SSH_KEY: data.key} if data.key else {}

@@ -59,7 +59,7 @@ class NodeCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One job, without its tasks. Times are seconds since 1970."""
+    """One job, without its tasks. Times are seconds since 1970. `idle_since` and `suspended` as in `JobReport`."""
 
     id: str
     name: str
@@ -72,6 +72,8 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: float = 0.0
     exit_code: int | None = None
     hold: bool = False
+    idle_since: float = 0.0
+    suspended: bool = False
 
 
 class WaitLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,4 +259,6 @@ def _job(job: JobReport) -> JobLine:
         counts=job.counts,
         command=job.command,
         hold=job.hold,
+        idle_since=job.idle_since,
+        suspended=job.suspended,
     )

@@ -33,6 +33,9 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["limit", ATTEMPT, TIME_LIMIT]`: set a new time limit, in nanoseconds from the start (0: none).
     * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; a queued attempt is `returned`. HUNG is optional: it
       describes why the command counts as hung, and makes its outcome `hung`.
+    * `["pause", ATTEMPT, ON]`: stop all of its processes (SIGSTOP), or continue them.
+    * `["note", ATTEMPT, TEXT]`: show a text in its terminal, and in the terminals of its side commands.
+    * `["idle", ATTEMPT, NOTE]`: stop it as if over its time limit; NOTE is the reason.
     * `["forget", [ATTEMPT, ...]]`: these endings are durable elsewhere.
     * `["feed", WHOSE, PIECE]`: input for the command of an ATTEMPT, or for a side command; answered with `fed` when
       there is room for more. PIECE: at, data (base64), end, size (of the terminal, as `tty`), hold (ns), hang_up; all
@@ -68,7 +71,10 @@ kernel saw for the command or a child it waited for. A process spawned by sharin
 spawner's peak, so a peak below some 12 MB reads as the keeper's own.
 
 `timeout`: a command that has run for its `time_limit` is stopped as by `stop`. The time counts from its start on a
-monotonic clock, independently of the agent and the control plane.
+monotonic clock, independently of the agent and the control plane, also while the command is paused.
+
+A paused command keeps its processes, stopped. A shell that sees that its child is stopped takes it for Ctrl-Z. So
+parents are stopped before their children, and continue after them.
 
 `hung`: a command with `hang` must write to or touch the file `progress` at least that often; otherwise it is stopped as
 by `stop`. Silence is summed between checks on a monotonic clock: a paused keeper or a suspended machine does not count
@@ -121,6 +127,7 @@ REPORT_WITHIN = 5 * MILLISECOND  # an event waits at most this long to be sent w
 WATCH_EVERY = 100 * MILLISECOND  # logs and watched memory of a running command
 WATCH_QUIET = 200 * MILLISECOND  # the same when its logs do not grow
 KILL_AGAIN = 100 * MILLISECOND  # interval between kills: a process may fork while it is being killed
+PAUSE_WITHIN = 1 * SECOND  # time limit for processes to stop; one that waits for a disk may not
 LEFTOVERS_WITHIN = 2 * SECOND  # time limit for killing left-over processes; then they are given up and named
 HOUSEKEEPING = 5 * SECOND
 UNATTENDED = 300 * SECOND  # an idle keeper exits after this long without an agent; its journal stays
@@ -153,6 +160,7 @@ LEAVE_WITHIN = 5 * SECOND  # time between SIGHUP and SIGKILL of a side command
 LEASE_OVER = "its lease ran out"
 HUNG_UP = "its terminal was hung up: nobody was there any more"
 TASK_ENDED = "its task has ended"
+PAUSED = "suspended, because it was idle: press a key to resume it"
 
 RUN = b'["run",'
 
@@ -198,6 +206,14 @@ def start_ticks(pid: int) -> int:
         return int(read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, or no longer runs."""
+    try:
+        return read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] in b"TZX"
+    except (OSError, IndexError):
+        return True
 
 
 def family(ancestor: int) -> dict[int, int]:
@@ -642,6 +658,8 @@ class Command:
     lapsed = False
     oom = False
     hung = ""  # evidence for counting it as hung
+    idle = ""  # why it counts as idle, and is stopped
+    paused = False
     note = ""
     cgroup: Cgroup | None = None
     announce_at = 0
@@ -946,6 +964,12 @@ class Keeper:
             self._on_renew(text_of(message[1]), message[2])
         elif kind == "limit":
             self._on_limit(text_of(message[1]), message[2])
+        elif kind == "pause":
+            self._on_pause(text_of(message[1]), message[2])
+        elif kind == "note":
+            self._on_note(text_of(message[1]), message[2])
+        elif kind == "idle":
+            self._on_idle(text_of(message[1]), message[2])
         elif kind == "forget":
             self._on_forget([text_of(attempt) for attempt in message[1]])
         elif kind == "feed":
@@ -1003,6 +1027,7 @@ class Keeper:
 
     def _end_gently(self, command: Command) -> None:
         """Send SIGTERM now and SIGKILL after the grace period; stop checking for progress and for the time limit."""
+        self._pause(command, on=False)
         command.look_at = command.limit_at = 0
         if not command.kill_at:
             numbers = [signal.SIGTERM, signal.SIGCONT]
@@ -1013,6 +1038,50 @@ class Keeper:
                     os.killpg(command.pid, number)
             command.kill_at = now() + command.grace
         command.plan()
+
+    def _on_pause(self, key: bytes, on: bool) -> None:
+        command = self._command
+        if command is not None and command.key == key and not (on and (command.stopping or command.kill_at)):
+            if on and not command.paused:
+                self._on_note(key, PAUSED)
+            self._pause(command, on=on)
+
+    def _pause(self, command: Command, *, on: bool) -> None:
+        """Stop all processes of a command, parents first, or continue them, children first. Repeat it for processes
+        that were started meanwhile. A parent that has not stopped yet could still see that its child is stopped.
+        """
+        if command.paused == on:
+            return
+        command.paused = on
+        seen: set[int] = set()
+        until = now() + PAUSE_WITHIN
+        while fresh := [pid for pid in family(os.getpid()) if pid not in seen]:
+            seen.update(fresh)
+            for pid in fresh if on else reversed(fresh):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGSTOP if on else signal.SIGCONT)
+                while on and now() < until and not is_stopped(pid):
+                    time.sleep(0.0005)
+
+    def _on_note(self, key: bytes, text: str) -> None:
+        command = self._command
+        if command is None or command.key != key:
+            return
+        line = f"\r\npoise: {text}\r\n".encode()
+        if command.ends is not None and command.ends.terminal >= 0:
+            with contextlib.suppress(OSError):
+                os.write(1, line)
+        for beside in self._beside.values():
+            if beside.ends is not None and beside.ends.terminal >= 0:
+                said = (beside.key, binascii.b2a_base64(line, newline=False))
+                self._events.append(b'["said",%b,"out","%b"]' % said)
+        self._flush()
+
+    def _on_idle(self, key: bytes, note: str) -> None:
+        command = self._command
+        if command is not None and command.key == key and not (command.stopping or command.kill_at):
+            command.overran, command.idle = True, note
+            self._end_gently(command)
 
     def _on_renew(self, key: bytes, until: int) -> None:
         command = self._command
@@ -1572,7 +1641,7 @@ class Keeper:
         """
         every = look_every(command)
         seen = written(command.progress)
-        if seen != command.seen:
+        if command.paused or seen != command.seen:
             command.seen, command.silent, command.cpu_then = seen, 0, -1
         else:
             command.silent += min(moment - command.looked, 2 * every)
@@ -1720,7 +1789,8 @@ class Keeper:
         elif command.hung:
             outcome = b"hung"
         elif command.overran:
-            outcome, notes = b"timeout", [*notes, f"over its time limit of {command.time_limit / SECOND:g} s"]
+            why = command.idle or f"over its time limit of {command.time_limit / SECOND:g} s"
+            outcome, notes = b"timeout", [*notes, why]
         elif command.stopping:
             outcome = b"stopped"
         elif number:

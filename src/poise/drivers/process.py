@@ -260,6 +260,13 @@ def visible(indices: Sequence[int], devices: Mapping[int, Device]) -> dict[str, 
     }
 
 
+class Traffic(NamedTuple):
+    """Bytes of input: `typed` to the command, to commands beside it and to SSH sessions; `sent` to its ports."""
+
+    typed: int = 0
+    sent: int = 0
+
+
 class Keepers:
     """The executor of one node. Call `open` first; all calls and `on_change` run on the loop that opened it. Members of
     gangs meet in the folder `gangs`, which nodes may share.
@@ -281,6 +288,7 @@ class Keepers:
         node: str = "",
         gangs: Path | None = None,
         checkpoints: Path | None = None,
+        registries: Path | None = None,
         devices: Sequence[Device] = (),
         cgroups: Cgroups | None = None,
         accounts: Accounts | None = None,
@@ -289,7 +297,6 @@ class Keepers:
         idle_seconds: float = 60.0,
         serving: Callable[[Launch], Mapping[str, str]] = lambda launch: {},
         following: Callable[[Launch, str], tuple[str, ...]] = lambda launch, result: (),
-        registries: Path | None = None,
     ) -> None:
         """`serving` returns the variables by which an attempt that serves calls finds the control plane. Training keeps
         its checkpoints in `checkpoints`. `registries` has the tenants' credentials for images. `following` prepares an
@@ -308,6 +315,7 @@ class Keepers:
         """Address of this machine for gang members on other machines; empty if there are none."""
         self.until: dict[Attempt, int] = {}
         self.limits: dict[Attempt, int] = {}  # time limits that differ from those at launch
+        self.paused: dict[Attempt, bool] = {}  # the last order to each session
         self.closing = False
         self.podman = containers.engine()
         self._serving = serving
@@ -326,13 +334,17 @@ class Keepers:
         self._slots: dict[int, _Slot] = {}
         self._where: dict[Attempt, _Slot] = {}
         self._beside: dict[str, _Slot] = {}  # slots of the named side commands
+        self._named: dict[str, tuple[Attempt, bool]] = {}  # of each its attempt, and whether it connects to a port
+        self._traffic: dict[Attempt, Traffic] = {}
         self._gangs = Gangs(gangs or self.folder / "gangs", node, plain_name)
         self._checkpoints = checkpoints or self.folder / "checkpoints"
         self._accounts = accounts
         self._gangs_of: dict[str, Gangs] = {}  # of accounts, which cannot reach the folder of the others
         self._node = node
+        self._registries = registries or self.folder / "registries"
         self._adopted: list[Launch] = []
         self._contained: set[Attempt] = set()  # attempts in containers
+        self._burying: set[asyncio.Task[None]] = set()  # of containers that are over
         self._members: set[Attempt] = set()  # members of elastic gangs: each has a file of orders
         self._retiring: asyncio.Task[None] | None = None
         self._observed: list[Ended] | None = None
@@ -341,10 +353,8 @@ class Keepers:
         """Adopt the live keepers of an earlier agent, and clean up after killed ones."""
         for place in (self.folder, self.logs, self.folder / "results"):
             await asyncio.to_thread(place.mkdir, mode=0o700, parents=True, exist_ok=True)
-        self._registries = registries or self.folder / "registries"
         self._observed = []
         numbers = {int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.stem))}
-        self._burying: set[asyncio.Task[None]] = set()  # of containers that are over
         for number in sorted(numbers):
             self._slots[number] = _Slot(self, number)
         await asyncio.gather(*(slot.adopt() for slot in self._slots.values()))
@@ -357,7 +367,10 @@ class Keepers:
         await asyncio.to_thread(self._reopen_accounts)
         await asyncio.to_thread(self.tellings.tidy, [*self._where])
         if self.podman:
+            judged = await asyncio.to_thread(self._judged, tuple(self._observed))
+            self._observed[: len(judged)] = judged
             await asyncio.to_thread(self._checkpoints.mkdir, mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(containers.prepare, self._registries)
             await asyncio.to_thread(self._forget_containers, alive)
         ended, self._observed = self._observed, None
         held = [one for _, slot in sorted(self._slots.items()) for one in slot.held.values()]
@@ -367,10 +380,7 @@ class Keepers:
     def start(self, slot: int, launch: Launch, cpus: tuple[int, ...] = ()) -> None:
         """Run an attempt on a slot, after the attempts already queued there. Idempotent per attempt."""
         if launch.attempt in self._where:
-            judged = await asyncio.to_thread(self._judged, tuple(self._observed))
-            self._observed[: len(judged)] = judged
             return
-            await asyncio.to_thread(containers.prepare, self._registries)
         if not _TASK.fullmatch(launch.attempt.task) or "\0" in "".join(launch.argv):
             raise SpecError(f"`{launch.attempt.task}` is not the name of a task", field="task", code="E107")
         place = self._slots.get(slot)
@@ -412,6 +422,32 @@ class Keepers:
             self.limits[attempt] = time_limit
             slot.limit(attempt, time_limit)
 
+    def pause(self, attempt: Attempt, *, on: bool) -> None:
+        """Stop the processes of an attempt, or continue them; its keeper ignores it if they are so already."""
+        self.paused[attempt] = on
+        self._tell(attempt, "pause", on)
+
+    def note(self, attempt: Attempt, text: str) -> None:
+        """Show a text in the terminals of an attempt, if it has any."""
+        self._tell(attempt, "note", text)
+
+    def end_idle(self, attempt: Attempt, note: str) -> None:
+        """Stop an attempt that is idle, for the reason in `note`; its outcome is `timeout`."""
+        self._tell(attempt, "idle", note)
+
+    def _tell(self, attempt: Attempt, kind: str, value: object) -> None:
+        if (slot := self._where.get(attempt)) is not None and attempt in slot.held:
+            slot.say(kind, attempt, value)
+
+    def keeper_of(self, attempt: Attempt) -> int:
+        """Return the process id of the keeper of an attempt; 0 if there is none."""
+        slot = self._where.get(attempt)
+        return slot.keeper if slot is not None and slot.up else 0
+
+    def traffic(self, attempt: Attempt) -> Traffic:
+        """Return how much input an attempt has had since this agent started."""
+        return self._traffic.get(attempt, Traffic())
+
     def order(self, attempt: Attempt, orders: Orders) -> None:
         """Tell a member of an elastic gang its new members. A member may also start later and read them then."""
         if attempt in self._where:
@@ -426,6 +462,8 @@ class Keepers:
                     self.on_console(Left(name=message.name, code=126, note="its task does not run here any more"))
                     return
                 self._beside[message.name] = slot
+                self._named[message.name] = (message.attempt, message.session[:1] == ("port",))
+                self._count(message.name, 1)
                 argv = message.argv
                 if message.capture or message.session:
                     program = CAPTURE if message.capture else SESSION
@@ -436,6 +474,7 @@ class Keepers:
                 whose = message.whose
                 slot = self._beside.get(whose) if isinstance(whose, str) else self._where.get(whose)
                 if slot is not None:
+                    self._count(whose, len(message.piece.data))
                     slot.say("feed", whose, message.piece)
             case Credit():
                 if (slot := self._beside.get(message.name)) is not None:
@@ -443,6 +482,13 @@ class Keepers:
             case Leave():
                 if (slot := self._beside.get(message.name)) is not None:
                     slot.say("leave", message.name)
+
+    def _count(self, whose: Attempt | str, size: int) -> None:
+        """Count input to a command."""
+        attempt, of_port = self._named.get(whose, (None, False)) if isinstance(whose, str) else (whose, False)
+        if attempt is not None:
+            typed, sent = self.traffic(attempt)
+            self._traffic[attempt] = Traffic(typed + size * (not of_port), sent + size * of_port)
 
     def leave_all(self) -> None:
         """End all side commands, because they have no client any more."""
@@ -453,6 +499,7 @@ class Keepers:
         """Handle a message of a slot's keeper."""
         if isinstance(message, Left):
             self._beside.pop(message.name, None)
+            self._named.pop(message.name, None)
         self.on_console(message)
 
     def gone(self, slot: "_Slot") -> None:
@@ -490,6 +537,7 @@ class Keepers:
                 with contextlib.suppress(OSError):
                     Path(orders_path(self._result_of(attempt))).unlink()
             slot = self._where.get(attempt)
+            self._traffic.pop(attempt, None)
             if slot is not None and attempt not in slot.held:
                 del self._where[attempt]
                 by_slot.setdefault(slot, []).append(attempt)
@@ -619,6 +667,7 @@ class Keepers:
             launch.image,
             argv,
             env,
+            pull=containers.pulled(launch.image, launch.tenant, self._registries),
             folder=folder,
             shared=(self._results, gang_folder, str(self._checkpoints)),
             devices=[self.devices[index] for index in launch.devices if index in self.devices],
@@ -641,6 +690,8 @@ class Keepers:
             self.until.pop(done.attempt, None)
         for done in ended if self.limits else ():
             self.limits.pop(done.attempt, None)
+        for done in ended if self.paused else ():
+            self.paused.pop(done.attempt, None)
         if self._observed is not None:
             self._observed += ended
             return
@@ -654,55 +705,6 @@ class Keepers:
         if (running or ended) and not self.closing:
             self.on_change(running, ended)
 
-    def _forget_containers(self, alive: set[Attempt]) -> None:
-        """Let podman forget the containers of earlier attempts."""
-        node = str(self.folder)
-        kept = {containers.name_of(node, attempt) for attempt in alive}
-        if names := [name for name in containers.left_over(self.podman, node) if name not in kept]:
-            containers.forget(self.podman, names)
-
-    async def _retire(self) -> None:
-        """Dismiss keepers that have been idle for `idle_seconds`, except for `spare` of them."""
-        while True:
-            await asyncio.sleep(self._idle_seconds / 4)
-            moment = time.monotonic()
-            idle = [slot for _, slot in sorted(self._slots.items()) if slot.up and not slot.held]
-            for slot in idle[self._spare :]:
-                if moment - slot.idle_since > self._idle_seconds:
-                    slot.dismiss()
-            pull=containers.pulled(launch.image, launch.tenant, self._registries),
-
-
-class _Slot(asyncio.Protocol):
-    """One slot: the connection to its keeper, and the attempts it should hold."""
-
-    def __init__(self, keepers: Keepers, number: int) -> None:
-        self.number = number
-        self.name = f"slot-{number}"
-        self.held: dict[Attempt, Held] = {}
-        self.up = False
-        self.idle_since = time.monotonic()
-        self.mark = mark_of(f"{keepers.folder}/{self.name}")
-        self._keepers = keepers
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._work: asyncio.Task[None] | None = None
-        self._whole: asyncio.Future[None] | None = None
-        self._lost: asyncio.Event = asyncio.Event()
-        self._keeper = 0  # pid of the keeper, once connected
-        self._partial = b""
-        self._outbox: list[bytes] = []
-        self._stopping: dict[Attempt, str] = {}  # with the evidence for those that hang
-        self._endings: set[Attempt] = set()  # endings still in the keeper or its journal
-        self._forgotten: set[Attempt] = set()  # not sent yet
-        self._named: set[Attempt] = set()  # attempts named so far in an answer to hello
-        self._dismissed = False
-        self._recalled = False
-        self._trying = False
-
-    # -- desired state
-
-    def start(self, held: Held) -> None:
     async def _bury_containers(self, over: list[Ended], doubtful: list[Ended]) -> None:
         """Report the doubtful ends of containers as podman knows them, and let it forget all that are over."""
         judged = await asyncio.to_thread(self._judged, doubtful) if doubtful else []
@@ -723,6 +725,54 @@ class _Slot(asyncio.Protocol):
             made.append(msgspec.structs.replace(done, ending=ending))
         return made
 
+    def _forget_containers(self, alive: set[Attempt]) -> None:
+        """Let podman forget the containers of earlier attempts."""
+        node = str(self.folder)
+        kept = {containers.name_of(node, attempt) for attempt in alive}
+        if names := [name for name in containers.left_over(self.podman, node) if name not in kept]:
+            containers.forget(self.podman, names)
+
+    async def _retire(self) -> None:
+        """Dismiss keepers that have been idle for `idle_seconds`, except for `spare` of them."""
+        while True:
+            await asyncio.sleep(self._idle_seconds / 4)
+            moment = time.monotonic()
+            idle = [slot for _, slot in sorted(self._slots.items()) if slot.up and not slot.held]
+            for slot in idle[self._spare :]:
+                if moment - slot.idle_since > self._idle_seconds:
+                    slot.dismiss()
+
+
+class _Slot(asyncio.Protocol):
+    """One slot: the connection to its keeper, and the attempts it should hold."""
+
+    def __init__(self, keepers: Keepers, number: int) -> None:
+        self.number = number
+        self.name = f"slot-{number}"
+        self.held: dict[Attempt, Held] = {}
+        self.up = False
+        self.idle_since = time.monotonic()
+        self.mark = mark_of(f"{keepers.folder}/{self.name}")
+        self._keepers = keepers
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._whole: asyncio.Future[None] | None = None
+        self._lost: asyncio.Event = asyncio.Event()
+        self.keeper = 0  # its process id, once connected
+        self._partial = b""
+        self._outbox: list[bytes] = []
+        self._stopping: dict[Attempt, str] = {}  # with the evidence for those that hang
+        self._endings: set[Attempt] = set()  # endings still in the keeper or its journal
+        self._forgotten: set[Attempt] = set()  # not sent yet
+        self._named: set[Attempt] = set()  # attempts named so far in an answer to hello
+        self._dismissed = False
+        self._recalled = False
+        self._trying = False
+
+    # -- desired state
+
+    def start(self, held: Held) -> None:
         self.held[held.launch.attempt] = held
         if self.up:
             self._say(self._keepers.launched(held))
@@ -803,7 +853,7 @@ class _Slot(asyncio.Protocol):
         """
         self._whole = self._loop.create_future()  # this method handles the end of the connection
         with contextlib.suppress(OSError):
-            os.kill(self._keeper, signal.SIGKILL)
+            os.kill(self.keeper, signal.SIGKILL)
             await asyncio.wait_for(self._whole, _BURY_SECONDS)
         self._whole = None
 
@@ -919,6 +969,8 @@ class _Slot(asyncio.Protocol):
                 self.renew(attempt, self._keepers.until[attempt])
             if attempt in self._keepers.limits:
                 self.limit(attempt, self._keepers.limits[attempt])
+            if attempt in self._keepers.paused:
+                self.say("pause", attempt, self._keepers.paused[attempt])
         for attempt, hung in self._stopping.items():
             self._say(_encode(["stop", attempt, hung]) + b"\n")
         if self._forgotten:
@@ -1003,8 +1055,8 @@ class _Slot(asyncio.Protocol):
             connection.setblocking(False)
             connection.connect(f"/proc/self/fd/{where}/{self.name}.sock")
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            self._keeper = struct.unpack("3i", peer)[0]  # pid of the listener
-            set_mark(self._keeper, self.mark)
+            self.keeper = struct.unpack("3i", peer)[0]  # pid of the listener
+            set_mark(self.keeper, self.mark)
             await self._loop.create_unix_connection(lambda: self, sock=connection)
         except BaseException:
             connection.close()

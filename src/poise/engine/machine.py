@@ -151,6 +151,9 @@ class SimulatedExecutor:
             self._come_to(copy)
             self._foresee(slot, copy)
 
+    def pause(self, attempt: Attempt, *, on: bool) -> None:
+        """No simulated attempt has an idle limit."""
+
     def telling(self) -> list[Told]:
         """Return the reports of the running attempts."""
         return [copy.says for _, copy in self.copies.values() if copy.says is not None]

@@ -33,14 +33,14 @@ class Accounts(Following):
         tree = self.ledger.shares.tree or ShareTree()
         sums: dict[tuple[str, ...], list[float]] = {}
         for attempt in (*self._ended, *self.open.values()):
-            begin = attempt.started if attempt.queued else attempt.placed
-            if (tenant and attempt.tenant != tenant) or not begin:
+            if (tenant and attempt.tenant != tenant) or (attempt.queued and not attempt.started):
                 continue
             devices = len(attempt.devices) * attempt.shape.share / WHOLE
             cores = 0.0 if attempt.devices else attempt.shape.cpu / 1000
             price = attempt.price or devices * tree.price(attempt.model) if devices else cores * tree.price(CPU)
             told = {"tenant": attempt.tenant, "project": attempt.project, "user": attempt.user, "model": attempt.model}
-            for number, (day, time) in enumerate(self._days(max(begin, since), min(attempt.ended or now, now))):
+            held = (days for begin, end in attempt.holding(now) for days in self._days(max(begin, since), end))
+            for number, (day, time) in enumerate(held):
                 told["day"] = day
                 key = tuple(told[name] if name in by else "" for name in BY)
                 total = sums.setdefault(key, [0.0, 0.0, 0.0, 0.0])

@@ -16,6 +16,7 @@ from poise.model.events import (
     QuotaSet,
     ReservationAdded,
     ReservationRemoved,
+    Resumed,
     RuleAnswered,
     RulesSet,
     ScheduleAdded,
@@ -55,6 +56,8 @@ def _in_words(event: AUDITED) -> str:
         case JobSubmitted():
             job = event.job
             return f"submitted {job.id}{f' {job.name}' if job.name else ''} of {job.tenant}"
+        case Resumed():
+            return f"resumed {event.unit}"
         case JobCancelled():
             return f"cancelled {event.job}"
         case JobsCancelled():

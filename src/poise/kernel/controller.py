@@ -68,6 +68,7 @@ from poise.kernel.messages import (
     RemoveSchedule,
     Reply,
     Reserve,
+    ResumeJob,
     RetryJob,
     RevokeToken,
     Saw,
@@ -89,10 +90,17 @@ from poise.kernel.spans import root_of, run_of
 from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.timetable import Calendar
 from poise.kernel.turns import Turns
-from poise.kernel.verify import above_share, verify_hold, verify_place, verify_preempt, verify_resize
+from poise.kernel.verify import (
+    above_share,
+    verify_hold,
+    verify_place,
+    verify_preempt,
+    verify_resize,
+    verify_resume,
+)
 from poise.kernel.watch import Fired, Watch
 from poise.model.changing import LIVE
-from poise.model.decisions import NO_POLICY, Ask, Hold, Place, Plan, Preempt, Rejection, Resize, Why
+from poise.model.decisions import NO_POLICY, Ask, Hold, Place, Plan, Preempt, Reason, Rejection, Resize, Why
 from poise.model.events import (
     Began,
     Called,
@@ -129,6 +137,7 @@ from poise.model.events import (
     QuotaSet,
     Remembered,
     Resized,
+    Resumed,
     Returned,
     Round,
     RuleAnswered,
@@ -144,6 +153,7 @@ from poise.model.events import (
     SpeedupsTold,
     Started,
     StopAsked,
+    Suspended,
     TokenAdded,
     TokenRevoked,
     TrainingTold,
@@ -162,6 +172,7 @@ from poise.model.messages import (
     FromAgent,
     Heard,
     Hello,
+    Idle,
     Launch,
     Limited,
     Ordered,
@@ -278,6 +289,7 @@ QUIET = (
     Preempted,
     Remembered,
     Resized,
+    Resumed,
     Round,
     Started,
     TrainingTold,
@@ -389,6 +401,8 @@ class Controller:
         self._paces = Paces()
         self._lateness = Lateness()
         self._training: dict[str, tuple[int, LastWord]] = {}  # by unit, with its epoch; newer than in the log
+        self._idle: dict[str, tuple[int, int]] = {}  # by unit: its epoch, and the instant of its last use
+        self._waking: dict[str, str] = {}  # suspended units in use again, with the token of the request
         self._full = False
         self._last_recovery = 0
         self._now = ledger.now
@@ -480,6 +494,8 @@ class Controller:
                 self._answer(message.request, lambda: self._cancel_jobs(message, now))
             case HoldJob():
                 self._answer(message.request, lambda: self._hold_job(message, now))
+            case ResumeJob():
+                self._answer(message.request, lambda: self._resume_job(message, now))
             case ChangeJob():
                 self._answer(message.request, lambda: self._change_job(message, now))
             case RetryJob():
@@ -588,6 +604,7 @@ class Controller:
             for lagging in list(self._paces.lagging(self.ledger, now)):
                 self._commit(lagging)
         self._cancel_late(now)
+        self._wake(now)
         self.turns.tick(now)
         self.bookings.tick(now)
         self.hours.tick(now, self.turns.wall_at(now))
@@ -611,6 +628,25 @@ class Controller:
             for unit in units:
                 if unit is not None and unit.status == "active":
                     self._stop(unit, now)
+
+    def _wake(self, now: int) -> tuple[Reason, ...]:
+        """Resume suspended units that are in use again, as far as their resources are free. Return the reasons of the
+        others.
+        """
+        reasons: list[Reason] = []
+        for name, by in list(self._waking.items()):
+            unit = self.ledger.jobs.unit(name)
+            if unit is None or unit.suspended is None:
+                del self._waking[name]
+                continue
+            resumed = verify_resume(self.ledger, unit, now, by)
+            if isinstance(resumed, Resumed):
+                del self._waking[name]
+                self._commit(resumed)
+                self._send(unit.tasks[0].node, Desired(resumes=(attempt_of(unit, 0),)))
+            else:
+                reasons += resumed
+        return tuple(reasons)
 
     def _forget_nodes(self, now: int) -> None:
         """Forget undeclared nodes that have left, or have been lost for long, and hold no work."""
@@ -970,6 +1006,14 @@ class Controller:
             self._dirty = True
         return job.id
 
+    def _resume_job(self, message: ResumeJob, now: int) -> tuple[str, ...]:
+        found = find(self.ledger, message.job, bearer=message.bearer)
+        wanted = {unit.id: message.bearer.token for unit in found.units if unit.suspended is not None}
+        others, self._waking = self._waking, wanted
+        reasons = self._wake(now)
+        self._waking = others | self._waking
+        return tuple(reason.sentence() for reason in reasons)
+
     def _change_job(self, message: ChangeJob, now: int) -> Changed:
         event, told = changing.change(self.ledger, message.job, message.compiled, message.fields, now, message.bearer)
         if event.units:
@@ -1264,6 +1308,7 @@ class Controller:
             self._take_fitness(name, message.unfit, now)  # before the attempts it hands back are placed again
             self._take_told(name, message.told, now)  # first: the last report of ended attempts
             self._take_report(name, message.running, message.ended, now)
+            self._take_idle(name, message.idle, now)
             self._take_faults(name, message.faults, now)
             self._send(name, Acked(serial=message.serial))
 
@@ -1339,6 +1384,7 @@ class Controller:
         orders: list[Ordered] = []
         limited: list[Limited] = []
         drained = self.ledger.nodes[name].drained
+        suspended: list[Attempt] = []
         for unit, index in list(self.ledger.active.on(name)):
             attempt = attempt_of(unit, index)
             waits = unit.queued and unit.tasks[index].status == "queued"
@@ -1348,6 +1394,8 @@ class Controller:
                 orders += [Ordered(attempt, order) for of, order in orders_of(unit) if of == index and unit.generation]
                 if unit.limited == unit.placed_in:
                     limited.append(Limited(attempt, unit.spec.time_limit))
+                if unit.suspended is not None:
+                    suspended.append(attempt)
                 if leaves:
                     stops.append(attempt)
                 elif (drained and waits) or attempt in no_room:
@@ -1365,6 +1413,7 @@ class Controller:
             complete=True,
             orders=tuple(orders),
             limited=tuple(limited),
+            suspends=tuple(suspended),
         )
 
     def _take_report(self, name: str, running: Iterable[Running], ended: Iterable[Ended], now: int) -> None:
@@ -1433,6 +1482,31 @@ class Controller:
                 known = unit.training if unit.told >= unit.placed else None
                 if known is None or (now - unit.told >= TELL_EVERY and is_news(one.training, known)):
                     self._keep_training(unit, one.training, now)
+
+    def _take_idle(self, name: str, idle: Iterable[Idle], now: int) -> None:
+        """Note which sessions are idle, and suspend those whose idle limit has passed."""
+        for one in idle:
+            found = self.ledger.jobs.task(one.attempt.task)
+            if found is None or not self._valid(one.attempt, name):
+                continue
+            unit, task = found
+            self._idle.pop(unit.id, None)
+            if not one.lasts:
+                continue
+            since = max(task.started, now - one.lasts)
+            may = one.due and unit.spec.idle and unit.spec.if_idle == "suspend" and len(unit.tasks) == 1
+            if may and task.status == "running" and unit.suspended is None and not unit.stopping:
+                self._commit(Suspended(at=now, unit=unit.id, epoch=unit.epoch, since=since))
+                self._send(name, Desired(suspends=(one.attempt,)))
+            else:
+                self._idle[unit.id] = (unit.epoch, since)
+
+    def idle_since(self, unit: UnitState) -> int:
+        """Return the instant of the last use of an idle or suspended unit; 0 if it is in use, or has no idle limit."""
+        if unit.suspended is not None:
+            return unit.suspended.since
+        epoch, since = self._idle.get(unit.id, (0, 0))
+        return since if epoch == unit.epoch and unit.status == "active" else 0
 
     def _keep_training(self, unit: UnitState, training: Training, now: int) -> None:
         """Record a training report in the log. A new phase requires a decision."""
@@ -1722,6 +1796,7 @@ class Controller:
             founded=unit.placed_in if spec.least else 0,
             submitted=job.submitted,
             tree=job.tree,
+            tenant=job.tenant,
             **limits_of(spec),
         )
 
@@ -1796,7 +1871,6 @@ class Controller:
             for _, effect in self._outbox
             if isinstance(effect, Reply)
         ]
-            tenant=job.tenant,
         self._outbox.clear()
         hung = [Hang(node) for node in sorted(self._connected)]
         self._outage.expect(self._connected, now)

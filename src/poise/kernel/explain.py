@@ -90,6 +90,11 @@ def logged(unit: UnitState) -> LastWord | None:
     return None if unit.training is None else LastWord(unit.told, unit.training)
 
 
+def idle_in_log(unit: UnitState) -> int:
+    """Return the instant of the last use of a suspended unit, or 0: the ledger does not record that others are idle."""
+    return unit.suspended.since if unit.suspended is not None else 0
+
+
 def job_report(
     ledger: Ledger,
     job: JobState,
@@ -97,8 +102,11 @@ def job_report(
     *,
     tasks: bool,
     heard: Callable[[UnitState], LastWord | None] = logged,
+    idle: Callable[[UnitState], int] = idle_in_log,
 ) -> JobReport:
-    """Report one job as of `now`; with its tasks if asked, and their training as `heard` returns it."""
+    """Report one job as of `now`; with its tasks if asked, and their training as `heard` returns it. `idle` returns the
+    instant of the last use of an idle unit, or 0.
+    """
     counts = job.array.counts if job.array is not None else {}
     for unit in job.existing:
         for task in unit.tasks:
@@ -140,6 +148,8 @@ def job_report(
         else (),
         array=_array_report(job, job.array) if job.array is not None else None,
         unnotified={name: why for name, why in job.notified.items() if why} if tasks else {},
+        idle_since=ledger.leader.wall(max((idle(unit) for unit in job.existing), default=0)) if not job.ended else 0.0,
+        suspended=any(unit.suspended is not None for unit in job.existing),
     )
 
 
@@ -330,6 +340,8 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     elif unit.status == "active":
         slow = {task.node: task.straggles for task in unit.tasks if task.active and task.straggles}
         found += [Reason(code="STRAGGLING", subject=node, need=format_duration(slow[node])) for node in sorted(slow)]
+        if unit.suspended is not None:
+            found.append(Reason(code="SUSPENDED", subject=job.name or job.id))
         if (lags := unit.lags) is not None:
             computes, usual = format_duration(lags.computes), format_duration(lags.usual)
             found.append(Reason(code="LAGGING", subject=lags.node, have=computes, need=usual))
@@ -791,6 +803,8 @@ def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int,
         computes, usual = format_duration(lags.computes), format_duration(lags.usual)
         who = f"{lags.task.partition('.')[2]} lags on {lags.node}"
         yield lags.at, f"{who}: it computes for {computes} in each step, and {lags.siblings} others for {usual}"
+    if (pause := unit.suspended) is not None:
+        yield pause.at, f"{unit.spec.name} suspended, idle for {format_duration(pause.at - pause.since)}"
     for order in unit.yielded:
         yield order.at, f"{unit.spec.name} asked to {what_for(order)}"
     for order in unit.gained:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.errors import Conflict, NotFound
-from poise.kernel.explain import LastWord, job_report, logged, task_report, units_exit_code
+from poise.kernel.explain import LastWord, idle_in_log, job_report, logged, task_report, units_exit_code
 from poise.kernel.ledger import ArrayState, JobState, Ledger, UnitState, job_status, units_status
 from poise.model.document import near, some
 from poise.model.reports import JobReport
@@ -188,13 +188,17 @@ def _tenants(ledger: Ledger) -> set[str]:
 
 
 def found_report(
-    ledger: Ledger, found: Found, now: int, heard: Callable[[UnitState], LastWord | None] = logged
+    ledger: Ledger,
+    found: Found,
+    now: int,
+    heard: Callable[[UnitState], LastWord | None] = logged,
+    idle: Callable[[UnitState], int] = idle_in_log,
 ) -> JobReport:
-    """Report a job as of `now`, with the requested tasks and the training that was `heard`. For some tasks, status and
-    exit code are those of their units.
+    """Report a job as of `now`, with the requested tasks, the training that was `heard`, and since when it is `idle`.
+    For some tasks, status and exit code are those of their units.
     """
     job = ledger.jobs.get(found.job.id, found.job)
-    report = job_report(ledger, job, now, tasks=True, heard=heard)
+    report = job_report(ledger, job, now, tasks=True, heard=heard, idle=idle)
     if found.whole:
         return report
     asked = {unit.id for unit in found.units}

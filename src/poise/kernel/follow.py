@@ -23,7 +23,9 @@ from poise.model.events import (
     Placed,
     Preempted,
     Resized,
+    Resumed,
     Started,
+    Suspended,
     UnitsCancelled,
 )
 from poise.model.resources import WHOLE, Shape
@@ -33,7 +35,8 @@ class Seen(msgspec.Struct, gc=False):
     """An attempt, with instants of the log (0: not yet). `ready` is when its unit could be placed, `asked` when it was
     asked to end. `first` marks one attempt of each placement of a unit; `queued`: placed behind similar work. `counts`
     is the useful part of its run, once it is over; `cpu` and `device` are as in `Ending`. `power` in milliwatts and
-    `price` in micro-dollars per hour are those of its part of its devices; `model` is that of the first device.
+    `price` in micro-dollars per hour are those of its part of its devices; `model` is that of the first device. `away`
+    has the times in which it was suspended, and held only its memory (an end of 0: it still is).
     """
 
     task: str
@@ -65,6 +68,17 @@ class Seen(msgspec.Struct, gc=False):
     user: str = ""
     project: str = ""
     model: str = ""
+    away: tuple[tuple[int, int], ...] = ()
+
+    def holding(self, now: int) -> Iterator[tuple[int, int]]:
+        """Yield the times, until `now` at most, in which it held its resources: from its start if it was queued, else
+        from its placement.
+        """
+        begin, end = self.started if self.queued else self.placed, min(self.ended or now, now)
+        for gone, back in self.away:
+            yield begin, min(gone, end)
+            begin = back or end
+        yield begin, end
 
 
 class Following:
@@ -96,6 +110,12 @@ class Following:
                 attempt = self.open[event.task]
                 attempt.started = attempt.started or event.at
                 self.on_start(attempt)
+            case Suspended():
+                for attempt in self._of_units(event.unit):
+                    attempt.away += ((event.at, 0),)
+            case Resumed():
+                for attempt in self._of_units(event.unit):
+                    self._come_back(attempt, event.at)
             case Preempted():
                 self._ask(self._of_units(event.unit), event.at)
             case Resized():
@@ -123,11 +143,14 @@ class Following:
 
     def _resume(self, unit: UnitState, index: int, task: TaskState) -> None:
         """Follow an attempt that holds resources in the first state."""
-        attempt = self._seen(unit, index, Spot(task.node, task.devices), unit.epoch_of(index), unit.why)
+        devices = unit.suspended.devices if unit.suspended is not None else task.devices
+        attempt = self._seen(unit, index, Spot(task.node, devices), unit.epoch_of(index), unit.why)
         attempt.ready, attempt.placed, attempt.started = unit.ready, unit.placed, task.started
         attempt.first = False
         if unit.stopping or task.leaving:
             attempt.asked = self.ledger.now
+        if unit.suspended is not None:
+            attempt.away = ((unit.suspended.at, 0),)
         self.open[attempt.task] = attempt
         self.on_begin(attempt)
 
@@ -167,6 +190,7 @@ class Following:
         job = self.ledger.jobs[unit.job]
         state = self.ledger.nodes.get(spot.node) if spot.devices else None
         held = [one for one in state.node.devices if one.index in spot.devices] if state is not None else []
+        shape = unit.shape_of(unit.variant)
         return Seen(
             task=f"{unit.job}.{unit.spec.tasks[index].name}",
             unit=unit.id,
@@ -180,12 +204,12 @@ class Following:
             queued=unit.queued,
             node=spot.node,
             devices=spot.devices,
-            shape=unit.shape,
+            shape=shape,
             ready=0,
             placed=0,
             why=why,
-            power=sum(device.power for device in held) * unit.shape.share // WHOLE,
-            price=sum(device.price for device in held) * unit.shape.share // WHOLE,
+            power=sum(device.power for device in held) * shape.share // WHOLE,
+            price=sum(device.price for device in held) * shape.share // WHOLE,
             user=job.user,
             project=job.project,
             model=(held[0].model or held[0].kind) if held else "",
@@ -200,6 +224,11 @@ class Following:
                 attempt.ended, attempt.outcome = event.at, "lost"
                 attempt.note = f"node {attempt.node} was lost"
                 self.on_end(attempt)
+
+    def _come_back(self, attempt: Seen, at: int) -> None:
+        """End the time in which an attempt is suspended, if it is."""
+        if attempt.away and not attempt.away[-1][1]:
+            attempt.away = (*attempt.away[:-1], (attempt.away[-1][0], at))
 
     def _ask(self, attempts: Iterable[Seen], at: int) -> None:
         for attempt in list(attempts):
@@ -228,6 +257,7 @@ class Following:
             return
         unit, task = found
         attempt.ended, attempt.outcome, attempt.note = event.at, ending.outcome, ending.note
+        self._come_back(attempt, event.at)
         attempt.cpu, attempt.device = ending.cpu, ending.device
         if ending.outcome != "returned":
             attempt.started = attempt.started or max(attempt.placed, event.at - ending.run)

@@ -67,12 +67,14 @@ from poise.model.events import (
     ReservationReleased,
     ReservationRemoved,
     Resized,
+    Resumed,
     ScheduleAdded,
     ScheduleHeld,
     ScheduleRemoved,
     ScheduleTurn,
     SharesSet,
     Straggling,
+    Suspended,
     Triggered,
 )
 from poise.model.history import (
@@ -229,6 +231,11 @@ class History(Following):
                 self._note(
                     event.at, "changed", event.job, f"{some(event.paths, FEW)} of {some(event.units, FEW)}", event.job
                 )
+            case Suspended():
+                idle = f"it was idle for {format_duration(event.at - event.since)}"
+                self._note(event.at, "suspended", event.unit, idle, _job_of(event.unit))
+            case Resumed():
+                self._note(event.at, "resumed", event.unit, "it is in use again", _job_of(event.unit))
             case DeadlinesMissed():
                 named = some([missed.unit.partition(".")[2] for missed in event.units], FEW)
                 text = f"{named}: the deadline could not be met any more"

@@ -60,6 +60,16 @@ class CancelJobs(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class ResumeJob(msgspec.Struct, frozen=True):
+    """Resume the suspended tasks of a job. The reply has the reasons why some of them wait for their resources, as
+    sentences; these resume later.
+    """
+
+    request: int
+    job: str
+    bearer: Bearer = HOME
+
+
 class HoldJob(msgspec.Struct, frozen=True):
     """Put a job on hold, or release it."""
 
@@ -351,6 +361,7 @@ Request = (
     | Cancel
     | CancelJobs
     | HoldJob
+    | ResumeJob
     | ChangeJob
     | RetryJob
     | RemoveJobs

@@ -21,6 +21,9 @@ Exclusive work has a lease. It runs from the sending of the last message that go
 cannot have given up the node before that. At four fifths of it the attempt is stopped. At nine tenths its keeper kills
 it, without the agent if necessary. So no copy is left when the lease is over and another one may be placed elsewhere.
 None is started without a connection.
+
+The control plane suspends an idle session and resumes it later. While it is suspended, its slot holds only its memory
+here too. Its cores stay bound to its slot.
 """
 
 from collections import deque
@@ -43,6 +46,7 @@ from poise.model.messages import (
     FromAgent,
     Heard,
     Hello,
+    Idle,
     Launch,
     Report,
     Running,
@@ -113,6 +117,13 @@ class Limit(msgspec.Struct, frozen=True):
     time_limit: int
 
 
+class Pause(msgspec.Struct, frozen=True):
+    """Stop the processes of an attempt (`on`), or continue them."""
+
+    attempt: Attempt
+    on: bool
+
+
 class Forget(msgspec.Struct, frozen=True):
     """The endings of these attempts are durable in the log; their records can be deleted."""
 
@@ -155,6 +166,12 @@ class Telling(msgspec.Struct, frozen=True):
     used: Mapping[Attempt, int] = {}
 
 
+class Used(msgspec.Struct, frozen=True):
+    """The use of sessions has changed."""
+
+    idle: tuple[Idle, ...]
+
+
 class Connected(msgspec.Struct, frozen=True):
     """A connection to the control plane is open, or the open one needs a complete report again. `address`: the address
     of this machine if there are other machines.
@@ -167,10 +184,22 @@ class Disconnected(msgspec.Struct, frozen=True):
     pass
 
 
-ToExecutor = Start | Stop | Renew | Order | Limit | Forget
+ToExecutor = Start | Stop | Renew | Order | Limit | Pause | Forget
 Effect = ToExecutor | Say | Hang
 Message = (
-    Desired | Acked | Heard | Changed | Faulted | Fitness | Telling | Load | Upkeep | Window | Connected | Disconnected
+    Desired
+    | Acked
+    | Heard
+    | Changed
+    | Faulted
+    | Fitness
+    | Telling
+    | Used
+    | Load
+    | Upkeep
+    | Window
+    | Connected
+    | Disconnected
 )
 
 
@@ -240,6 +269,9 @@ class NodeMachine:
         self._told: dict[Attempt, Told] = {}  # the latest of each running attempt
         self._unsaid_told: dict[Attempt, Told] = {}
         self._steps = Steps()
+        self._idle: dict[Attempt, Idle] = {}  # the latest of each session
+        self._unsaid_idle: dict[Attempt, Idle] = {}
+        self._suspended: set[Attempt] = set()
         self._faults: dict[DeviceFault, None] = {}  # not acknowledged
         self._said_faults: tuple[DeviceFault, ...] = ()
         self.until = 0  # when this node ends; 0 if it does not
@@ -301,6 +333,8 @@ class NodeMachine:
                 effects = self._fitness(message, now)
             case Telling():
                 effects = self._tell(message, now)
+            case Used():
+                effects = self._note_use(message, now)
             case Load():
                 effects = self._sampled(message, now)
             case Upkeep():
@@ -344,6 +378,14 @@ class NodeMachine:
     def listens(self) -> bool:
         """Return whether any running attempt reports its progress."""
         return bool(self._told)
+
+    def sessions(self) -> list[Launch]:
+        """Return the running attempts with an idle limit that are not suspended."""
+        return [
+            launch
+            for attempt, launch in self._launches.items()
+            if launch.idle and attempt in self._running and attempt not in self._suspended
+        ]
 
     def standing_still(self) -> list[Attempt]:
         """Return the attempts whose CPU time the next `Telling` must include."""
@@ -418,6 +460,7 @@ class NodeMachine:
         self._unsaid_ended.clear()
         self._unsaid_unfit = None
         self._unsaid_told = self._told.copy()  # to be sent again, after the reply
+        self._unsaid_idle = self._idle.copy()
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
         held = {device for launch in self._launches.values() for device in launch.devices}
         self._said_faults = tuple(self._faults)
@@ -449,6 +492,11 @@ class NodeMachine:
             wanted = {*desired.keep, *(launch.attempt for launch in desired.launches)}
             for attempt in [attempt for attempt in self._launches if attempt not in wanted]:
                 effects.extend(self._stop(attempt))
+            sessions = [attempt for attempt, launch in self._launches.items() if launch.idle]
+            effects.extend(self._resume([attempt for attempt in sessions if attempt not in desired.suspends]))
+        effects.extend(self._resume(desired.resumes))
+        for attempt in desired.suspends:
+            effects.extend(self._suspend(attempt))
         for attempt in desired.stops:
             effects.extend(self._stop(attempt))
         for attempt in desired.recalls:
@@ -483,6 +531,45 @@ class NodeMachine:
             return []
         self._limits[attempt] = time_limit
         return [Limit(attempt, time_limit)] if attempt in self._slot_of else []
+
+    def _suspend(self, attempt: Attempt) -> list[Effect]:
+        """Stop the processes of an attempt. Its slot keeps only the memory."""
+        if attempt not in self._running:
+            return []
+        if attempt not in self._suspended:
+            self._suspended.add(attempt)
+            self._reshape(attempt, self._launches[attempt].shape.suspended)
+            self._share_devices(attempt, -1)
+        for said in (self._idle, self._unsaid_idle):
+            said.pop(attempt, None)
+        return [Pause(attempt, on=True)]
+
+    def _resume(self, attempts: Iterable[Attempt]) -> list[Effect]:
+        """Continue attempts. A keeper ignores it if its attempt runs: an earlier agent may have stopped that."""
+        running = [attempt for attempt in attempts if attempt in self._running]
+        for attempt in running:
+            if attempt in self._suspended:
+                self._suspended.remove(attempt)
+                self._reshape(attempt, self._launches[attempt].shape)
+                self._share_devices(attempt, 1)
+        return [Pause(attempt, on=False) for attempt in running]
+
+    def _reshape(self, attempt: Attempt, shape: Shape) -> None:
+        """Move the slot of a running attempt to the pool of another shape, as the ledger counts it."""
+        slot = self._slot_of[attempt]
+        before, after = self._pool(slot.shape), self._pool(shape)
+        before.slots.remove(slot)
+        before.told = max(0, before.told - 1)
+        after.slots.append(slot)
+        after.told += 1
+        self._used_cpu += shape.cpu - slot.shape.cpu
+        self._used_memory += shape.memory - slot.shape.memory
+        slot.shape = shape
+
+    def _share_devices(self, attempt: Attempt, sign: int) -> None:
+        launch = self._launches[attempt]
+        for device in launch.devices:
+            self._device_shares[device] = self._device_shares.get(device, 0) + sign * launch.shape.share
 
     def _acked(self, serial: int, now: int) -> list[Effect]:
         report = self._in_flight.pop(serial, None)
@@ -558,13 +645,22 @@ class NodeMachine:
         hung: list[Effect] = [Stop(attempt, note) for attempt, note in self._steps.hung(now, telling.used)]
         return hung + self._report(now)
 
+    def _note_use(self, used: Used, now: int) -> list[Effect]:
+        for idle in used.idle:
+            if idle.attempt in self._running and idle.attempt not in self._suspended:
+                self._idle[idle.attempt] = self._unsaid_idle[idle.attempt] = idle
+        return self._report(now)
+
     def _end(self, done: Ended) -> None:
         attempt = done.attempt
+        if attempt in self._suspended:  # its slot is full-sized again, for those that wait behind it
+            self._resume([attempt])
         launch = self._launches.pop(attempt)
         self._leased.pop(attempt, None)
         self._told_until.pop(attempt, None)
         self._run_out.discard(attempt)
-        for said in (self._orders, self._limits, self._told):  # its last report is sent with its ending or before
+        self._unsaid_idle.pop(attempt, None)
+        for said in (self._orders, self._limits, self._told, self._idle):  # its last report is sent with its ending
             said.pop(attempt, None)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
@@ -590,7 +686,7 @@ class NodeMachine:
 
     def _report(self, now: int) -> list[Effect]:
         """Send a report, one at a time: while the log writes one, the next one collects news."""
-        unsaid = self._unsaid_running or self._unsaid_ended or self._unsaid_told or self._faults
+        unsaid = self._unsaid_running or self._unsaid_ended or self._unsaid_told or self._unsaid_idle or self._faults
         if not self._connected or self._in_flight or not (unsaid or self._unsaid_unfit is not None):
             return []
         self._said_faults = tuple(self._faults)
@@ -604,8 +700,10 @@ class NodeMachine:
             faults=self._said_faults,
             told=tuple(self._unsaid_told.pop(attempt) for attempt in [*self._unsaid_told][:MOST_TOLD]),
             unfit=self._unsaid_unfit,
+            idle=tuple(self._unsaid_idle.values()),
         )
         self._unsaid_unfit = None
+        self._unsaid_idle.clear()
         self._in_flight[self._serial] = Sent(now, tuple(self._unsaid_ended))
         self._unsaid_running.clear()
         self._unsaid_ended.clear()

@@ -34,7 +34,7 @@ def _add(ledger: Ledger, event: Event, found: Touched) -> None:
             jobs.add(_job(event.unit))
             nodes.update(spot.node for spot in event.spots)
             nodes.update(_nodes_of(ledger.jobs.unit(event.unit)))  # a lost attempt releases its resources only now
-        case of.Preempted() | of.Resized() | of.TrainingTold() | of.SpeedupsTold():
+        case of.Preempted() | of.Resized() | of.Suspended() | of.Resumed() | of.TrainingTold() | of.SpeedupsTold():
             jobs.add(_job(event.unit))
             nodes.update(_nodes_of(ledger.jobs.unit(event.unit)))
         case of.Started() | of.Finished() | of.Straggling() | of.Lagging():

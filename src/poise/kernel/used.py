@@ -68,14 +68,20 @@ class Window(NamedTuple):
         return max(0, min(end or self.until, self.until) - max(begin, self.since))
 
     def run(self, attempt: Seen) -> int:
-        """Return how long an attempt ran in the window."""
-        return self.part(attempt.started, attempt.ended) if attempt.started else 0
+        """Return how long an attempt ran in the window, without the time in which it was suspended."""
+        return self.part(attempt.started, attempt.ended) - self.away(attempt) if attempt.started else 0
+
+    def away(self, attempt: Seen) -> int:
+        """Return how long an attempt was suspended in the window."""
+        return sum(self.part(gone, back) for gone, back in attempt.away)
 
     def held(self, attempt: Seen) -> int:
         """Return how long an attempt held resources in the window: from its start if it was queued, else from its
         placement.
         """
-        return self.run(attempt) if attempt.queued else self.part(attempt.placed, attempt.ended)
+        if attempt.queued:
+            return self.run(attempt)
+        return self.part(attempt.placed, attempt.ended) - self.away(attempt)
 
     def vain(self, attempt: Seen) -> int:
         """Return how long an attempt ran in vain: it failed, or was stopped after its last checkpoint."""
@@ -303,9 +309,9 @@ def _free(
     for one in stretches:
         between(one.since, one.until, one.cpu, one.devices * WHOLE)
     for attempt in attempts:
-        begin = attempt.started if attempt.queued else attempt.placed
-        if begin:
-            between(begin, attempt.ended, -attempt.shape.cpu, -_devices(attempt))
+        if attempt.started or not attempt.queued:
+            for begin, end in attempt.holding(window.until):
+                between(begin, end, -attempt.shape.cpu, -_devices(attempt))
     pending = 0
     for level in levels:
         changes.append((max(level.at, window.since), 0, 0, level.pending - pending))

@@ -6,9 +6,11 @@ plan on the same ledger always gives the same events.
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from poise.kernel.ledger import Ledger, NodeState, UnitState, device_key, leased
 from poise.model.decisions import Decision, Fixable, Hold, Place, Preempt, Reason, Rejection, Resize, Spot
-from poise.model.events import Held, Placed, Preempted, Resized
+from poise.model.events import Held, Placed, Preempted, Resized, Resumed
 from poise.model.fleet import model_of
 from poise.model.resources import PLENTY, WHOLE, Shape, Where, identity_of
 from poise.model.share_tree import CPU as CORES
@@ -229,6 +231,19 @@ def _claim_of(ledger: Ledger, unit: UnitState, like: Amounts) -> Claim:
         return Claim(leaf, ledger.shares.held_by(unit.id))
     model = next((model for model in like if model != CORES), "") if shape.gpus else CORES
     return Claim(leaf, amounts_of(shape, model, unit.spec.least or len(unit.tasks)))
+
+
+def verify_resume(ledger: Ledger, unit: UnitState, now: int, by: str = "") -> Resumed | tuple[Reason, ...]:
+    """Return the event with which a suspended unit resumes, or every reason why its resources are not free. Its
+    processes are still there and know their devices, so it resumes in its own place.
+    """
+    shape, devices = unit.shape_of(unit.variant), unit.suspended.devices if unit.suspended is not None else ()
+    spots = (Spot(unit.tasks[0].node, devices),)
+    reasons = ledger.quotas.refusals(unit, shape, 1) + _against_reservations(ledger, unit, spots, now)
+    reasons += _against_room(ledger, msgspec.structs.replace(shape, memory=0), spots)  # it has kept its memory
+    if ledger.shares.tree is not None:
+        reasons += ledger.shares.refusals(unit, ledger.shares.amounts_on(shape, spots))
+    return tuple(reasons) or Resumed(at=now, unit=unit.id, epoch=unit.epoch, by=by)
 
 
 def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:

@@ -57,6 +57,7 @@ from poise.model.events import (
     ReservationReleased,
     ReservationRemoved,
     Resized,
+    Resumed,
     Returned,
     ScheduleAdded,
     ScheduleHeld,
@@ -65,6 +66,7 @@ from poise.model.events import (
     SpeedupsTold,
     Started,
     Straggling,
+    Suspended,
     TokenAdded,
     TokenRevoked,
     TrainingTold,
@@ -290,8 +292,10 @@ class Sight:
                 return event if self._is_own(event.job) else None
             case Started() | Finished() | Straggling() | Lagging():
                 return event if self._is_own(event.task) else None
-            case SpeedupsTold() | TrainingTold():
+            case SpeedupsTold() | TrainingTold() | Suspended():
                 return event if self._is_own(event.unit) else None
+            case Resumed():
+                return self._asked(event) if self._is_own(event.unit) else None
             case Noticed():  # targets are the operator's, and their addresses may be secret
                 return msgspec.structs.replace(event, targets=()) if self._may_notice(event) else None
             case Held():

@@ -85,6 +85,7 @@ REASONS = {
     "NOT_AT_ONCE": "each resource is free somewhere, but not all on one node: {need}",
     "STRAGGLING": "takes longer than similar tasks, which took {need}",
     "LAGGING": "computes for {have} in each step there, and delays the others of its gang, which take {need}",
+    "SUSPENDED": "is suspended, because it was idle: `poise attach {subject}` resumes it",
     "STOPPING": "is asked to {have}",
     "PREEMPTING": "{have} is being preempted for it",
     "UNSTABLE": "attempts have kept failing there",

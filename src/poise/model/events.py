@@ -251,6 +251,26 @@ class Resized(msgspec.Struct, frozen=True, tag="resized", kw_only=True, omit_def
     to: str = ""
 
 
+class Suspended(msgspec.Struct, frozen=True, tag="suspended", kw_only=True):
+    """An idle unit of one task is suspended: its processes are stopped, and it keeps only its memory. It was last in
+    use at the instant `since`.
+    """
+
+    at: int
+    unit: str
+    epoch: int
+    since: int
+
+
+class Resumed(msgspec.Struct, frozen=True, tag="resumed", kw_only=True, omit_defaults=True):
+    """A suspended unit has its resources again, as at its placement, and continues."""
+
+    at: int
+    unit: str
+    epoch: int
+    by: str = ""
+
+
 class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True, omit_defaults=True, gc=False):
     """A task runs. Short tasks skip this record: their `Finished` has the run time."""
 
@@ -714,6 +734,8 @@ Event = (
     | Placed
     | Preempted
     | Resized
+    | Suspended
+    | Resumed
     | Started
     | Finished
     | Straggling
@@ -763,6 +785,7 @@ Event = (
 
 AUDITED = (
     JobSubmitted
+    | Resumed
     | JobCancelled
     | JobsCancelled
     | UnitsCancelled

@@ -37,7 +37,7 @@ from poise.model.fields import (
     duration,
     duration_with_unit,
 )
-from poise.model.jobs import Lease, terminal_size
+from poise.model.jobs import IfIdle, Lease, terminal_size
 from poise.model.notices import TARGETS, Moment
 from poise.model.recurring import Overlap
 from poise.model.secrets import MAX_SECRETS, OURS
@@ -51,6 +51,9 @@ MAX_TASKS = 10_000
 """Maximum number of tasks of one job that exist at once: accepting ten times as many takes 3 s, after which a local
 node counts as lost. The parts of a larger job are made one after the other (`model/arrays.py`).
 """
+
+LEAST_IDLE = 1 * SECOND
+"""Use is measured ten times within the limit, and each measurement reads /proc."""
 
 LEAST_HANG = 1 * SECOND
 """`poise.step` reports progress at most every 100 ms, and a busy machine may delay that."""
@@ -507,6 +510,28 @@ class DeadlineSpec(msgspec.Struct, forbid_unknown_fields=True):
     ] = msgspec.field(name="if-late", default="run")
 
 
+class IdleSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Time without use after which a session is suspended or ended."""
+
+    after: Annotated[
+        Quantity,
+        Field(
+            "Time without input, CPU use, device use and file writes: 1 s or more.",
+            example="30m",
+            form=DURATION,
+        ),
+    ]
+    then: Annotated[
+        IfIdle,
+        Field(
+            "`suspend`: its processes are stopped and it keeps only its memory, until somebody uses it again. If a "
+            "process of it has a device open, it ends instead. `end`: it ends, and its outcome is `timeout`.",
+            example="end",
+            flag=Flag("--if-idle", "WORD", "Action for an idle session: suspend or end it. [default: suspend]"),
+        ),
+    ] = "suspend"
+
+
 class PhaseSpec(msgspec.Struct, forbid_unknown_fields=True):
     """Resources of a task while its training is in a phase: a maximum of CPUs, and a part of the requested device
     memory, or of the memory of each device.
@@ -730,6 +755,18 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             python=True,
         ),
     ] = msgspec.field(name="time-limit", default=0)
+    idle: Annotated[
+        Quantity | IdleSpec,
+        Field(
+            "Suspend the task after this long without use: `30m`; or a mapping. A notice in its terminal comes first. "
+            "It is in use while it gets input, while its processes use more than 3 % of a core or write files, and "
+            "while its devices are busy. Only for a single task. 0: never.",
+            example="30m",
+            form=DURATION,
+            flag=Flag("--idle", "TIME", "Suspend the task when nobody and nothing has used it for this long."),
+            calls=False,
+        ),
+    ] = 0
     stdin: Annotated[
         bool,
         Field(
@@ -1127,6 +1164,7 @@ RECORDS: tuple[type[msgspec.Struct], ...] = (
     WorkSpec,
     CheckpointSpec,
     DeadlineSpec,
+    IdleSpec,
     PhaseSpec,
     ArtifactSpec,
     SentSpec,

@@ -25,13 +25,16 @@ Outcome = Literal[
 
 `done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send, or SIGTERM that Poise did
 not send and after which training saved a checkpoint · `signal` another signal · `oom` over its memory limit · `hung`
-silent for longer than its limit · `timeout` over its time limit · `lost` its node or keeper was lost · `stopped` Poise
-stopped it: by preemption, after a failure in its gang, or when it was cancelled · `returned` stopped before its process
-started, which does not count as a try · `unstartable` the command could not be executed.
+silent for longer than its limit · `timeout` over its time limit or its idle limit · `lost` its node or keeper was lost
+· `stopped` Poise stopped it: by preemption, after a failure in its gang, or when it was cancelled · `returned` stopped
+before its process started, which does not count as a try · `unstartable` the command could not be executed.
 """
 
 FAILED: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable")
 """Outcomes of failed attempts."""
+
+IfIdle = Literal["suspend", "end"]
+"""Action for a session that is idle: its processes are stopped and most of its resources released, or it ends."""
 
 Lease = Literal["fenced", "exclusive"]
 """Guarantee while it is unknown whether work still runs on a silent node.
@@ -219,7 +222,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     is the action when its deadline cannot be met. `time_limit` limits the run time of an attempt in nanoseconds (0:
     unlimited). Its first task has an open `stdin` for input, or a terminal of size `tty`, as `terminal_size` returns it
     (0: none). The output of its tasks is copied to the file `output`, with placeholders such as `%j` (empty: no copy).
-    Its `secrets` add to the job's. Its tasks run in containers of an `image`, if it names one.
+    Its `secrets` add to the job's. Its tasks run in containers of an `image`, if it names one. After `idle` nanoseconds
+    without use (0: never) `if_idle` is the action.
     """
 
     name: str
@@ -253,6 +257,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     output: str = ""
     secrets: dict[str, str] = {}
     image: str = ""
+    idle: int = 0
+    if_idle: IfIdle = "suspend"
 
     @property
     def declared(self) -> int:
@@ -288,7 +294,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     between SIGTERM and SIGKILL in nanoseconds. A command is hung after `hang` nanoseconds without progress (0: not
     watched). It is stopped after `time_limit` nanoseconds (0: unlimited). `stdin` and `tty` are the input of the first
     task of a unit, `output` is the file for a copy of each task's output. A node runs the command in a container of
-    `image`.
+    `image`. It measures whether the command is idle for `idle` nanoseconds (0: it does not), for the action `if_idle`.
     """
 
     grace: int = 0
@@ -298,6 +304,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     tty: int = 0
     output: str = ""
     image: str = ""
+    idle: int = 0
+    if_idle: IfIdle = "suspend"
 
 
 def terminal_size(rows: int, columns: int) -> int:

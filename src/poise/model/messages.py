@@ -115,6 +115,16 @@ class Limited(msgspec.Struct, frozen=True, array_like=True):
     time_limit: int
 
 
+class Idle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A session has not been in use for the last `lasts` nanoseconds (0: it is in use again). If it is `due`, its idle
+    limit has passed and it can be suspended.
+    """
+
+    attempt: Attempt
+    lasts: Annotated[int, msgspec.Meta(ge=0, le=2**60)] = 0
+    due: bool = False
+
+
 MAX_NODE_FRAME = 64 * 2**20
 """Maximum bytes of one frame of a node: it may hold as many attempts as a control plane accepts units."""
 
@@ -160,7 +170,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):
     """Changes since the last report. `serial` counts reports; a report is acknowledged when durable. `unfit` as in
-    `Hello`; None if unchanged.
+    `Hello`; None if unchanged. `idle` are sessions whose use has changed.
     """
 
     serial: int
@@ -169,6 +179,7 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
     faults: Annotated[tuple[DeviceFault, ...], _MANY] = ()
     told: Annotated[tuple[Told, ...], _MANY] = ()
     unfit: str | None = None
+    idle: Annotated[tuple[Idle, ...], _MANY] = ()
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):
@@ -243,7 +254,8 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
 
     `recalls` are handed back if they still wait for a slot, and continue otherwise. `orders` are delivered before the
     rest. `limited` are attempts whose time limit has changed since they were launched. The output of `removed` jobs is
-    deleted; a node that is away keeps its copy until it is pruned.
+    deleted; a node that is away keeps its copy until it is pruned. `suspends` are attempts to stop, which keep only
+    their memory, and `resumes` those to continue; if `complete`, all others continue.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -254,6 +266,8 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
     orders: tuple[Ordered, ...] = ()
     limited: tuple[Limited, ...] = ()
     removed: tuple[str, ...] = ()
+    suspends: tuple[Attempt, ...] = ()
+    resumes: tuple[Attempt, ...] = ()
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

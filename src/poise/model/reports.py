@@ -116,7 +116,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     of the rest of the critical path; None if a run time in it is unknown. `hold` means that the job is on hold: tasks
     that have not started do not start. `unnotified` has the notices that could not be delivered, each with the reason.
     `tree` is the hash of the files that the job brings along. `array` is set if the parts of the job exist only while
-    they wait or run.
+    they wait or run. `idle_since` is the time of the last use of a session that is idle, in seconds since 1970 (0: it
+    is in use, or has no idle limit), and `suspended` is whether it is suspended.
     """
 
     id: str
@@ -143,6 +144,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     captures: tuple[Capture, ...] = ()
     tree: str = ""
     array: "ArrayReport | None" = None
+    idle_since: float = 0.0
+    suspended: bool = False
 
 
 class PartReport(msgspec.Struct, frozen=True, kw_only=True):

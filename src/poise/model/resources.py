@@ -173,6 +173,11 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
         """Whether it requests a share of one device."""
         return self.gpus == 1 and self.share != WHOLE
 
+    @property
+    def suspended(self) -> "Shape":
+        """What a suspended task of this shape keeps: its memory."""
+        return Shape(cpu=0, memory=self.memory)
+
     def key(self) -> str:
         """Return a short text that is equal for equal shapes; a key for mappings in the ledger."""
         return _key_of(self)

@@ -37,11 +37,13 @@ from poise.model.fields import (
     parse_or_raise,
 )
 from poise.model.job_fields import (
+    LEAST_IDLE,
     MAX_TASKS,
     PHASES,
     CheckpointSpec,
     Command,
     DeadlineSpec,
+    IdleSpec,
     JobSpec,
     PriorityName,
     ResourcesSpec,
@@ -61,6 +63,7 @@ from poise.model.jobs import (
     NEVER,
     NO_WORK,
     Array,
+    IfIdle,
     InPhase,
     Job,
     Outcome,
@@ -755,6 +758,11 @@ def _units(
         f"{inherited.job}/{name}" if inherited.job and name != "main" else _class_of(argv, own) if argv else ""
     )
     env = _environment(spec.env, f"{field}env", found)
+    idle, if_idle = _idle(spec.idle, f"{field}idle", found)
+    if idle and (parts or most > 1):
+        what, hint = "an idle limit is for a single task", "drop `idle`"
+        error = SpecError(what, field=f"{field}idle", hint=hint)
+        found.add(error, f"{field}workers", f"{field}parts", f"{field}split", f"{field}sweep")
     checkpoint, restore = _checkpoint(spec.checkpoint, f"{field}checkpoint", found)
     due = _due(spec.deadline, f"{field}deadline", inherited.wall, found)
     base = Unit(
@@ -778,6 +786,8 @@ def _units(
         serves=spec.serves,
         phases=_phases(spec, f"{field}phases", shape, found),
         if_late=due.if_late,
+        idle=idle,
+        if_idle=if_idle,
         output=found.get("", _output, spec.output, f"{field}output", several=parts > 0 or most > 1),
         secrets=compiled_secrets(spec.secrets, {*inherited.env, *spec.env}, f"{field}secrets", found)
         if spec.secrets
@@ -800,6 +810,7 @@ _NOT_IN_CONTAINERS = {
     "stdin": "it has no keeper",
     "tty": "it has no keeper",
     "hang": "it has no keeper",
+    "idle": "it has no keeper",
     "output": "it has no folder",
 }
 """Fields of a task that a container cannot follow, and why."""
@@ -932,6 +943,16 @@ def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findi
         every = found.get(0, duration, spec.every, f"{field}.every")
         return every, found.get(0, duration, spec.restore, f"{field}.restore")
     return found.get(0, duration, spec, field), 0
+
+
+def _idle(spec: Quantity | IdleSpec, field: str, found: Findings) -> tuple[int, IfIdle]:
+    """Return (limit in nanoseconds, action)."""
+    value, at = (spec.after, f"{field}.after") if isinstance(spec, IdleSpec) else (spec, field)
+    after = found.get(0, duration, value, at)
+    if 0 < after < LEAST_IDLE:
+        need = f"{format_duration(LEAST_IDLE)} or more, or 0"
+        found.add(SpecError("the idle limit is too short", code="E103", field=at, need=need, have=str(value)))
+    return after, spec.then if isinstance(spec, IdleSpec) and after else "suspend"
 
 
 def _phases(spec: TaskSpec, field: str, shape: Shape, found: Findings) -> tuple[InPhase, ...]:

@@ -102,13 +102,14 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--after j1 --hold --after-any j2 --after-failure j3 "
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
         "--backoff 1s "
-        "--hang 1s --time-limit 1h --interactive --tty --output o "
+        "--hang 1s --time-limit 1h --idle 30m --if-idle end --interactive --tty --output o "
         "--env A=1 --secret B --sweep a=1,2 --at-most 2 --lease exclusive "
         "--every 1h --cron * --time-zone UTC --overlap skip --sync=.. --requirements r.txt "
         "--notify command:x --notify-on end --project p --image i --allow-failed 1"
     )
     told = flags_of(*examples.split())
     set_here = {*told, *told["resources"]}
+    assert told["idle"] == {"after": "30m", "then": "end"}
 
     def names(of: type) -> Iterable[str]:
         return (field.encode_name for field in msgspec.structs.fields(of))

@@ -39,6 +39,7 @@ NEEDS = {
     "POST /v1/jobs/{name}/cancel": Role.SUBMITTER,
     "POST /v1/cancel": Role.SUBMITTER,
     "POST /v1/jobs/{name}/hold": Role.SUBMITTER,
+    "POST /v1/jobs/{name}/resume": Role.SUBMITTER,
     "POST /v1/jobs/{name}/release": Role.SUBMITTER,
     "POST /v1/jobs/{name}/change": Role.SUBMITTER,
     "POST /v1/jobs/{name}/retry": Role.SUBMITTER,

@@ -1,4 +1,4 @@
-"""Decisions about units: placement, preemption, resizing."""
+"""Decisions about units: placement, preemption, resizing, suspension."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -9,7 +9,7 @@ from poise.kernel.ledger.room import Handlers, InvariantBroken, Room
 from poise.kernel.ledger.seats import Seats
 from poise.kernel.ledger.training import Training
 from poise.kernel.ledger.units import UnitState
-from poise.model.events import Placed, Preempted, Resized
+from poise.model.events import Placed, Preempted, Resized, Resumed, Suspended
 from poise.model.jobs import Ending
 
 
@@ -30,7 +30,13 @@ class Placements(Room):
         self._lifecycle, self._seats, self._changes = lifecycle, seats, changes
 
     def handlers(self) -> Handlers:
-        return {Placed: self._placed, Preempted: self._preempted, Resized: self._resized}
+        return {
+            Placed: self._placed,
+            Preempted: self._preempted,
+            Resized: self._resized,
+            Suspended: self._suspended,
+            Resumed: self._resumed,
+        }
 
     def _placed(self, event: Placed) -> None:
         unit = self._jobs.units[event.unit]
@@ -104,4 +110,18 @@ class Placements(Room):
             self._seats.take(unit, index, spot)
         unit.generation = event.generation
         self._queues.note_order(unit, event)
+        self._changes.mark(unit)
+
+    def _suspended(self, event: Suspended) -> None:
+        unit = self._jobs.units[event.unit]
+        if len(unit.tasks) > 1 or unit.tasks[0].status != "running" or event.epoch != unit.epoch or unit.suspended:
+            raise InvariantBroken(f"{event.unit}#{event.epoch} was suspended, but is {unit.status}")
+        self._seats.suspend(unit, event.at, event.since)
+        self._changes.mark(unit)
+
+    def _resumed(self, event: Resumed) -> None:
+        unit = self._jobs.units[event.unit]
+        if unit.suspended is None or event.epoch != unit.epoch:
+            raise InvariantBroken(f"{event.unit}#{event.epoch} was resumed, but was not suspended")
+        self._seats.resume(unit, unit.suspended)
         self._changes.mark(unit)

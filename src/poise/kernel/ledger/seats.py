@@ -6,12 +6,14 @@ from poise.kernel.ledger.nodes import Nodes
 from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.ledger.room import Room
 from poise.kernel.ledger.shares import Shares
-from poise.kernel.ledger.units import UnitState
+from poise.kernel.ledger.units import Suspension, UnitState
 from poise.model.decisions import Spot
 
 
 class Seats(Room):
-    """Keeps `Nodes`, `Quotas`, `Shares` and `Active` consistent: only this room takes and releases resources."""
+    """Keeps `Nodes`, `Quotas`, `Shares` and `Active` consistent: only this room takes and releases resources, and
+    writes `suspended` of a unit.
+    """
 
     def __init__(self, active: Active, nodes: Nodes, quotas: Quotas, shares: Shares, changes: Changes) -> None:
         self._active, self._nodes, self._quotas, self._shares = active, nodes, quotas, shares
@@ -19,23 +21,42 @@ class Seats(Room):
 
     def take(self, unit: UnitState, index: int, spot: Spot, *, queued: bool = False) -> None:
         """Take the resources for the next attempt of a task."""
-        task, shape = unit.tasks[index], unit.shape
+        task = unit.tasks[index]
         task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
         task.pid = task.started = task.ended = task.straggles = task.epoch = 0
         task.ending = None
-        self._active.seat(unit, index, spot.node, shape)
-        self._quotas.count(unit, shape, 1)
-        self._shares.count(unit, index, begins=True)
-        self._nodes.take(spot.node, unit, shape, spot.devices, queued=queued)
-        self._changes.residents.pop(unit.id, None)
-        self._changes.rows.add(spot.node)
+        self._hold(unit, index, queued=queued)
 
     def give_back(self, unit: UnitState, index: int) -> None:
-        """Release the resources of an attempt."""
+        """Release the resources of an attempt, which is no longer suspended."""
         task, shape = unit.tasks[index], unit.shape
         self._active.unseat(unit, index, task.node, shape)
         self._quotas.count(unit, shape, -1)
         self._shares.count(unit, index, begins=False)
         self._nodes.give_back(task.node, unit, shape, task.devices)
+        self._changes.residents.pop(unit.id, None)
+        self._changes.rows.add(task.node)
+        unit.suspended = None
+
+    def suspend(self, unit: UnitState, at: int, since: int) -> None:
+        """Release the resources of a unit of one task, except its memory."""
+        task = unit.tasks[0]
+        self.give_back(unit, 0)
+        unit.suspended = Suspension(at, since, task.devices)
+        task.devices = ()
+        self._hold(unit, 0)
+
+    def resume(self, unit: UnitState, suspended: Suspension) -> None:
+        """Take the resources of a suspended unit again."""
+        self.give_back(unit, 0)
+        unit.tasks[0].devices = suspended.devices
+        self._hold(unit, 0)
+
+    def _hold(self, unit: UnitState, index: int, *, queued: bool = False) -> None:
+        task, shape = unit.tasks[index], unit.shape
+        self._active.seat(unit, index, task.node, shape)
+        self._quotas.count(unit, shape, 1)
+        self._shares.count(unit, index, begins=True)
+        self._nodes.take(task.node, unit, shape, task.devices, queued=queued)
         self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(task.node)

@@ -38,6 +38,14 @@ PAST_ORDERS = 8
 """Number of preemption orders retained per unit; the log has all of them."""
 
 
+class Suspension(msgspec.Struct, frozen=True, array_like=True):
+    """A unit was suspended at this instant. It was last in use at the instant `since`, and gets these devices back."""
+
+    at: int
+    since: int
+    devices: tuple[int, ...] = ()
+
+
 class UnitState(msgspec.Struct, gc=False):
     """The state of a unit.
 
@@ -50,6 +58,8 @@ class UnitState(msgspec.Struct, gc=False):
     back unstarted from a node's queue, and is not queued again. `queue` names the units that are alike for placement.
     `avoid` is a node to avoid if another will do. `barred` maps devices that failed it to the epoch of the failure.
     `leases` maps a node to the instant until which an earlier copy of exclusive work may run there.
+
+    Suspended: while it is `suspended`, its processes are stopped, and it holds only its memory.
 
     Counts: `attained` is the service (run time times devices) of preempted attempts, `preempted` their number, `moved`
     the number of stops for its own good. `lost` counts lost attempts that do not count as `tries`.
@@ -128,6 +138,7 @@ class UnitState(msgspec.Struct, gc=False):
     lost: int = 0
     leases: dict[str, int] = {}
     limited: int = 0
+    suspended: Suspension | None = None
 
     def fork(self) -> "UnitState":
         """Return an independent copy."""
@@ -178,9 +189,10 @@ class UnitState(msgspec.Struct, gc=False):
 
     @property
     def shape(self) -> Shape:
-        """Shape of the artifact in which it was placed."""
+        """Shape of the artifact in which it was placed; while it is suspended, what it keeps of that."""
         plain = not (self.variant or self.barred or self.spec.phases)
-        return self.spec.shape if plain else self.shape_of(self.variant)
+        shape = self.spec.shape if plain else self.shape_of(self.variant)
+        return shape if self.suspended is None else shape.suspended
 
     @property
     def phase_told(self) -> str:

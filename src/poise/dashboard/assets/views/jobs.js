@@ -50,7 +50,10 @@ function showAll(element, state) {
   };
 }
 
-const statusOf = (job) => (job.hold ? `${job.status}, held` : job.status);
+const statusOf = (job) => {
+  if (job.idle_since) return `${job.status}, ${job.suspended ? "suspended, " : ""}idle since ${clock(job.idle_since)}`;
+  return job.hold ? `${job.status}, held` : job.status;
+};
 const countsOf = (job) => Object.entries(job.counts).map(([status, count]) => `${count} ${status}`).join(", ");
 const elapsed = (job) => duration((job.ended || Date.now() / 1000) - job.submitted);
 
