@@ -43,15 +43,15 @@ def forward(job: str, ports: tuple[str, ...], rank: int | None, as_json: bool) -
     report = connected(home).job(job)
     if report.exit_code is not None:
         raise SpecError(f"job {report.id} is over", field="job", have=report.status, hint=f"`poise show {report.id}`")
-    room = threading.BoundedSemaphore(MOST_AT_ONCE)
-    listeners = [(port, _listener(local)) for port, local in wanted]
+    listeners = [(port, listener_on(local)) for port, local in wanted]
     if as_json:
         print_json([{"port": port, "local": listener.getsockname()[1]} for port, listener in listeners])
         sys.stdout.flush()
+    room = threading.BoundedSemaphore(MOST_AT_ONCE)
     for port, listener in listeners:
         if not as_json:
             say(f"poise: localhost:{listener.getsockname()[1]} is port {port} of {job}; Ctrl-C ends it")
-        threading.Thread(target=_accept, args=(home, job, port, rank, listener, room), daemon=True).start()
+        serve_port(home, job, port, rank, listener, room)
     with contextlib.suppress(KeyboardInterrupt):
         report = connected(home).wait(job)
         say(f"poise: {report.id} is over")
@@ -70,12 +70,20 @@ def _ports(text: str) -> tuple[int, int]:
     return numbers
 
 
-def _listener(local: int) -> socket.socket:
+def listener_on(local: int) -> socket.socket:
+    """Return a listener on a port of this machine, which only programs on this machine reach; 0 is any port."""
     try:
         return socket.create_server(("127.0.0.1", local))
     except OSError as error:
         what = f"port {local} of this machine cannot be used: {error.strerror}"
         raise InputError(what, field="LOCAL", have=str(local), hint="another one: `PORT:0`") from None
+
+
+def serve_port(
+    home: Home, job: str, port: int, rank: int | None, listener: socket.socket, room: threading.BoundedSemaphore
+) -> None:
+    """Pass connections to a listener on to a port of a job, in the background. `room` limits their number."""
+    threading.Thread(target=_accept, args=(home, job, port, rank, listener, room), daemon=True).start()
 
 
 def _accept(home: Home, job: str, port: int, rank: int | None, listener: socket.socket, room: Any) -> None:

@@ -1,8 +1,8 @@
 """`poise`: finds the command, runs it, and turns errors into text, JSON and exit codes.
 
 Commands are imported when used, so `poise --help` takes little longer than starting Python.
-Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 input error, 2 fault; `run`, `attach`, `exec`
-and `wait` return the command's exit code, or 125 if Poise itself fails.
+Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 input error, 2 fault; `run`, `attach`, `exec`,
+`shell` and `wait` return the command's exit code, or 125 if Poise itself fails.
 """
 
 import gc
@@ -41,6 +41,7 @@ COMMANDS = {
     "get": ("poise.cli.get", "Copy a file or a folder of a job from its node"),
     "attach": ("poise.cli.attach", "Follow a running job, and send it input"),
     "exec": ("poise.cli.exec", "Run a command beside a running task: in its folder, on its devices"),
+    "shell": ("poise.cli.shell", "Open a terminal or a Jupyter server on a part of a device"),
     "ssh": ("poise.cli.ssh", "Open an SSH session beside a running job, also for editors"),
     "forward": ("poise.cli.forward", "Open ports of this machine that lead to a running job"),
     "capture": ("poise.cli.capture", "Capture what a running task does: a flame graph, or a trace of PyTorch"),
@@ -97,6 +98,7 @@ GROUPS = {
         "get",
         "exec",
         "attach",
+        "shell",
         "ssh",
         "forward",
         "capture",
@@ -137,7 +139,7 @@ COMPLETE = "__complete"
 """The hidden command that shells call for completion."""
 
 OWN_FAILURE = 125
-GIVES_CHILD_CODE = frozenset({"run", "wait", "exec", "attach", "ssh"})
+GIVES_CHILD_CODE = frozenset({"run", "wait", "exec", "attach", "shell", "ssh"})
 
 
 def help_text() -> str:

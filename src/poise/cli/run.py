@@ -56,6 +56,21 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     spec, place = _asked_for(command, asked(flags, environ), environ)
     if spec.get("every") is not None or spec.get("cron"):
         raise click.UsageError("`poise run` runs a command once\n\nhint: `poise submit`, which makes schedules")
+    return run_job(spec, flags, place, quiet=quiet, as_json=as_json)
+
+
+def run_job(
+    spec: dict[str, Any],
+    flags: dict[str, Any],
+    place: Callable[[str], str] = lambda field: "",
+    *,
+    quiet: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Run a job in this folder, stream its output, and return its exit code. `flags` are those that set its fields, and
+    `place` returns the place of a field in a script, for errors.
+    """
+    environ = dict(os.environ)
     note_units(spec)
     spec["folder"] = str(Path.cwd())
     kept = {name: value for name, value in kept_environment().items() if name not in spec.get("secrets", ())}
@@ -114,8 +129,8 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
                 say(f"poise: {task.task}{f' ({tried})' if tried else ''} failed with {task.exit_code}")
         if report.array is not None:
             say(f"poise: {progress_text(report)}; `poise results {job}`")
-        if code == NOT_FOUND and len(command) == 1 and _SHELL.search(command[0]):
-            say(f"poise: to use a shell: `poise run -- sh -c {shlex.quote(command[0])}`")
+        if code == NOT_FOUND and len(spec["run"]) == 1 and _SHELL.search(spec["run"][0]):
+            say(f"poise: to use a shell: `poise run -- sh -c {shlex.quote(spec['run'][0])}`")
     return code
 
 
