@@ -8,7 +8,7 @@ import pytest
 
 from poise.config import Home
 from poise.drivers.devices import Inventory
-from poise.drivers.kernellog import KernelLog
+from poise.drivers.kernellog import KernelLog, ran_out_of_memory
 from poise.drivers.probes import Finding, Use
 from poise.model.messages import DeviceFault
 from poise.model.resources import Device
@@ -109,3 +109,19 @@ def test_without_the_driver_the_log_is_not_opened(log: Path, tmp_path: Path) -> 
 def test_the_log_of_this_kernel_is_read_without_waiting(driver: Path) -> None:
     with closing(KernelLog(driver=driver)) as kernel:
         assert kernel.faults(INDICES) == []
+
+
+OOM = (
+    "6,1,75,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=libpod-a1,mems_allowed=0,"
+    "oom_memcg=/libpod_parent/libpod-a1,task_memcg=/libpod_parent/libpod-a1,task=libpod-b2,pid=7,uid=0\n"
+)
+
+
+def test_a_cgroup_whose_memory_ran_out_is_named_by_the_kernel(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(f"6,0,1,-;something,oom_memcg=/libpod-c3,\n{OOM}")
+    assert ran_out_of_memory("libpod-a1", log)
+    assert not ran_out_of_memory("libpod-b2", log), "the name of a process is anything"
+    assert not ran_out_of_memory("libpod-c3", log)
+    assert not ran_out_of_memory("libpod-a", log)
+    assert not ran_out_of_memory("libpod-a1", tmp_path / "none")

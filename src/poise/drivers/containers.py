@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+from poise.drivers.kernellog import ran_out_of_memory
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt
 from poise.model.resources import CONTAINERS, Device, contained
@@ -155,8 +156,11 @@ def pulled(image: str, tenant: str, registries: Path) -> tuple[str, ...]:
 
 
 def ran_out(podman: str, name: str) -> bool:
-    """Return whether the kernel killed a process of this container because its memory ran out."""
-    return _asked(podman, "inspect", "--type=container", "--format={{.State.OOMKilled}}", name).strip() == "true"
+    """Return whether the kernel killed a process of this container because its memory ran out. podman misses it on some
+    kernels with cgroups of version 1; the kernel log names the cgroup.
+    """
+    told = _asked(podman, "inspect", "--type=container", "--format={{.State.OOMKilled}} {{.Id}}", name).split()
+    return told[:1] == ["true"] or (len(told) == 2 and ran_out_of_memory(f"libpod-{told[1]}"))
 
 
 def may_have_run_out(ending: Ending) -> bool:

@@ -1,4 +1,5 @@
-"""Reads errors of NVIDIA devices from the kernel log, where the driver reports them even without NVML.
+"""Reads the kernel log: errors of NVIDIA devices, which the driver reports there even without NVML, and cgroups whose
+memory ran out.
 
     NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 
@@ -21,6 +22,9 @@ LOG, DRIVER = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus")
 
 MOST_RECORDS, MOST_RECORD = 1_000, 8192
 """Maximum number of records per read, and bytes of one; the kernel truncates records itself."""
+
+WHOLE_BUFFER = 200_000
+"""Maximum number of records to search; the largest buffer of the kernel holds fewer."""
 
 _XID = re.compile(r"^[^;\n]*;NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): *(\d{1,3})\b", re.MULTILINE)
 """The match must begin the message, because text that the kernel quotes may contain anything."""
@@ -57,19 +61,7 @@ class KernelLog:
         ]
 
     def _records(self) -> Iterator[str]:
-        """Yield the records since the last read that the kernel's buffer still has."""
-        for _ in range(MOST_RECORDS if self._file >= 0 else 0):
-            try:
-                record = os.read(self._file, MOST_RECORD)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno == errno.EPIPE:  # records were overwritten before they were read: continue
-                    continue
-                return
-            if not record:
-                return
-            yield record.decode(errors="replace")
+        return _records(self._file, MOST_RECORDS) if self._file >= 0 else iter(())
 
     def _names(self) -> dict[str, str]:
         """Return the driver's names (UUIDs) of devices by address."""
@@ -79,6 +71,36 @@ class KernelLog:
                 if uuid := _UUID.search(path.read_text(errors="replace")):
                     found[_place(path.parent.name)] = uuid[1]
         return found
+
+
+def ran_out_of_memory(cgroup: str, log: Path = LOG) -> bool:
+    """Return whether the kernel has ended a process because the memory of this cgroup ran out, as far as its buffer
+    goes back; `cgroup` is the last part of the path.
+    """
+    killed = re.compile(rf"^[^;\n]*;oom-kill:[^\n]*?,oom_memcg=[^,\n]*/{re.escape(cgroup)}[,/]", re.MULTILINE)
+    with contextlib.suppress(OSError):
+        file = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return any(killed.search(record) for record in _records(file, WHOLE_BUFFER))
+        finally:
+            os.close(file)
+    return False
+
+
+def _records(file: int, most: int) -> Iterator[str]:
+    """Yield the records since the last read that the kernel's buffer still has."""
+    for _ in range(most):
+        try:
+            record = os.read(file, MOST_RECORD)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # records were overwritten before they were read: continue
+                continue
+            return
+        if not record:
+            return
+        yield record.decode(errors="replace")
 
 
 def _place(address: str) -> str:
