@@ -93,9 +93,9 @@ class Inventory:
                 _log.warning("left out: %s", told)
         declared = self._declared
         node = with_processor(node, declared.processor, "declared") if declared.processor else node
-        offered = with_declared(devices, declared)
-        labels = node.labels | (containers.labels(offered) if containers.engine() else {})
-        node = declared.place.of(msgspec.structs.replace(node, devices=offered, labels=labels))
+        all_devices = with_declared(devices, declared)
+        labels = node.labels | (containers.labels(all_devices) if containers.engine() else {})
+        node = declared.place.of(msgspec.structs.replace(node, devices=all_devices, labels=labels))
         if self._part is None:
             return node
         self.there = {device.index for device in node.devices}
