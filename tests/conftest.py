@@ -1,5 +1,8 @@
-"""Servers that hold logs which several control planes share, started once for a file of tests."""
+"""Servers that hold logs which several control planes share, started once for a file of tests; and at the end of a long
+run, the files that took longest.
+"""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -8,6 +11,12 @@ import pytest
 if TYPE_CHECKING:
     from drivers.etcd_server import EtcdServer
     from drivers.postgres_server import PostgresServer
+
+LONG_RUN_SECONDS = 60
+"""Of tests together, beyond which a run says where its time went."""
+
+SHOWN = 10
+"""Files that it names."""
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +34,16 @@ def etcd() -> "Iterator[EtcdServer]":
 
     with running() as server:
         yield server
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """`make test` may take ten minutes: which files take most of it, so that it is seen where it grows."""
+    took = Counter[str]()
+    for report in (one for reports in terminalreporter.stats.values() for one in reports):
+        if isinstance(report, pytest.TestReport):
+            took[report.nodeid.partition("::")[0]] += report.duration
+    if took.total() < LONG_RUN_SECONDS:
+        return
+    terminalreporter.section(f"the longest of {len(took)} files, which took {took.total():.0f} s", sep="-")
+    for name, seconds in took.most_common(SHOWN):
+        terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
