@@ -107,8 +107,8 @@ schemathesis: setup  ## a real control plane and a real gateway, each against it
 style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
-	$(BIN)/python docs/plain.py
+	@mkdir -p build; $(BIN)/lint-imports > build/layers.txt & layers=$$!; $(BIN)/python docs/plain.py; plain=$$?; \
+	wait $$layers || { cat build/layers.txt; exit 1; }; exit $$plain
 
 lint: style      ## style, plain English, types, layers
 	$(BIN)/mypy

@@ -62,11 +62,12 @@ Victims = Callable[[Living, random.Random], list[int]]
     ],
     ids=lambda value: value.__name__.removeprefix("_killed_") if callable(value) else "",
 )
-def test_all_jobs_end_right_whoever_is_killed(living: Living, victims: Victims, untouched: bool) -> None:
+def test_all_jobs_end_right_whoever_is_killed(shared: Living, victims: Victims, untouched: bool) -> None:
     """`untouched`: no command may notice that its superiors died. Else what died with a keeper is run again."""
+    living, who = shared, victims.__name__
     living.up()
-    chance = random.Random(victims.__name__)  # noqa: S311 — a seed, not a secret
-    diary = Diary(living.work / "diary")
+    chance = random.Random(who)  # noqa: S311 — a seed, not a secret
+    diary = Diary(living.work / f"diary{who}")
     client = living.client()
     retry = {"limit": 20, "backoff": "50ms", "when": ["lost", "killed", "signal"]}
     long = [
@@ -79,7 +80,7 @@ def test_all_jobs_end_right_whoever_is_killed(living: Living, victims: Victims, 
         own = living.client()
         for number in range(SHORT):
             spec = {"run": diary.command(0.05), "resources": {"cpu": 0.25}, "retry": retry, "name": f"n{number}"}
-            short.append(_until_acknowledged(own, spec, f"k{number}"))
+            short.append(_until_acknowledged(own, spec, f"{who}-{number}"))
             time.sleep(0.03)
 
     until(lambda: all(client.job(job).status == "running" for job in long), "the long ones run")
