@@ -81,6 +81,7 @@ COMMANDS = {
     "simulate": ("poise_lab.cli.simulate", "Simulate a policy on a recorded trace"),
     "compare": ("poise_lab.cli.simulate", "Compare policies on one recorded trace"),
     "tune": ("poise_lab.cli.tune", "Find the numbers of a policy that suit a trace"),
+    "learn": ("poise_lab.cli.learn", "Train a network that picks what starts next"),
     "rehearse": (
         "poise_lab.cli.rehearse",
         "Simulate a service on recorded requests: latencies, use and cost",
@@ -127,7 +128,7 @@ GROUPS = {
     "Services": ("serve", "services", "service", "rehearse"),
     "Users": ("token", "whoami", "quota", "shares", "reserve", "usage", "audit"),
     "Log": ("events", "decisions", "timeline", "report", "hotspots", "replay"),
-    "Simulation": ("simulate", "compare", "tune", "faults", "demo"),
+    "Simulation": ("simulate", "compare", "tune", "learn", "faults", "demo"),
     "Files and shells": ("schema", "completion"),
 }
 """The commands as `poise --help` lists them, those for beginners first."""

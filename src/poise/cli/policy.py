@@ -71,11 +71,13 @@ def set_policy(policy: str) -> "PolicyReport":
 def sent(policy: str, send: "Callable[[str | dict[str, Any]], T]") -> "T":
     """Call `send` with a policy's name, or the content of its file."""
     from poise.drivers.plugins import choose_document, is_file
+    from poise.drivers.weights import with_weights
     from poise.drivers.yamlfile import load_kind, place_in_file
 
     if not is_file(policy):
         return send(policy)
     document: dict[str, Any] = load_kind(Path(policy), "policy")
     with located(place_in_file(Path(policy))):
+        document = with_weights(document, Path(policy).parent)
         choose_document(document)
         return send(document)

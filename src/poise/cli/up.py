@@ -413,10 +413,12 @@ def _settle_policy(home: Home, policy: str) -> str:
     import msgspec
 
     from poise.drivers.plugins import check_needs, choose, choose_document, is_file
+    from poise.drivers.weights import with_weights
     from poise.drivers.yamlfile import load_kind, place_in_file
 
     document = load_kind(Path(policy), "policy") if is_file(policy) else None
     with located(place_in_file(Path(policy))):
+        document = with_weights(document, Path(policy).parent)
         choice = choose_document(document) if is_file(policy) else choose(policy)
     check_needs(choice)
     if choice.foreign:

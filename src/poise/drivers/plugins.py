@@ -36,11 +36,12 @@ from poise.model.fleet import Fleet
 from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.resources import Device, Node, Shape
 from poise.model.views import Candidate, Snapshot
+from poise.policy.learned import policy_of as policy_of_recipe
 from poise.policy.rank import RANK_TERMS, RankTerm
 from poise.policy.recipe import Recipe, compile_recipe, digest_of
 from poise.policy.rounds import Rounds
 from poise.policy.score import TERMS, Scoring, Term
-from poise.policy.suites import POLICIES, ClusterPolicy, Suite
+from poise.policy.suites import POLICIES, ClusterPolicy
 from poise.units import SECOND
 
 TERM_GROUP, RANK_TERM_GROUP, POLICY_GROUP = "poise.terms", "poise.rank_terms", "poise.policies"
@@ -80,9 +81,10 @@ def choose(name: str, field: str = FIELD) -> Choice:
     if name in POLICIES:
         return Choice(label=name, name=name, field=field)
     if is_file(name):
-        from poise.drivers.yamlfile import load_yaml  # here, since a shipped policy does without
+        from poise.drivers.weights import with_weights  # here, since a shipped policy does without
+        from poise.drivers.yamlfile import load_yaml
 
-        return choose_document(load_yaml(Path(name)), field)
+        return choose_document(with_weights(load_yaml(Path(name)), Path(name).parent), field)
     points = _points(POLICY_GROUP)
     if name in points:
         return Choice(label=f"{name}@{_digest(points[name])}", name=name, foreign=True, field=field)
@@ -135,7 +137,7 @@ def build(choice: Choice) -> ClusterPolicy:
         name: RANK_TERMS[name] if name in RANK_TERMS else _load(RANK_TERM_GROUP, name, _try_rank_term)
         for name in _rank_terms_of(recipe)
     }
-    return Suite(recipe, terms, rank_terms)
+    return policy_of_recipe(recipe, terms, rank_terms)
 
 
 def check_needs(choice: Choice) -> None:

@@ -504,6 +504,9 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "policy.order": {"anyOf": [{"enum": [*ORDERS, *PRESETS]}, _weights(RANK_TERMS)]},
     "policy.score": _weights(TERMS),
     "policy.turns": {"enum": list(TURNS)},
+    "policy.weights": {
+        "anyOf": [{"type": "string", "minLength": 1, "examples": ["learned.npz"]}, {"type": "object"}, {"type": "null"}]
+    },
     "preempt.by": {"enum": list(YIELDS_BY)},
     "preempt.min_run": DURATION,
     "preempt.budget": COUNT_OR_NONE,
@@ -649,6 +652,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "policy.reallocate": "Move work off nodes that stay hot.",
     "policy.fairness": "How much a long wait counts against a short run, from 0 (shortest first) to 1.",
     "policy.triggers": "Events that force a round.",
+    "policy.weights": "File of a network that picks the next start, from `poise learn`. `null`: none.",
     "preempt.by": "Rank by which work preempts other work.",
     "preempt.min_run": "Minimum run time before work is preempted.",
     "preempt.budget": "Maximum number of preemptions of one unit. After half an hour without preemption, the count "

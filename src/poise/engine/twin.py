@@ -46,7 +46,7 @@ from poise.model.training import Training
 from poise.model.views import Snapshot
 from poise.model.workload import APART, ONE_RACK, ONE_ZONE, Arrival, Seats, Truth
 from poise.policy.suites import ClusterPolicy
-from poise.ports import NodePort, StoredCheckpoint
+from poise.ports import Decider, NodePort, StoredCheckpoint
 from poise.units import SECOND
 
 Observe = Callable[[Event], None]
@@ -197,7 +197,7 @@ class VirtualNode:
 class Twin:
     """A control plane in virtual time. `interference` returns the factor by which sharing slows work down, given its
     share of a device and the shares of others on it, in thousandths. `delay` is the decision time in nanoseconds.
-    `waste` receives time without progress.
+    `waste` receives time without progress. A `decider` answers in place of the policy; it may answer later.
 
     Add events (`add_nodes`, `arrive`, `lose`, `slow`), then `run`. Instants are nanoseconds since the twin's start,
     which is `began` on the log's clock. `ledger` starts the twin from a recorded state, as of the instant `at` of its
@@ -221,6 +221,7 @@ class Twin:
         interference: Interference = lambda share, others: 1.0,
         delay: int = 0,
         waste: Callable[[Waste], None] = lambda waste: None,
+        decider: Decider | None = None,
     ) -> None:
         self.timeline = Timeline()
         self.process = Process(self.timeline, "twin")
@@ -255,7 +256,7 @@ class Twin:
             Controller(ledger, settings),
             VirtualStore(ledger.revision, observe),
             SimulatedClock(self.process, self.began),
-            self.decider,
+            decider or self.decider,
             self.process,
             tell=lambda text: None,
         )

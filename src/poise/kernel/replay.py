@@ -21,8 +21,9 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify
 from poise.model.decisions import NO_POLICY, Plan, Rejection
 from poise.model.events import Began, Configured, Event, Held, Placed, Preempted, Remembered, Resized, Round
+from poise.policy.learned import policy_of
 from poise.policy.recipe import Recipe
-from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, Suite, decide_safely
+from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, decide_safely
 
 Made = Placed | Preempted | Resized | Held | Remembered
 """Events that a round commits; those with `NO_POLICY` come from the control plane itself."""
@@ -77,8 +78,8 @@ def shipped(began: Began) -> ClusterPolicy | str:
     if began.policy in POLICIES:
         return POLICIES[began.policy]
     try:
-        return Suite(convert(began.recipe, Recipe))
-    except (msgspec.ValidationError, KeyError):
+        return policy_of(convert(began.recipe, Recipe))
+    except (msgspec.ValidationError, KeyError, ValueError):
         return f"decided by `{began.policy}`, which does not ship with Poise"
 
 

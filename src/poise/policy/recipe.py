@@ -17,11 +17,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from poise.decoding import convert
 from poise.errors import SpecError
 from poise.model.document import Findings, near, shown
 from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
 from poise.model.spec import check_count, check_name
 from poise.model.triggers import Triggers
+from poise.policy.network import Network, check
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.reclaim import Preemption
 from poise.policy.score import TERMS
@@ -49,7 +51,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     start before it. `reserve`: keep room for units that have waited. `preempt`: the rules of preemption. `elastic`:
     grow units into idle room. `reallocate`: move work off hot nodes. `fairness`, from 0 to 1: how much a long wait
     counts against a short run, for the order `value`. `triggers`: what forces a round; the caller of the policy uses
-    it, not the policy itself.
+    it, not the policy itself. `network` picks the next start where several shapes fit (learned.py).
     """
 
     name: str
@@ -64,6 +66,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reallocate: bool = False
     fairness: float = FAIRNESS
     triggers: Triggers = Triggers()
+    network: Network | None = None
 
 
 RECIPES = (
@@ -130,6 +133,7 @@ class PolicySpec(msgspec.Struct, forbid_unknown_fields=True):
     reallocate: bool | msgspec.UnsetType = msgspec.UNSET
     fairness: float | msgspec.UnsetType = msgspec.UNSET
     triggers: TriggersSpec | msgspec.UnsetType = msgspec.UNSET
+    weights: str | dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def compile_recipe(
@@ -183,6 +187,8 @@ def _compile(spec: PolicySpec, terms: Collection[str], rank_terms: Collection[st
         changes["preempt"] = _preempt(spec.preempt, base.preempt or Preemption(), found)
     if spec.triggers is not msgspec.UNSET:
         changes["triggers"] = _triggers(spec.triggers, base.triggers, found)
+    if spec.weights is not msgspec.UNSET:
+        changes["network"] = found.get(None, _network, spec.weights)
     return msgspec.structs.replace(base, name=spec.name, **changes)
 
 
@@ -241,6 +247,23 @@ def _weight(name: str, weight: float, known: Collection[str], at: str) -> float:
             have=shown(weight), hint=f"{name}: 0.5",
         )  # fmt: skip
     return weight
+
+
+def _network(weights: str | dict[str, Any] | None) -> Network | None:
+    """Return the network in a document; its file was read where the document was."""
+    if weights is None:
+        return None
+    if isinstance(weights, str):
+        raise SpecError(
+            "a file of weights is read where the policy file is", field="weights", have=weights,
+            need="the content of the file", hint="`poise policy set FILE.yaml` reads both",
+        )  # fmt: skip
+    try:
+        network = convert(weights, Network)
+        check(network)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise SpecError(f"the weights are no network: {error}", field="weights", hint="`poise learn`") from None
+    return network
 
 
 def _triggers(spec: TriggersSpec, base: Triggers, found: Findings) -> Triggers:
@@ -317,4 +340,5 @@ _EXAMPLES = {
     "cool_below": "cool_below: 70%",
     "hot_for": "hot_for: 30s",
     "settles": "settles: 5s",
+    "weights": "weights: learned.npz",
 }

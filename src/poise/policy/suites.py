@@ -119,6 +119,7 @@ MADE, FOUND, NOTHING = range(3)
 
 _ANY = float("inf")
 NOBODY: tuple[Resident, ...] = ()
+NO_PICKS: Mapping[str, str] = {}
 
 _is_recovering = attrgetter("recovering")
 _queue = attrgetter("queue")
@@ -151,7 +152,11 @@ class Suite:
         Where there is room for all shown units, the order does not matter, and similar units are placed together. If
         that fails because the room is fragmented, the units are served one by one.
         """
-        draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
+        return self.serve(*self.ordered(view))
+
+    def ordered(self, view: Snapshot) -> tuple[Draft, list[Candidate]]:
+        """Return a draft of the view, and its candidates in the order in which to serve them."""
+        draft = self._draft(view)
         ordered = self.order.sort(view, draft.timely)
         if view.shares is not None:
             ordered = by_share(view, ordered, draft.timely.pressed)
@@ -159,20 +164,35 @@ class Suite:
         if view.yielded or emptied:  # room was promised to them, whatever the order is now
             gaining = frozenset(view.yielded.values())
             ordered.sort(key=lambda candidate: _promised(candidate, gaining, emptied))
+        return draft, ordered
+
+    def serve(
+        self, draft: Draft, ordered: list[Candidate], picks: Mapping[str, str] = NO_PICKS, note: str = ""
+    ) -> Plan:
+        """Place candidates in order, and make room for those that do not fit. The units in `picks` come first, except
+        for promised room; each has the reason in words. The `note` is added to the reasons of all placements.
+        """
+        view = draft.view
         in_turn = self.recipe.spread or self.recipe.turns != "no"
-        if not (in_turn or emptied or view.shares) and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
-            plan = _Round(self, draft).place_all(ordered)
+        simple = not (in_turn or being_emptied(view.fleet) or view.shares or picks)
+        if simple and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
+            plan = _Round(self, draft, picks, note).place_all(ordered)
             if plan is not None:
                 return plan
-            draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
-        return _Round(self, draft).decide(_serving_first(ordered) if self.recipe.preempt is not None else ordered)
+            draft = self._draft(view)
+        ordered = _serving_first(ordered) if self.recipe.preempt is not None else ordered
+        return _Round(self, draft, picks, note).decide(ordered)
+
+    def _draft(self, view: Snapshot) -> Draft:
+        return Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
 
 
 class _Round:
     """One round of decisions."""
 
-    def __init__(self, suite: Suite, draft: Draft) -> None:
+    def __init__(self, suite: Suite, draft: Draft, picks: Mapping[str, str], note: str) -> None:
         view = draft.view
+        self._picks, self._note = picks, note
         self.recipe, self.order, self.view, self.draft = suite.recipe, suite.order, view, draft
         self.decisions: list[Decision] = []
         self.holds: dict[str, Reasons] = {}
@@ -283,6 +303,8 @@ class _Round:
             self._target |= {unit: Aim(one.model, 0.0) for unit, one in self._shared_out.items()}
         elif self._weighs_worth and not self._sizes and self.shares is None:
             ordered = self._most_worth_first(ordered)
+        if self._picks:
+            ordered = self._picked_first(ordered)
         first = ""  # the blocked unit that no other may overtake, where overtaking is not allowed
         only_behind = False  # it is queued on a node, and others may follow it there
         last_lane: int | None = None  # the first lane with more units than shown, all placed
@@ -338,6 +360,16 @@ class _Round:
         if self.shares is not None and (begun or (isinstance(last, Place) and last.unit == candidate.unit)):
             shape = (candidate.shape, *candidate.others)[last.variant]  # type: ignore[union-attr]
             self.shares.place(candidate, shape, last.spots)  # type: ignore[union-attr]
+
+    def _picked_first(self, ordered: list[Candidate]) -> list[Candidate]:
+        """Put first the picked units, after those with promised room."""
+        places = {unit: place for place, unit in enumerate(self._picks)}
+
+        def place(candidate: Candidate) -> int:
+            promised = _promised(candidate, self._gaining, self._emptied) != NOTHING
+            return -1 if promised else places.get(candidate.unit, len(places))
+
+        return sorted(ordered, key=place)
 
     def _most_worth_first(self, ordered: list[Candidate]) -> list[Candidate]:
         """Put first, in each class, the units worth most together with running work, if gangs wait for devices."""
@@ -1433,7 +1465,8 @@ class _Round:
     def _why(self, candidate: Candidate, shape: Shape, row: int, gang: Sequence[int] = ()) -> Why:
         """Explain the choice beside the best other nodes; for a `gang`, beside those that hold all of it."""
         fleet = self.draft.fleet
-        rank = self.order.words(candidate, self.view.now)
+        said = (self.order.words(candidate, self.view.now), self._picks.get(candidate.unit, self._note))
+        rank = ", ".join(filter(None, said))
         if len(fleet) == 1 or self.recipe.turns != "no":
             return Why(
                 policy=self.recipe.name, base=self.view.revision, rank=rank, speed=self._speed(candidate, shape, row)

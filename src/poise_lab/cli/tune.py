@@ -128,26 +128,36 @@ def apply(told: "Tuned", path: Path) -> None:
     """Write the file, and start the policy in shadow if a control plane is running. Raises `Conflict` if the figures do
     not show an improvement.
     """
-    from poise.client import current_home
-    from poise.control.start import connected, running
     from poise.engine.paired import in_words
 
-    if told.no_better:
-        hint = "more `--evaluations`, a longer trace, or keep the policy as it is"
-        need = "an interval that excludes no better"
-        raise Conflict(f"the policy is not applied: {told.no_better}", field="--apply", need=need, hint=hint)
-    lines = [
-        f"# `poise tune` of {told.policy} on {told.trace}: point {told.knee} of the front.",
-        f"# objectives {', '.join(told.objectives)}; {told.evaluations} evaluations, seed {told.seed}",
-        *(f"# {name} {digest}" for name, digest in told.digests.items()),
-        *(f"# told on {told.told.jobs} jobs: {one.name} {in_words(one)}" for one in told.told.figures),
-        *_yaml(told.document),
+    refuse_no_better(told.no_better, "more `--evaluations`, a longer trace, or keep the policy as it is")
+    head = [
+        f"`poise tune` of {told.policy} on {told.trace}: point {told.knee} of the front.",
+        f"objectives {', '.join(told.objectives)}; {told.evaluations} evaluations, seed {told.seed}",
+        *(f"{name} {digest}" for name, digest in told.digests.items()),
+        *(f"told on {told.told.jobs} jobs: {one.name} {in_words(one)}" for one in told.told.figures),
     ]
+    put_in_shadow(path, head, told.document, told.document)
+
+
+def refuse_no_better(why: str, hint: str) -> None:
+    """Raise `Conflict` if there is a reason why a policy is no better."""
+    if why:
+        need = "an interval that excludes no better"
+        raise Conflict(f"the policy is not applied: {why}", field="--apply", need=need, hint=hint)
+
+
+def put_in_shadow(path: Path, head: list[str], document: dict[str, Any], content: dict[str, Any]) -> None:
+    """Write a policy file with these lines before it, and start its `content` in shadow if a control plane runs."""
+    from poise.client import current_home
+    from poise.control.start import connected, running
+
+    lines = [*(f"# {line}" for line in head), *_yaml(document)]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     say(f"poise: wrote {path}")
     home = current_home()
     if running(home):
-        started = connected(home).start_shadow(told.document)
+        started = connected(home).start_shadow(content)
         say(f"poise: {started.policy} is in shadow from now on; `poise shadow report` compares")
     else:
         say(f"poise: no control plane runs here; `poise shadow start {path}` puts it in shadow")

@@ -1,0 +1,1 @@
+"""Learned policies: an environment for reinforcement learning over the twin, and training."""

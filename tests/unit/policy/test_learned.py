@@ -1,0 +1,203 @@
+"""Learned policies: which unit starts next, when the network is not asked, and files that hold it."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from poise.drivers.plugins import choose, choose_document, tried
+from poise.drivers.weights import read_weights, with_weights, write_weights
+from poise.errors import SpecError
+from poise.kernel.replay import shipped
+from poise.model.decisions import Place
+from poise.model.events import Began
+from poise.model.resources import Device, Node
+from poise.model.workload import Workload
+from poise.policy.learned import Learned
+from poise.policy.network import MOST_WEIGHT, ROOM_FEATURES, SHAPE_FEATURES, UNIT, Brain, Network, Seen, layers_of
+from poise.policy.suites import policy_named
+from poise.testing import World, replay
+from poise_lab.traces.options import Options
+from poise_lab.traces.synthetic import generate, parse
+from poise_lab.trial import simulate
+
+HIDDEN = 4
+FEATURES = len(SHAPE_FEATURES) + len(ROOM_FEATURES)
+EVERYWHERE = 1e6
+
+
+def network(seed: int = 0, *, reach: float = EVERYWHERE) -> Network:
+    """A network of random weights; it was trained on features from minus to plus `reach`."""
+    chance = np.random.default_rng(seed)
+    arrays = {name: chance.integers(-UNIT, UNIT, size).tolist() for name, size in layers_of(HIDDEN).items()}
+    return Network(arrays=arrays, low=[-reach] * FEATURES, high=[reach] * FEATURES, study={"seed": str(seed)})
+
+
+def picking(feature: str, sign: int, *, reach: float = EVERYWHERE) -> Network:
+    """A network that always picks the slot with the most (or least) of a feature of shapes."""
+    of = network(reach=reach)
+    arrays = {name: np.zeros_like(np.array(rows)) for name, rows in of.arrays.items()}
+    arrays["shape"][SHAPE_FEATURES.index(feature), 0] = sign * UNIT
+    arrays["shape_bias"][0, 0] = 4 * UNIT  # so that no sign is lost
+    arrays["score"][0, 0] = arrays["pick"][0, 0] = UNIT
+    return replace(of, arrays={name: rows.tolist() for name, rows in arrays.items()})
+
+
+HOSTILE = picking("worth", -1)
+"""It always picks what is worth least."""
+
+
+def policy(of: Network) -> Any:
+    return tried(
+        choose_document({"kind": "policy", "name": "ours", "extends": "poise", "weights": msgspec.to_builtins(of)})
+    )
+
+
+def waiting(of: Network) -> World:
+    """Three units of different shapes have waited for two devices that become free."""
+    world = World(policy(of)).nodes(1, gpus=2).job("first", gpu=2, expect="4h").round()
+    world.job("long", gpu=1, cpu=0.5, expect="30m").job("short", gpu=1, expect="10m").job("wide", gpu=2, expect="20m")
+    return world.after("3h").finish("first", run="4h").round()
+
+
+def reason(world: World, name: str) -> str:
+    """Why a unit was placed, in words."""
+    unit = world.unit(name).id
+    places = (one for plan in world.plans for one in plan.decisions if isinstance(one, Place) and one.unit == unit)
+    return next(places).why.rank
+
+
+def test_the_network_picks_what_starts_and_the_decision_says_so() -> None:
+    world = waiting(picking("run", 1))
+    assert world.where("long")
+    assert "picked by the network before" in reason(world, "long")
+    assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_a_network_that_leaves_everything_decides_as_poise() -> None:
+    idle = picking("run", 0)
+    idle = replace(idle, arrays=idle.arrays | {"shape_bias": [[0] * HIDDEN], "leave_bias": [[UNIT]]})
+    workload, nodes = stated(jobs=120)
+    mine, poise = (simulate(workload, nodes, one) for one in (policy(idle), policy_named("poise")))
+    assert mine.completions == poise.completions
+
+
+def test_outside_its_training_poise_decides_and_the_decision_says_why() -> None:
+    world = waiting(picking("run", 1, reach=1e-3))
+    assert world.where("short")
+    rank = reason(world, "short")
+    assert "in the order of poise: `run` of a shape is" in rank
+    assert "in training" in rank
+
+
+def test_work_that_has_waited_too_long_is_served_by_poise() -> None:
+    world = World(policy(HOSTILE)).nodes(1, gpus=2).job("first", gpu=2, expect="4h").round()
+    world.job("long", gpu=1, expect="30m").job("short", gpu=1, cpu=0.5, expect="10s").job("wide", gpu=2, expect="20m")
+    world.after("20m").finish("first", run="4h").round()
+    assert "has waited" in reason(world, "short")
+
+
+def test_a_pick_that_is_worth_too_little_is_refused() -> None:
+    world = World(policy(HOSTILE)).nodes(1, gpus=2).job("first", gpu=2, expect="4h").round()
+    world.job("endless", gpu=1, expect="300h").job("short", gpu=1, cpu=0.5, expect="10m").job(
+        "wide", gpu=2, expect="20m"
+    )
+    world.round().finish("first", run="4h").round()
+    assert "is worth" in reason(world, "short")
+
+
+def test_the_order_of_slots_does_not_matter() -> None:
+    chance = np.random.default_rng(1)
+    shapes, room = chance.random((7, len(SHAPE_FEATURES))), chance.random(len(ROOM_FEATURES))
+    brain, order = Brain(network(3)), chance.permutation(7)
+    units = tuple("abcdefg")
+    scores, moved = brain.scores(Seen(shapes, room, units)), brain.scores(Seen(shapes[order], room, units))
+    assert moved[0] == scores[0]
+    assert (moved[1:] == scores[1:][order]).all()
+
+
+def test_the_largest_weights_and_features_stay_within_64_bits() -> None:
+    arrays = {name: [[MOST_WEIGHT for _ in row] for row in rows] for name, rows in network().arrays.items()}
+    big = replace(network(), arrays=arrays)
+    seen = Seen(np.full((16, len(SHAPE_FEATURES)), 1e9), np.full(len(ROOM_FEATURES), 1e9), ("a",) * 16)
+    assert (Brain(big).scores(seen) > 0).all()
+
+
+def stated(jobs: int, seed: int = 1) -> tuple[Workload, list[Node]]:
+    """A crowded fleet of 4 nodes with 4 devices each, on which work starts over when it is preempted."""
+    nodes = [
+        Node(
+            name=f"n{number}",
+            incarnation="1",
+            cpu=64_000,
+            memory=2**38,
+            devices=tuple(Device(index=at, memory=2**34, uuid=f"{number}-{at}", model="T4") for at in range(4)),
+        )
+        for number in range(4)
+    ]
+    options = Options(devices_per_node=4, seed=seed, saves=False, checkpoint=0)
+    return generate(parse(f"bursty:jobs={jobs},rate=30,burst=4,share=0.2,most=8,spread=1.6"), options), nodes
+
+
+def mean(chosen: Any) -> float:
+    """Mean completion time of 120 jobs, in seconds; all end."""
+    result = simulate(*stated(jobs=120), chosen)
+    assert not result.measures.unfinished
+    return sum(result.completions) / len(result.completions)
+
+
+def test_hostile_networks_cost_at_most_five_percent_and_more_without_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bad = (HOSTILE, picking("run", 1), network(7))
+    safe = mean(policy_named("poise"))
+    assert all(mean(policy(of)) <= 1.05 * safe for of in bad)
+    monkeypatch.setattr("poise.policy.learned.LEAST_WORTH", 0.0)
+    monkeypatch.setattr("poise.policy.learned.BUDGET", 1e9)
+    assert mean(policy(HOSTILE)) > 1.05 * safe
+
+
+def test_a_file_of_weights_is_read_as_it_was_written(tmp_path: Path) -> None:
+    of = network(5)
+    write_weights(tmp_path / "ours.npz", of)
+    assert read_weights(tmp_path / "ours.npz") == of
+    (tmp_path / "ours.yaml").write_text("{kind: policy, name: ours, extends: poise, weights: ours.npz}\n")
+    choice = choose(str(tmp_path / "ours.yaml"))
+    assert choice.recipe is not None
+    assert choice.recipe.network == of
+    began = Began(at=1, term=1, history=1, version="", policy=choice.label, recipe=msgspec.to_builtins(choice.recipe))
+    assert isinstance(shipped(began), Learned)  # a replay needs no file
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ours.npz"
+    write_weights(path, network(5))
+    with np.load(path) as found:
+        arrays = dict(found)
+    arrays["pick_bias"] = arrays["pick_bias"] + 1
+    np.savez(path, **arrays)
+    with pytest.raises(SpecError, match="do not have its digest"):
+        read_weights(path)
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(SpecError, match="no file of weights"):
+        read_weights(path)
+    np.savez(path, **{name: array for name, array in arrays.items() if name != "pick"})
+    with pytest.raises(SpecError, match="no file of weights"):
+        read_weights(path)
+    with pytest.raises(SpecError, match="cannot be read"):
+        with_weights({"weights": "none.npz"}, tmp_path)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    wrongs: list[dict[str, Any]] = [
+        {"arrays": {}}, {"low": [0.0]}, {"arrays": network().arrays | {"pick": [[1, 2]]}}
+    ]  # fmt: skip
+    for wrong in wrongs:
+        document = {"kind": "policy", "name": "ours", "weights": msgspec.to_builtins(network()) | wrong}
+        with pytest.raises(SpecError, match="the weights are no network"):
+            choose_document(document)
+    with pytest.raises(SpecError, match="read where the policy file is"):
+        choose_document({"kind": "policy", "name": "ours", "weights": "ours.npz"})
