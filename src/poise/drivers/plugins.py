@@ -45,7 +45,14 @@ from poise.policy.suites import POLICIES, ClusterPolicy
 from poise.units import SECOND
 
 TERM_GROUP, RANK_TERM_GROUP, POLICY_GROUP = "poise.terms", "poise.rank_terms", "poise.policies"
-_SHIPPED: dict[str, Iterable[str]] = {TERM_GROUP: TERMS, RANK_TERM_GROUP: RANK_TERMS, POLICY_GROUP: POLICIES}
+LEARNED = "learned"
+"""The policy with shipped weights. It is a policy file."""
+
+_SHIPPED: dict[str, Iterable[str]] = {
+    TERM_GROUP: TERMS,
+    RANK_TERM_GROUP: RANK_TERMS,
+    POLICY_GROUP: (*POLICIES, LEARNED),
+}
 _WORDS = {TERM_GROUP: "node term", RANK_TERM_GROUP: "rank term", POLICY_GROUP: "policy"}
 
 _TRY = "`docs/how-to/write-a-policy.md` shows how to try it in a small world"
@@ -80,6 +87,11 @@ def choose(name: str, field: str = FIELD) -> Choice:
     """
     if name in POLICIES:
         return Choice(label=name, name=name, field=field)
+    if name == LEARNED:
+        from poise.drivers.weights import SHIPPED, with_weights
+
+        document = {"kind": "policy", "name": LEARNED, "extends": "poise", "weights": SHIPPED.name}
+        return choose_document(with_weights(document, SHIPPED.parent), field)
     if is_file(name):
         from poise.drivers.weights import with_weights  # here, since a shipped policy does without
         from poise.drivers.yamlfile import load_yaml
@@ -88,7 +100,7 @@ def choose(name: str, field: str = FIELD) -> Choice:
     points = _points(POLICY_GROUP)
     if name in points:
         return Choice(label=f"{name}@{_digest(points[name])}", name=name, foreign=True, field=field)
-    known = [*POLICIES, *points]
+    known = [*POLICIES, LEARNED, *points]
     raise SpecError(
         f"there is no policy `{name}`",
         field=field,

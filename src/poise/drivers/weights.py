@@ -19,6 +19,9 @@ from poise.policy.network import Network, check, layers_of
 MAX_FILE = 4 * 2**20
 """Maximum bytes of a file, and of its content; the largest network takes 200 kB."""
 
+SHIPPED = Path(__file__).with_name("learned.npz")
+"""The weights of the policy `learned`."""
+
 
 def with_weights(document: Any, folder: Path) -> Any:
     """Return the document of a policy file with the content of the weights that it names, relative to `folder`. Raises

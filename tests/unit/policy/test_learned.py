@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from poise.drivers.plugins import choose, choose_document, tried
+from poise.drivers.plugins import choose, choose_document, policy_settings, tried
 from poise.drivers.weights import read_weights, with_weights, write_weights
 from poise.errors import SpecError
+from poise.kernel.controller import Settings
+from poise.kernel.replay import replay as replayed
 from poise.kernel.replay import shipped
 from poise.model.decisions import Place
-from poise.model.events import Began
+from poise.model.events import Began, Event
 from poise.model.resources import Device, Node
 from poise.model.workload import Workload
 from poise.policy.learned import Learned
@@ -50,10 +52,12 @@ HOSTILE = picking("worth", -1)
 """It always picks what is worth least."""
 
 
+def document(of: Network) -> dict[str, Any]:
+    return {"kind": "policy", "name": "ours", "extends": "poise", "weights": msgspec.to_builtins(of)}
+
+
 def policy(of: Network) -> Any:
-    return tried(
-        choose_document({"kind": "policy", "name": "ours", "extends": "poise", "weights": msgspec.to_builtins(of)})
-    )
+    return tried(choose_document(document(of)))
 
 
 def waiting(of: Network) -> World:
@@ -83,6 +87,17 @@ def test_a_network_that_leaves_everything_decides_as_poise() -> None:
     workload, nodes = stated(jobs=120)
     mine, poise = (simulate(workload, nodes, one) for one in (policy(idle), policy_named("poise")))
     assert mine.completions == poise.completions
+
+
+def test_a_replay_of_the_log_decides_the_same() -> None:
+    choice = choose_document(document(picking("run", 1)))
+    events: list[Event] = []
+    settings = Settings(**policy_settings(choice, 0.0))
+    simulate(*stated(jobs=60), tried(choice), settings, observe=events.append)
+    assert "picked by the network" in str(events)
+    told = replayed(events)
+    assert told.rounds > 50
+    assert told.same, told.difference
 
 
 def test_outside_its_training_poise_decides_and_the_decision_says_why() -> None:
@@ -152,7 +167,7 @@ def mean(chosen: Any) -> float:
 def test_hostile_networks_cost_at_most_five_percent_and_more_without_the_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bad = (HOSTILE, picking("run", 1), network(7))
+    bad = (HOSTILE, network(7))
     safe = mean(policy_named("poise"))
     assert all(mean(policy(of)) <= 1.05 * safe for of in bad)
     monkeypatch.setattr("poise.policy.learned.LEAST_WORTH", 0.0)
@@ -201,3 +216,13 @@ def test_weights_that_do_not_fit_are_refused() -> None:
             choose_document(document)
     with pytest.raises(SpecError, match="read where the policy file is"):
         choose_document({"kind": "policy", "name": "ours", "weights": "ours.npz"})
+
+
+def test_the_shipped_policy_has_weights_and_says_how_they_were_trained() -> None:
+    choice = choose("learned")
+    assert choice.recipe is not None
+    assert choice.recipe.network is not None
+    assert choice.recipe.network.study["trace"] == "pollux 1 to 3"
+    assert choice.label.startswith("learned@")
+    world = World(tried(choice)).nodes(1, gpus=1).job("a", gpu=1).round()
+    assert world.where("a")
