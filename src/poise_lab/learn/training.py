@@ -221,7 +221,7 @@ def _model(study: Study, world: Starts) -> Any:
             target_update_interval=1000, exploration_initial_eps=0.1, exploration_final_eps=0.02, **common,
         )  # fmt: skip
     return PPO(
-        Picks, n_steps=min(512, study.steps), batch_size=128, n_epochs=4, ent_coef=0.001, clip_range=0.1, **common
+        Picks, n_steps=min(512, study.steps), batch_size=64, n_epochs=4, ent_coef=0.001, clip_range=0.1, **common
     )
 
 
