@@ -1,7 +1,7 @@
 """The admin API: the configuration of a gateway, and changes of it while requests run.
 
     GET  /admin/           the configuration, the state of upstreams and services, and past changes
-    POST /admin/apply      {"documents": [...], "check": false}: use these documents
+    POST /admin/apply      {"documents": [...], "check": false, "models": []}: use these documents
     POST /admin/remove     {"name": NAME}: a service or an upstream
     POST /admin/drain      {"name": NAME, "undo": false}: an upstream, or a replica by the id of its job
     POST /admin/undo       restore the configuration before the latest change
@@ -89,7 +89,7 @@ class Admin:
 
     async def _apply(self, body: bytes, by: str) -> Any:
         asked = _read(_apply, body)
-        return await self._live.apply(asked.documents, by, check=asked.check)
+        return await self._live.apply(asked.documents, by, check=asked.check, models=asked.models)
 
     async def _remove(self, body: bytes, by: str) -> Any:
         return await self._live.remove(_read(_named, body).name, by)

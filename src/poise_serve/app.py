@@ -22,7 +22,7 @@ believes any name.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -87,9 +87,9 @@ class Gateway:
         registry: CollectorRegistry,
         rest: Upstreams | None = None,
         peers: Peers | None = None,
-        version_of: Callable[[str], str] = lambda name: "1",
+        models: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """`peers`: other gateways, whose metrics are shown with its own."""
+        """`peers`: other gateways, whose metrics are shown with its own. `models`: as of `Running`."""
         self._peers = peers
         self._fronts = fronts
         self._services = services
@@ -101,8 +101,8 @@ class Gateway:
         self._measuring: asyncio.Task[bytes] | None = None
         self.draining = False
         self.room = Room(MOST_BODIES)  # a limit that lets any batch fit into a frame
-        inferences = Inferences(fronts, services, version_of, self._admit_named)
-        self._kserve = KServe(inferences, self.room)
+        inferences = Inferences(services, models if models is not None else {}, self._admit_named)
+        self.kserve = KServe(inferences, self.room)
 
     def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
         """Return the service, the client's timeout (nanoseconds, 0: that of the service), whether it is deferred, and
@@ -139,7 +139,7 @@ class Gateway:
             await self.rest(scope, receive, send)
             return
         if path == PREFIX or path.startswith(f"{PREFIX}/"):
-            await self._kserve(scope, receive, send)
+            await self.kserve(scope, receive, send)
             return
         if self._peers is not None and self._peers.links.is_open and path == PEERS:
             await self._hear(self._peers, scope, receive, send)

@@ -12,7 +12,7 @@ cache of answers.
 import ipaddress
 import re
 import time
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Iterable, MutableMapping
 from typing import Any
 
 from poise.drivers.gateways import ADMIN
@@ -43,6 +43,9 @@ _LOOKED_AT = frozenset(
 )
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 
+
+MODELS = "/v2/repository/models/"
+"""The paths that load and unload models begin with this."""
 
 PUBLIC = frozenset({"/healthz", "/readyz"})
 """Paths for probes, which need no key."""
@@ -111,6 +114,11 @@ class Door:
             await self._app(metered.scope, metered.receive, metered.send)
         finally:
             metered.count(self._usage)
+
+    async def know(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Check only that the key of a request is known. Raises `Refused`."""
+        if self._keys is not None:
+            await self._keys.holder(_secret({name: value.decode("latin-1") for name, value in headers}))
 
     def _check_host(self, host: str) -> None:
         """Check the Host header. It may be missing, as in HTTP/1.0; browsers always send it."""
@@ -198,7 +206,7 @@ def _needed(method: str, path: str) -> str | None:
         return None
     if path.startswith("/cache/"):
         return "forget"
-    if path.startswith(ADMIN):
+    if path.startswith((ADMIN, MODELS)):
         return "admin"
     if path in ("/metrics", "/canaries"):
         return "read"

@@ -5,7 +5,9 @@
     GET  /v2/models/NAME                    inputs and outputs of a model, from the annotations of its `predict`
     GET  /v2/models/NAME/ready              whether it has a replica
     POST /v2/models/NAME/infer              inference, with data in JSON or in binary form
-    POST /v2/repository/index               all models
+    POST /v2/repository/index               all models, with those that are not loaded
+    POST /v2/repository/models/NAME/load    read the folder of a model again, and serve what it holds
+    POST /v2/repository/models/NAME/unload  stop serving a model
 
 `/v2/models/NAME/versions/VERSION/...` names a version: the `version` of the service, or `1`. The items of a request are
 separate requests to the service, batched with those of others (`poise_serve.tensors`, `poise_serve.several`).
@@ -13,15 +15,17 @@ separate requests to the service, batched with those of others (`poise_serve.ten
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import msgspec
 
 from poise import __version__
 from poise.decoding import json_decoder
+from poise.errors import PoiseError
 from poise_serve.asgi import (
     ASK,
+    ASKER,
     READ,
     Gone,
     NoRoom,
@@ -47,6 +51,9 @@ PREFIX = "/v2"
 JSON = "application/json"
 LENGTH = "inference-header-content-length"
 
+MOST_QUESTION = 4096
+"""Maximum bytes of a request for the index."""
+
 Admit = Callable[[str, Any], tuple[Asked, int, bool, Asker]]
 """Returns the service of this name, the client's timeout, whether it is deferred, and its tenant. Raises `Refused`."""
 
@@ -60,48 +67,63 @@ class _Failed(msgspec.Struct):
 _failed = json_decoder(_Failed).decode
 
 
-class Inferences:
-    """Inference of services, whatever the transport. `fronts` and `services` are live, as in `Gateway`."""
+class Repository(Protocol):
+    """The folders of models from which a gateway serves."""
 
-    def __init__(
-        self,
-        fronts: Mapping[str, Asked],
-        services: Mapping[str, Service],
-        version_of: Callable[[str], str],
-        admit: Admit,
-    ) -> None:
-        self.fronts = fronts
+    async def unloaded(self) -> Mapping[str, str]:
+        """Return the models that are not served, each with the reason."""
+
+    async def load(self, name: str, by: str) -> None:
+        """Serve what the folder of a model holds now. Raises `PoiseError`."""
+
+    async def unload(self, name: str, by: str) -> None:
+        """Stop serving a model. Raises `PoiseError`."""
+
+
+class Inferences:
+    """Inference of services. `services` and `models` are live: services by name, and names by model and version, first
+    that of the default version.
+    """
+
+    def __init__(self, services: Mapping[str, Service], models: Mapping[str, Mapping[str, str]], admit: Admit) -> None:
         self.services = services
-        self.version_of = version_of
+        self.models = models
         self.admit = admit
 
-    def service(self, name: str, version: str = "") -> Service:
-        """Return the service of a model. Raises `Refused`."""
-        if name not in self.fronts:
-            raise Refused(404, f"there is no model `{name[:100]}`; known: {', '.join(self.fronts)}")
-        known = self.version_of(name)
-        if version and version != known:
-            raise Refused(404, f"there is no version `{version[:40]}` of `{name}`; known: {known}")
-        return self.services[name]
+    def named(self, model: str, version: str = "") -> tuple[str, str]:
+        """Return the version and the service of a model. Raises `Refused`."""
+        versions = self.models.get(model)
+        if versions is None:
+            raise Refused(404, f"there is no model `{model[:100]}`; known: {', '.join(self.models)}")
+        version = version or next(iter(versions))
+        if version not in versions:
+            known = ", ".join(versions)
+            raise Refused(404, f"there is no version `{version[:40]}` of `{model}`; known: {known}")
+        return version, versions[version]
 
-    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Whether a model has a replica. Raises `Refused`."""
+        return self.services[self.named(model, version)[1]].replicas > 0
+
+    def metadata(self, model: str, version: str = "") -> dict[str, Any]:
         """Describe a model. Raises `Refused`."""
-        forms = self.service(name, version).forms
+        forms = self.services[self.named(model, version)[1]].forms
         taken, given = forms.takes.get(JSON), forms.gives.get(JSON, {})
         described = [] if taken is None else _tensors(INPUT, taken, forms.parts)
         return {
-            "name": name,
-            "versions": [self.version_of(name)],
+            "name": model,
+            "versions": list(self.models[model]),
             "platform": "poise",
             "inputs": described,
             "outputs": _tensors(OUTPUT, given, forms.parts),
         }
 
     async def infer(
-        self, name: str, version: str, body: bytes, length: int | None, headers: Any
+        self, model: str, version: str, body: bytes, length: int | None, headers: Any
     ) -> tuple[bytes, int | None]:
         """Answer a request. Returns the body, and the bytes of its JSON if binary data follows. Raises `Refused`."""
-        service = self.service(name, version)
+        version, name = self.named(model, version)
+        service = self.services[name]
         forms = service.forms
         if JSON not in forms.takes:
             raise Refused(400, f"`{name}` takes bytes, and no tensors: POST /predict/{name}")
@@ -122,7 +144,7 @@ class Inferences:
         binary = dict.fromkeys(made, every) | {
             one.name: one.parameters[BINARY] is True for one in asked.outputs if BINARY in one.parameters
         }
-        return write(Inferred(name, self.version_of(name), [], asked.id), made, binary)
+        return write(Inferred(model, version, [], asked.id), made, binary)
 
 
 class KServe:
@@ -131,11 +153,12 @@ class KServe:
     def __init__(self, inferences: Inferences, room: Room) -> None:
         self._inferences = inferences
         self._room = room
+        self.repository: Repository | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: list[tuple[bytes, bytes]] = []
         try:
-            allowed = ASK if scope["path"].endswith(("/infer", "/repository/index")) else READ
+            allowed = ASK if scope["path"].endswith(("/infer", "/repository/index", "/load", "/unload")) else READ
             if scope["method"] == "OPTIONS":
                 await tell_methods(send, allowed)
                 return
@@ -153,7 +176,6 @@ class KServe:
     async def _told(self, scope: Scope, receive: Receive) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
         path = [unquote(part) for part in scope["path"].removeprefix(PREFIX).strip("/").split("/") if part]
         inferences = self._inferences
-        known = inferences.fronts
         match path:
             case []:
                 extensions = ["binary_tensor_data", "model_repository"]
@@ -161,45 +183,94 @@ class KServe:
             case ["health", "live"]:
                 return _json({"live": True})
             case ["health", "ready"]:
-                return _ready(all(inferences.service(name).replicas for name in known))
+                return _ready(all(inferences.is_ready(model) for model in inferences.models))
             case ["repository", "index"]:
-                return _json([self._indexed(name) for name in known])
+                body = await self._body(scope, receive, MOST_QUESTION)
+                self._room.give_back(len(body), client_of(scope))
+                return _json(await self._index(_wanted(body)))
+            case ["repository", "models", name, "load" | "unload" as change]:
+                await self._change(name, change, scope)
+                return 200, b"", []
             case ["models", name]:
                 return _json(inferences.metadata(name))
             case ["models", name, "versions", version]:
                 return _json(inferences.metadata(name, version))
             case ["models", name, "ready"]:
-                return _ready(bool(inferences.service(name).replicas))
+                return _ready(inferences.is_ready(name))
             case ["models", name, "versions", version, "ready"]:
-                return _ready(bool(inferences.service(name, version).replicas))
+                return _ready(inferences.is_ready(name, version))
             case ["models", name, "infer"]:
                 return await self._infer(name, "", scope, receive)
             case ["models", name, "versions", version, "infer"]:
                 return await self._infer(name, version, scope, receive)
         raise Refused(404, f"there is no {scope['path'][:100]}; there is {PREFIX}/models/NAME/infer")
 
-    def _indexed(self, name: str) -> dict[str, str]:
-        is_ready = bool(self._inferences.service(name).replicas)
-        version = self._inferences.version_of(name)
-        return {"name": name, "version": version, "state": "READY" if is_ready else "UNAVAILABLE", "reason": ""}
+    async def _index(self, wanted: "_Wanted") -> list[dict[str, str]]:
+        """List the versions of all models; with `ready`, only of those that have a replica."""
+        inferences = self._inferences
+        made = [
+            {"name": model, "version": version, "state": _STATES[inferences.is_ready(model, version)], "reason": ""}
+            for model, versions in inferences.models.items()
+            for version in versions
+        ]
+        if self.repository is not None:
+            for name, why in (await self.repository.unloaded()).items():
+                made.append({"name": name, "version": "", "state": _STATES[False], "reason": why})
+        return [one for one in made if not wanted.ready or one["state"] == _STATES[True]]
 
-    async def _infer(
-        self, name: str, version: str, scope: Scope, receive: Receive
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
-        most = self._inferences.service(name, version).batcher.limits.body
-        if not may_ask(scope, name):
-            raise Refused(403, f"this key may not ask `{name}`")
+    async def _change(self, name: str, change: str, scope: Scope) -> None:
+        """Load or unload a model. Raises `Refused`."""
+        if self.repository is None:
+            raise Refused(404, "this gateway has no folders of models")
+        asker = scope["extensions"].get(ASKER)
+        by = f"the key {asker.name}" if asker is not None else "a client"
         try:
-            body = await whole_body(scope, receive, most, self._room)
+            await (self.repository.load if change == "load" else self.repository.unload)(name, by)
+        except PoiseError as error:
+            told = [": ".join(filter(None, [one.message, one.have])) for one in error.record.all()]
+            raise Refused(error.status if error.status in (404, 409) else 400, f"`{name}`: {'; '.join(told)}") from None
+
+    async def _body(self, scope: Scope, receive: Receive, most: int) -> bytes:
+        """Read a body. The caller gives back its room. Raises `Refused`."""
+        try:
+            return await whole_body(scope, receive, most, self._room)
         except TooLarge:
             raise too_large(most) from None
         except NoRoom:
             raise no_room() from None
+
+    async def _infer(
+        self, name: str, version: str, scope: Scope, receive: Receive
+    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+        inferences = self._inferences
+        most = inferences.services[inferences.named(name, version)[1]].batcher.limits.body
+        if not may_ask(scope, name):
+            raise Refused(403, f"this key may not ask `{name}`")
+        body = await self._body(scope, receive, most)
         try:
             told, length = await self._inferences.infer(name, version, body, _length(scope), scope["headers"])
         finally:
             self._room.give_back(len(body), client_of(scope))
         return 200, told, [] if length is None else [(LENGTH.encode(), str(length).encode())]
+
+
+_STATES = {True: "READY", False: "UNAVAILABLE"}
+
+
+class _Wanted(msgspec.Struct):
+    """A request for the index."""
+
+    ready: bool = False
+
+
+_wants = json_decoder(_Wanted).decode
+
+
+def _wanted(body: bytes) -> _Wanted:
+    try:
+        return _wants(body or b"{}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, f"the body cannot be read: {str(error) or 'nested too deep'}") from None
 
 
 def _json(value: Any, status: int = 200) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
@@ -272,4 +343,4 @@ def _datatype(schema: Schema, parts: Mapping[str, Schema]) -> str:
     return _DATATYPES.get(str(schema.get("type", "")), "FP64")
 
 
-__all__ = ["PREFIX", "Inferences", "KServe"]
+__all__ = ["LENGTH", "PREFIX", "Inferences", "KServe", "Repository"]

@@ -10,7 +10,7 @@ The end of a trial is a change as well: the document then has the winner, withou
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from poise_serve.model.changes import (
     State,
     differences,
     key_of,
+    model_of,
 )
 from poise_serve.pool import chooser
 from poise_serve.running import Running
@@ -91,11 +92,12 @@ class Live:
         self._open = open_upstreams
         self._say = say
         self._lock = asyncio.Lock()
-        self._serving: dict[str, Document | None] = {}
-        """The documents to go back to if a change of a service fails."""
+        self._serving: dict[str, dict[str, Document]] = {}
+        """The documents to go back to if a change of a service fails: its own, and of a model those of all versions."""
         self.upstreams: Upstreams | None = None
         running.on_trial = self._trial_ended
         running.on_switch = self._write
+        running.on_change = self._remove_others
         running.on_failure = self._go_back
 
     @property
@@ -123,23 +125,29 @@ class Live:
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    async def apply(self, documents: Sequence[Document], by: str, *, check: bool = False) -> Applied:
-        """Use these documents, beside those for other services. With `check`, only return what would change. Raises
-        `InputError`, and then nothing has changed.
+    async def apply(
+        self, documents: Sequence[Document], by: str, *, check: bool = False, models: Collection[str] = ()
+    ) -> Applied:
+        """Use these documents, beside those for other services. With `check`, only return what would change. `models`:
+        those with all their versions in these documents; other versions of them are removed. Raises `InputError`, and
+        then nothing has changed.
         """
         async with self._lock:
             given = {key_of(document): document for document in documents}
             if len(given) < len(documents):
                 raise InputError("two documents are for the same service, or for upstreams", hint="one file for each")
-            state = self._state
-            target = msgspec.structs.replace(state, documents=state.documents | given)
+            kept = {key: one for key, one in self._state.documents.items() if model_of(one) not in models}
+            target = msgspec.structs.replace(self._state, documents=kept | given)
             return await self._move(target, by, check=check)
 
     async def remove(self, name: str, by: str) -> Applied:
-        """Remove a service, or an upstream. Raises `InputError`."""
+        """Remove a service with its other versions, or an upstream. Raises `InputError`."""
         async with self._lock:
-            documents = dict(self._state.documents)
-            if documents.pop(f"service {name}", None) is None:
+            before = self._state.documents
+            documents = {
+                key: one for key, one in before.items() if name not in (key.removeprefix("service "), model_of(one))
+            }
+            if len(documents) == len(before):
                 documents[UPSTREAMS] = self._without(name)
             drained = tuple(one for one in self._state.drained if one != name)
             return await self._move(State(documents, drained), by)
@@ -184,14 +192,16 @@ class Live:
         if check or not changes:
             return Applied(changes=changes)
         self._state = target
-        for key in [key for key in before.documents if key not in target.documents]:
-            self._own.pop(key.removeprefix("service "), None)
-            self._running.remove(key.removeprefix("service "))
+        for key, document in before.documents.items():
+            stays = f"service {document.get('version_of')}" in declared  # until the new version serves
+            if key not in target.documents and not stays:
+                self._own.pop(key.removeprefix("service "), None)
+                self._running.remove(key.removeprefix("service "))
         for key, one in declared.items():
             if isinstance(one, Front):
                 await self._change_upstreams(one)
             else:
-                self._serving[key] = before.documents.get(key)
+                self._serving[key] = _together_with(key, before.documents)
                 self._running.change(one)
                 await self._serve_embeddings(one)
         if self.upstreams is not None:
@@ -242,16 +252,30 @@ class Live:
         self._note("the trial", (outcome,), before, settled=not promoted)
 
     def _go_back(self, name: str, why: str) -> None:
-        """Keep the document of the version that serves, after another one could not start."""
+        """Keep the documents of the versions that serve, after another one could not start."""
         key, before = f"service {name}", self._state
-        documents = {one: document for one, document in before.documents.items() if one != key}
-        if (document := self._serving.get(key)) is not None:
-            documents[key] = document
-        else:
+        restored, dropped = self._serving.get(key, {}), _together_with(key, before.documents)
+        documents = {one: document for one, document in before.documents.items() if one not in dropped} | restored
+        if key not in restored:
             self._own.pop(name, None)
         self._state = msgspec.structs.replace(before, documents=documents)
+        for one, document in restored.items():
+            if one != key and document != before.documents.get(one):
+                self._change_service(document)
+        self._remove_others(name)
         self._say(f"{name} stays as it was: {why}")
         self._note("the gateway", (f"{name} stays as it was: {why}",), before, settled=True)
+
+    def _remove_others(self, name: str) -> None:
+        """Remove the versions of a model that are not in the configuration any more."""
+        for other in tuple(self._running.models.get(name, {}).values()):
+            if f"service {other}" not in self._state.documents:
+                self._running.remove(other)
+
+    def _change_service(self, document: Document) -> None:
+        declared = self._declare(document)
+        if isinstance(declared, DeclaredService):
+            self._running.change(declared)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
@@ -307,6 +331,12 @@ class Live:
             what = f"there is no service or upstream `{name[:80]}`"
             raise NotFound(what, field="name", have=some(known, 12), hint=near(name, known) or "`poise service list`")
         return document | {"upstreams": left}
+
+
+def _together_with(key: str, documents: Mapping[str, Document]) -> dict[str, Document]:
+    """Return a document, and those of all versions if it is that of a model."""
+    model = key.removeprefix("service ")
+    return {one: document for one, document in documents.items() if one == key or document.get("version_of") == model}
 
 
 def _promoted(stable: Document, canary: Mapping[str, object]) -> Document:

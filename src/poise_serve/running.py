@@ -80,8 +80,9 @@ class _Kept:
 
 class Running:
     """All services of a gateway. `fronts`: request receivers by name. `services`: all services, including canaries.
-    `trials`: all trials, including finished ones. `caches`: caches by the name in requests. `failed` gets the error of
-    a service that cannot start, which ends the gateway. `changes`: the state of the latest change of each service.
+    `trials`: all trials, including finished ones. `caches`: caches by the name in requests. `models`: services by model
+    and version, first that of the default version. `failed` gets the error of a service that cannot start, which ends
+    the gateway. `changes`: the state of the latest change of each service.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Running:
         self.services: dict[str, Service] = {}
         self.trials: dict[str, Trial] = {}
         self.caches: dict[str, list[Cached]] = {}
+        self.models: dict[str, dict[str, str]] = {}
         self.registry = CollectorRegistry()
         self._folder, self._mark, self._address = folder, mark, address
         self._connect, self._base, self._user, self._say = connect, base, user, say
@@ -118,6 +120,8 @@ class Running:
         """Called when a trial has ended and its winner serves …"""
         self.on_switch: Callable[[], None] = lambda: None
         """… when another version of a service serves …"""
+        self.on_change: Callable[[str], None] = lambda name: None
+        """… when a change of a service is done …"""
         self.on_failure: Callable[[str, str], None] = lambda name, why: None
         """… and when a change of a service failed, with the reason."""
         self._current: dict[str, _Kept] = {}
@@ -144,9 +148,26 @@ class Running:
             if one.redis:
                 self._shared[one.name] = _shared(one, self._base, CacheMetrics(self._metrics, one.name))
 
-    def version_of(self, name: str) -> str:
-        """Return the version that the file of a service says; `1` if it says none."""
-        return self._current[name].declared.version or "1"
+    def _serves(self, name: str, kept: _Kept) -> None:
+        """Let a version serve the requests of this name."""
+        self._current[name] = kept
+        self.services[name] = kept.service
+        self._list_models()
+
+    def _list_models(self) -> None:
+        """List the models again, after another version serves or is another model's."""
+        self.models.clear()
+        for name in sorted(self._current, key=lambda one: self._asked_for[one].version_of != ""):
+            versions = self.models.setdefault(self._model_of(name), {})
+            versions.setdefault(self._current[name].declared.version or "1", name)
+
+    def _sibling(self, declared: DeclaredService) -> _Kept | None:
+        """Return what serves this version already under another name of its model."""
+        same = [kept for name, kept in self._current.items() if self._model_of(name) == declared.version_of]
+        return next((kept for kept in same if _is_same(kept.declared, declared)), None)
+
+    def _model_of(self, name: str) -> str:
+        return self._asked_for[name].version_of or name
 
     @property
     def kept(self) -> "list[_Kept]":
@@ -164,9 +185,8 @@ class Running:
         """
         name, record = declared.name, declared.record
         self._asked_for[name] = declared
-        stable = await self._begin(_version(declared, version or name), name)
-        self._current[name] = stable
-        self.services[name] = stable.service
+        stable = self._sibling(declared) or await self._begin(_version(declared, version or name), name)
+        self._serves(name, stable)
         self.fronts[name] = stable.asked
         if record is not None:
             file, part, most = record
@@ -239,11 +259,19 @@ class Running:
             self.changes[name] = "given up"
         elif (error := changing.exception()) is None:
             self.changes[name] = "done"
+            self.on_change(name)
         elif isinstance(error, PoiseError):
             self.changes[name] = f"failed: {_told(error)}"
             self.on_failure(name, _told(error))
         else:
             self._check(changing)
+
+    async def settled(self, name: str) -> str:
+        """Wait until no change of a service goes on. Returns the state of the latest one."""
+        while (changing := self._changing.get(name)) is not None:
+            await asyncio.wait([changing])
+            await asyncio.sleep(0)  # let `_changed` note its end
+        return self.changes.get(name, "")
 
     async def _change(self, declared: DeclaredService, before: "asyncio.Task[None] | None") -> None:
         await _given_up(before)
@@ -260,6 +288,7 @@ class Running:
         else:
             await self._roll(name, declared)
         self._asked_for[name] = declared
+        self._list_models()
         if declared.canary is not None and not goes_on:
             self.prepare(declared)
             await self._begin_trial(name, declared)
@@ -306,8 +335,8 @@ class Running:
         except BaseException:
             self._retire(fresh)
             raise
-        old, self._current[name] = self._current[name], fresh
-        self.services[name] = fresh.service
+        old = self._current[name]
+        self._serves(name, fresh)
         self._ask_of(name, fresh.asked)
         self.on_switch()
         self._retire(old)
@@ -317,15 +346,21 @@ class Running:
         if (judging := self._judging.pop(name, None)) is not None:
             judging.cancel()
             self.trials[name].end(False, "the service is removed")
+        serving = self._current.get(name)
         for registered in (self._current, self.fronts, self.trials, self._asked_for):
             registered.pop(name, None)
-        for kept in [kept for kept in self._kept if kept.name == name]:
+        self._list_models()
+        for kept in [kept for kept in self._kept if kept.name == name or kept is serving]:
             self._retire(kept)
         if (recorder := self._recorders.pop(name, None)) is not None:
             recorder.close()
 
     def _retire(self, kept: _Kept) -> None:
-        """Begin to end a version that gets no more requests, once it has answered those that it has."""
+        """Begin to end a version that gets no more requests, once it has answered those that it has. One that also
+        serves under another name stays.
+        """
+        if kept in self._current.values():
+            return
 
         async def retire() -> None:
             await asyncio.gather(kept.keeper, return_exceptions=True)
@@ -401,7 +436,7 @@ class Running:
         service.on_hang = _in_background(self._tasks, replicas.replace)
         service.watchers.append(partial(_tell_replicas, service, declared, self._say))
         await service.start()
-        self.services[declared.name] = service
+        self.services.setdefault(declared.name, service)
         cached = None
         if declared.cache:
             answers: Cache[Made] = Cache(declared.cache, declared.ttl)
@@ -423,13 +458,12 @@ class Running:
             return
         promoted = await trial.ended
         winner, loser = (canary, stable) if promoted else (stable, canary)
-        self._current[trial.name] = winner
         self._ask_of(trial.name, winner.asked)
         loser.keeper.cancel()
         if promoted:
             winner.keeper.add_done_callback(self._check)
             self._settle(winner, stable.declared)
-            self.services[trial.name] = winner.service
+        self._serves(trial.name, winner)
         del self._judging[trial.name]
         self.on_trial(trial.name, promoted)
         await trial.drained()  # stable answers requests that the canary fails
@@ -476,8 +510,7 @@ class Running:
 
     async def _end(self, kept: _Kept) -> None:
         """Stop a service. It stays listed until its jobs have ended, so that a cancelled call leaves none behind."""
-        name = kept.declared.name
-        if self.services.get(name) is kept.service:  # otherwise the promoted canary has this name
+        for name in [name for name, service in self.services.items() if service is kept.service]:
             del self.services[name]
         kept.asked.drop()
         await kept.service.stop()
@@ -507,7 +540,9 @@ def _essence(declared: DeclaredService) -> DeclaredService:
     base = DeclaredService(name="", model="")
     settings: Mapping[str, Any] = {field: getattr(base, field) for field in SCALE}
     limits = Limits(batch=declared.limits.batch)
-    return msgspec.structs.replace(declared, name="", limits=limits, canary=None, trial=None, record=None, **settings)
+    return msgspec.structs.replace(
+        declared, name="", version_of="", limits=limits, canary=None, trial=None, record=None, **settings
+    )
 
 
 def _version(declared: DeclaredService, name: str) -> DeclaredService:

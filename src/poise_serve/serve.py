@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poise.client import Client
 from poise.config import Home
@@ -19,6 +19,7 @@ from poise.drivers import sockets
 from poise.drivers.exposition import text_of
 from poise.drivers.gateways import admin_socket_of
 from poise.errors import Conflict
+from poise.model.servicefile import MAX_BODY
 from poise.model.serving_upstreams import Front
 from poise.units import SECOND
 from poise_serve import reporting as reports
@@ -27,6 +28,7 @@ from poise_serve.app import Gateway
 from poise_serve.beyond import Beyond
 from poise_serve.door import Door
 from poise_serve.embeddings import Embeddings
+from poise_serve.folders import Folders, Read
 from poise_serve.http import Server
 from poise_serve.keys import Keys, Usage
 from poise_serve.live import Declare, Live, restored, state_file
@@ -39,7 +41,13 @@ from poise_serve.running import Running
 from poise_serve.tracing import Tracing
 from poise_serve.upstreams import Upstreams
 
+if TYPE_CHECKING:
+    from poise_serve.rpc import Calls
+
 DRAIN_SECONDS = 30.0
+
+FAREWELL = 1.0
+"""Seconds that a stopping gateway leaves to its last gRPC calls."""
 
 STALE = 60.0
 """Minimum age in seconds of a socket to remove: a younger one may belong to a gateway that does not listen yet."""
@@ -47,7 +55,8 @@ STALE = 60.0
 
 class Entrance(NamedTuple):
     """Access rules: programs that use one of the `names` of this machine, and web pages from one of the `origins`. With
-    a `file` of keys, or a `home` whose tokens are keys, clients need a key. With `tls`, clients must use TLS.
+    a `file` of keys, or a `home` whose tokens are keys, clients need a key. With `tls`, clients must use TLS; its
+    `certificate` has the key before it (PEM).
     """
 
     names: Sequence[str] = ()
@@ -55,15 +64,16 @@ class Entrance(NamedTuple):
     file: Path | None = None
     home: Home | None = None
     tls: ssl.SSLContext | None = None
+    certificate: bytes = b""
 
     def keys(self, peers: Peers | None = None) -> Keys | None:
         """Return the API keys, or None if none are configured. Raises `SpecError` if the file is invalid."""
         return None if self.file is None and self.home is None else Keys(self.file, self.home, peers=peers)
 
 
-def bind(host: str, port: int, *, shared: bool = False, listen: bool = True) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False, listen: bool = True, flag: str = "--port") -> socket.socket:
     """Return a listening socket; port 0 selects a free port. `shared`: several gateways listen there. Without `listen`
-    it only holds the port.
+    it only holds the port. `flag`: that of the port.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,11 +86,11 @@ def bind(host: str, port: int, *, shared: bool = False, listen: bool = True) -> 
         host_is_wrong = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         raise Conflict(
             f"the gateway cannot listen there: {error.strerror}",
-            field="--host" if host_is_wrong else "--port",
+            field="--host" if host_is_wrong else flag,
             have=f"{host}:{port}",
             hint="--host 127.0.0.1, or 0.0.0.0 for all of this machine's"
             if host_is_wrong
-            else "--port 0 takes a free one",
+            else f"{flag} 0 takes a free one",
         ) from None
     if listen:
         sock.listen(2048)
@@ -89,8 +99,12 @@ def bind(host: str, port: int, *, shared: bool = False, listen: bool = True) -> 
 
 def url_of(listening: socket.socket, tls: bool) -> str:
     """Return the URL of a gateway that listens on this socket."""
-    address, number = listening.getsockname()[:2]
-    return f"{'https' if tls else 'http'}://{f'[{address}]' if ':' in address else address}:{number}"
+    return f"{'https' if tls else 'http'}://{address_of(*listening.getsockname()[:2])}"
+
+
+def address_of(host: str, port: int) -> str:
+    """Return host and port as in a URL."""
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def serve(
@@ -110,12 +124,15 @@ async def serve(
     entrance: "Entrance | None" = None,
     tracing: Tracing | None = None,
     peers: Peers | None = None,
+    grpc_port: int = 0,
+    read_models: Read = dict,
 ) -> None:
     """Serve `given` documents, which `declare` compiles, until SIGTERM or SIGINT, then answer accepted requests and
     stop the replicas. At a second signal, refuse the remaining requests. `folder` exists and holds the sockets; those
     that a killed gateway of the same `mark` left there are taken over, with its configuration (`taken_over`). `lock` is
     held for the lifetime of the gateway. Replicas on other machines connect to `beyond`. `entrance` authenticates
-    clients; `tracing` records spans. `peers`: other gateways before the same upstreams.
+    clients; `tracing` records spans. `peers`: other gateways before the same upstreams. `grpc_port`: for KServe's
+    protocol over gRPC; 0 for none. `read_models` reads the folders of models that it was started with.
     """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -130,7 +147,7 @@ async def serve(
     gateway = Gateway(
         *(running.fronts, running.services, running.trials, running.caches, running.registry),
         peers=peers,
-        version_of=running.version_of,
+        models=running.models,
     )
     own: dict[str, Embeddings] = {}
 
@@ -147,14 +164,23 @@ async def serve(
     live = Live(saved, path, declare, running, own, open_upstreams, say)
     await live.start()
     gateway.admin = admin = Admin(live, lambda: url)
+    gateway.kserve.repository = Folders(read_models, live, running)
     entrance = entrance or Entrance()
     keys = entrance.keys(peers)
     if peers is not None:
         await peers.start(partial(text_of, running.registry))
     usage = Usage(running.registry) if keys is not None else None
     door = Door(gateway, entrance.names, entrance.origins, keys, usage)
-    server = Server(door if tracing is None else tracing.around(door), entrance.tls)
+    app = door if tracing is None else tracing.around(door)
+    server = Server(app, entrance.tls)
     await server.start(listening)
+    calls = None
+    if grpc_port:
+        from poise_serve.rpc import Calls  # needs the extra `grpc`
+
+        calls = Calls(app, door.know)
+        most = max((one.batcher.limits.body for one in running.services.values()), default=MAX_BODY)
+        await calls.start(address_of(listening.getsockname()[0], grpc_port), most, entrance.certificate)
     administering = Server(admin)
     await administering.start(sockets.listen(admin_socket_of(folder, mark)))
     reporting = await reports.listen(folder, mark, partial(running.reports, url))
@@ -170,9 +196,9 @@ async def serve(
     upstreams = live.upstreams
     if stop.is_set():
         say("draining")
-        draining = asyncio.create_task(_drained(server, running, upstreams))
-        hurried = asyncio.create_task(hurry.wait())
         patience = max(DRAIN_SECONDS, live.drain_seconds / SECOND)
+        draining = asyncio.create_task(_drained(server, running, upstreams, calls, patience))
+        hurried = asyncio.create_task(hurry.wait())
         await asyncio.wait([draining, hurried], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, hurried):
             task.cancel()
@@ -186,6 +212,8 @@ async def serve(
     if peers is not None:
         await peers.stop()
     await server.stop()
+    if calls is not None:
+        await calls.stop(FAREWELL)
     await running.end()
     if tracing is not None:
         tracing.flush()
@@ -210,9 +238,14 @@ def _watch_again(watchers: Watchers, stop: asyncio.Event, say: Callable[[str], N
     say(f"the process that watched the gateway was killed; process {process} watches it now, and ends it at SIGTERM")
 
 
-async def _drained(server: Server, running: Running, upstreams: Upstreams | None) -> None:
+async def _drained(
+    server: Server, running: Running, upstreams: Upstreams | None, calls: "Calls | None", patience: float
+) -> None:
     """Wait until all accepted requests are answered and the answers are sent."""
-    await asyncio.gather(running.drained(), *([upstreams.drained()] if upstreams is not None else []))
+    waiting = [running.drained()]
+    waiting += [upstreams.drained()] if upstreams is not None else []
+    waiting += [calls.stop(patience)] if calls is not None else []
+    await asyncio.gather(*waiting)
     await server.taken()
 
 
@@ -229,4 +262,4 @@ def _sweep(folder: Path) -> None:
                     path.with_suffix(".json").unlink(missing_ok=True)
 
 
-__all__ = ["Entrance", "bind", "serve", "url_of"]
+__all__ = ["Entrance", "address_of", "bind", "serve", "url_of"]

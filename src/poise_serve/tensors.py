@@ -219,7 +219,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {"BO": (bool,), "FP": (int, float)}
 def _of_bytes(tensor: Tensor, data: memoryview) -> Array:
     count = _count(tensor)
     if tensor.datatype == BYTES:
-        return _shaped(tensor, _texts(tensor, data))
+        return _shaped(tensor, texts(tensor, data))
     kind = np.dtype(KINDS[tensor.datatype])
     if len(data) != count * kind.itemsize:
         message = f"`{tensor.name[:80]}` has {len(data)} bytes, and its shape and datatype need {count * kind.itemsize}"
@@ -227,7 +227,8 @@ def _of_bytes(tensor: Tensor, data: memoryview) -> Array:
     return np.frombuffer(data, dtype=kind).reshape(tensor.shape)
 
 
-def _texts(tensor: Tensor, data: memoryview) -> list[str]:
+def texts(tensor: Tensor, data: memoryview) -> list[str]:
+    """Return the elements of a tensor of type BYTES from their binary form. Raises `WrongTensor`."""
     found, at = [], 0
     try:
         while at < len(data):
@@ -293,6 +294,7 @@ __all__ = [
     "items",
     "outputs",
     "read",
+    "texts",
     "to_bytes",
     "write",
 ]

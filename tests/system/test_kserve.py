@@ -1,6 +1,8 @@
-"""KServe's protocol, version 2, as Triton's own client speaks it, with models that Poise runs."""
+"""KServe's protocol, version 2, as Triton's own clients speak it, with models that Poise runs."""
 
 import os
+import queue
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from system.living import Living
 from system.serving import Serving
 
 http = pytest.importorskip("tritonclient.http", reason="Triton's client is not for this platform")
+grpc = pytest.importorskip("tritonclient.grpc", reason="grpcio is not installed")
 
 MODELS = """
 import msgspec
@@ -52,7 +55,7 @@ FILES = {"models.py": MODELS} | {
 
 @pytest.fixture(scope="module")
 def gateway(home: Living) -> Iterator[Serving]:
-    serving = Serving(home, *(name for name in FILES if name.endswith(".yaml")))
+    serving = Serving(home, *(name for name in FILES if name.endswith(".yaml")), "--grpc-port", "0")
     for name in ("twice", "rows", "places", "bytes"):
         serving.until_said(f"{name}: 1 of 1 ready")
     yield serving
@@ -70,10 +73,30 @@ def client(gateway: Serving) -> Iterator[object]:
         yield made
 
 
+@pytest.fixture
+def calls(gateway: Serving) -> Iterator[object]:
+    """Triton's client for gRPC."""
+    found = re.search(r"over gRPC at (\S+)", gateway.text)
+    assert found is not None
+    with grpc.InferenceServerClient(found[1]) as made:
+        yield made
+
+
+KINDS = {"FP32": np.float32, "FP64": np.float64, "INT32": np.int32, "BYTES": object}
+
+
 def given(name: str, values: object, kind: str, binary: bool = True) -> object:
-    array = np.array(values, dtype={"FP32": np.float32, "FP64": np.float64, "INT32": np.int32, "BYTES": object}[kind])
+    array = np.array(values, dtype=KINDS[kind])
     made = http.InferInput(name, list(array.shape), kind)
     made.set_data_from_numpy(array, binary_data=binary)
+    return made
+
+
+def sent(name: str, values: object, kind: str) -> object:
+    """An input of a call over gRPC."""
+    array = np.array(values, dtype=KINDS[kind])
+    made = grpc.InferInput(name, list(array.shape), kind)
+    made.set_data_from_numpy(array)
     return made
 
 
@@ -154,3 +177,72 @@ def test_what_is_no_route(gateway: Serving, method: str, path: str, status: int)
 def test_a_body_over_the_limit_is_refused(gateway: Serving) -> None:
     answer = httpx.post(f"http://{gateway.url}/v2/models/twice/infer", content=os.urandom(17 << 20))
     assert answer.status_code == 413 and "16 MiB" in answer.json()["error"]
+
+
+# over gRPC
+
+
+def test_the_server_and_its_models_are_described_over_grpc(calls: Any) -> None:
+    assert calls.is_server_live() and calls.is_server_ready() and calls.is_model_ready("rows", "2026-05")
+    assert calls.get_server_metadata().extensions == ["binary_tensor_data", "model_repository"]
+    told = calls.get_model_metadata("places")
+    assert [(one.name, one.datatype, list(one.shape)) for one in [*told.inputs, *told.outputs]] == [
+        ("x", "FP64", [-1]), ("tags", "BYTES", [-1, -1]), ("far", "FP64", [-1]), ("label", "BYTES", [-1]),
+    ]  # fmt: skip
+    index = {(one.name, one.version): one.state for one in calls.get_model_repository_index().models}
+    assert index == {
+        (name, "2026-05" if name == "rows" else "1"): "READY" for name in ("twice", "rows", "places", "bytes")
+    }
+
+
+def test_tensors_are_inferred_over_grpc(calls: Any) -> None:
+    answer = calls.infer("twice", [sent("input", [1, 2, 3], "FP32")], request_id="7")
+    assert answer.as_numpy("output").tolist() == [2, 4, 6] and answer.get_response().id == "7"
+    answer = calls.infer("rows", [sent("any", [[1, 2], [3, 4]], "INT32")], model_version="2026-05")
+    assert answer.as_numpy("output").tolist() == [3, 7]
+    inputs = [sent("x", [1, 2], "FP64"), sent("tags", [["a", "b"], ["c", "ä"]], "BYTES")]
+    answer = calls.infer("places", inputs, outputs=[grpc.InferRequestedOutput("label")])
+    assert [one.decode() for one in answer.as_numpy("label")] == ["a-b", "c-ä"] and answer.as_numpy("far") is None
+
+
+def test_typed_tensors_get_a_typed_answer(calls: Any) -> None:
+    from tritonclient.grpc import service_pb2
+
+    inputs = [
+        {"name": "x", "datatype": "FP64", "shape": [2], "contents": {"fp64_contents": [1, 2]}},
+        {"name": "tags", "datatype": "BYTES", "shape": [2, 1], "contents": {"bytes_contents": [b"a", b"b"]}},
+    ]
+    answer = calls._client_stub.ModelInfer(service_pb2.ModelInferRequest(model_name="places", inputs=inputs))
+    told = {one.name: one.contents for one in answer.outputs}
+    assert list(told["far"].fp64_contents) == [10, 20] and list(told["label"].bytes_contents) == [b"a", b"b"]
+    assert not answer.raw_output_contents
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "values", "kind", "status", "said"),
+    [
+        ("other", "input", [1], "FP32", "NOT_FOUND", "there is no model `other`; known: twice, rows, places, bytes"),
+        ("twice", "input", ["a"], "BYTES", "INVALID_ARGUMENT", "Expected `float`"),
+        ("places", "x", [1, -1], "FP64", "INTERNAL", "item 1: ValueError: below zero"),
+        ("bytes", "input", [1], "FP32", "INVALID_ARGUMENT", "takes bytes, and no tensors"),
+    ],
+)
+def test_what_is_wrong_has_the_status_of_grpc(
+    calls: Any, model: str, name: str, values: object, kind: str, status: str, said: str
+) -> None:
+    with pytest.raises(grpc.InferenceServerException, match=said) as raised:
+        calls.infer(model, [sent(name, values, kind)])
+    assert raised.value.status() == f"StatusCode.{status}"
+
+
+def test_a_stream_of_requests_is_answered_in_its_order(calls: Any) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    calls.start_stream(callback=lambda result, error: answers.put((result, error)))
+    for number in range(20):
+        calls.async_stream_infer("twice" if number != 7 else "other", [sent("input", [number], "FP32")])
+    told = [answers.get(timeout=10) for _ in range(20)]
+    calls.stop_stream()
+    assert [result.as_numpy("output").tolist() if error is None else str(error) for result, error in told] == [
+        [2.0 * number] if number != 7 else "there is no model `other`; known: twice, rows, places, bytes"
+        for number in range(20)
+    ]

@@ -49,14 +49,16 @@ FILES = {"models.py": MODELS, "service.json": service()}
 
 
 @contextmanager
-def asking(serving: Serving, path: str = "/predict/times", body: bytes = b"2") -> Iterator[list[tuple[int, bytes]]]:
+def asking(
+    serving: Serving, path: str = "/predict/times", body: bytes = b"2", **headers: str
+) -> Iterator[list[tuple[int, bytes]]]:
     """Three clients that ask all the time, and their answers."""
     over, answers = threading.Event(), list[tuple[int, bytes]]()
 
     def ask() -> None:
         connection = serving.connection()
         while not over.is_set():
-            connection.request("POST", path, body)
+            connection.request("POST", path, body, headers)
             answer = connection.getresponse()
             answers.append((answer.status, answer.read()))
         connection.close()

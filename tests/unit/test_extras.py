@@ -30,11 +30,19 @@ def test_what_needs_a_library_names_its_extra(
     assert raised.value.record.hint == f"pip install 'poise-scheduler[{extra}]'"
 
 
+@pytest.mark.parametrize(
+    ("library", "extra", "flags"), [("aiohttp", "serve", []), ("grpc", "grpc", ["--grpc-port", "0"])]
+)
 def test_serving_without_its_library_names_its_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    library: str,
+    extra: str,
+    flags: list[str],
 ) -> None:
     monkeypatch.setenv("POISE_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.setitem(sys.modules, library, None)
     (tmp_path / "app.py").write_text("class Model: ...\n")
-    assert main(["serve", f"{tmp_path}/app.py:Model", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["error"]["hint"] == "pip install 'poise-scheduler[serve]'"
+    assert main(["serve", f"{tmp_path}/app.py:Model", "--json", *flags]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["hint"] == f"pip install 'poise-scheduler[{extra}]'"

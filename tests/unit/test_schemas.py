@@ -23,7 +23,7 @@ from poise.model.keys import compile_keys
 from poise.model.notices import Notice, compile_notifications
 from poise.model.reservations import Zones, compile_reservations
 from poise.model.rules import compile_rules
-from poise.model.servicefile import compile_service
+from poise.model.servicefile import compile_service, served_versions
 from poise.model.serving_upstreams import compile_upstreams
 from poise.model.sharefile import compile_shares
 from poise.model.spec import compile_spec
@@ -48,6 +48,14 @@ def compile_job(document: Any) -> object:
     return compile_spec(document, wall=1_700_000_000.0)
 
 
+def compile_model(document: Any) -> object:
+    """As a folder with three versions."""
+    if isinstance(document, dict):
+        document = {"kind": "service", "name": "m", "model": "model.py:Model"} | document
+        served_versions(document.pop("version_policy", {"latest": 1}), (1, 2, 3))
+    return compile_service(document)
+
+
 def read_notice(document: Any) -> object:
     """As a receiver reads it that is no stricter than its schema."""
     try:
@@ -69,6 +77,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "nemesis": compile_nemesis,
     "world": compile_world,
     "service": compile_service,
+    "model": compile_model,
     "upstreams": compile_upstreams,
     "notifications": compile_notifications,
     "notice": read_notice,
@@ -168,7 +177,13 @@ MORE: dict[str, list[Any]] = {
             },
             "resources": {"gpu": 1, "gpu_memory": "12GiB"},
             "env": {"A": 1},
-        }
+        },
+        {"kind": "service", "name": "a", "model": "app.py:Model", "version": 2, "version_of": "b"},
+    ],
+    "model": [
+        {"version_policy": "all", "replicas": 2, "canary": {"version": 3, "shadow": "10%"}},
+        {"version_policy": {"latest": 2}, "resources": {"gpu": 1, "gpu_share": 0.5}},
+        {"version_policy": [1, 3], "name": "m", "model": "net.py:Net"},
     ],
     "shares": [
         {

@@ -56,6 +56,7 @@ FILES = {
     "nemesis": "What breaks, and how often: `poise faults --nemesis FILE.yaml`",
     "world": "What a trace is tried in: `poise simulate --world FILE.yaml`, `poise rehearse --world FILE.yaml`",
     "service": "A model that answers requests: `poise serve FILE.yaml`",
+    "model": "A model in a folder of its own: `config.yaml`, for `poise serve FOLDER`",
     "upstreams": "Model servers behind one front: `poise serve FILE.yaml`",
     "notifications": "Where notices of jobs may go: `notifications.yaml` in the home",
     "notice": "A notice about a job, as a webhook or a command gets it: `poise submit --notify TARGET`",
@@ -75,6 +76,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "nemesis": scenario.Nemesis,
     "world": worldfile.WorldSpec,
     "service": servicefile.ServiceSpec,
+    "model": servicefile.ModelSpec,
     "upstreams": serving_upstreams.UpstreamsSpec,
     "notifications": notices.NotificationsSpec,
     "notice": notices.Notice,
@@ -200,7 +202,7 @@ _ACTIONS: dict[str, Schema] = {
 
 def _within(name: str) -> str:
     """Return the prefix of a record's fields in `MEANING`. Most fields of a found device share the meanings of
-    `device`."""
+    `device`, and those of a model's file the meanings of `service`."""
     whole = name.removesuffix("Spec").lower()
     return "" if whole in ("job", "task") else f"{whole}."
 
@@ -374,6 +376,16 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "announced.at": {"format": "date-time", "minLength": 1, "examples": ["2026-12-01T12:00:00Z"]},
     "announced.lasts": DURATION,
     "announced.rate": {"exclusiveMinimum": 0, "maximum": servicefile.MOST_WAITING},
+    "service.version_of": {"pattern": f"^(?:{NAME})?$"},
+    "model.version_policy": {
+        "anyOf": [
+            {"const": "all"},
+            {"$ref": "#/$defs/LatestSpec"},
+            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+        ],
+        "examples": ["all", {"latest": 2}, [1, 3]],
+    },
+    "latest.latest": {"minimum": 1},
     "service.secrets": SECRETS,
     "service.batch": COUNT | {"maximum": MOST},
     "service.concurrency": COUNT | {"maximum": servicefile.MOST_AT_ONCE},
@@ -676,6 +688,11 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "service.replicas": "Number of replicas, each a job. A range (`1..8`, `0..4`) follows the load.",
     "service.version": "Version of the model. Cached answers belong to one version. By default a hash of the model's "
     "file, its environment and its interpreter.",
+    "service.version_of": "The model of which this service is another version. It answers at "
+    "`/v2/models/MODEL/versions/VERSION`, beside the version that has the model's name.",
+    "model.version_policy": "Which of the versions in the folder are served: `all`, the newest (`{latest: 2}`), or "
+    "these (`[1, 3]`). The newest of them is the default version. By default `{latest: 1}`.",
+    "latest.latest": "Number of the newest versions that are served.",
     "service.cache": "Cache answers: equal requests, byte by byte, get the cached answer, and equal requests at the "
     "same time are sent once. For models that give equal answers to equal requests. Off by default.",
     "cache.size": "Maximum bytes of all cached answers. The least recently used are evicted first.",
@@ -946,7 +963,7 @@ def schema_of(kind: str) -> Schema:
 def _field(name: str, form: Schema) -> Schema:
     """Return a field with its meaning and accepted values. A form with its own type replaces the record's."""
     if name not in MEANING:
-        name = name.replace("found.", "device.")
+        name = name.replace("found.", "device.").replace("model.", "service.")
     taken = _FORMS.get(name, {})
     if taken.keys() & {"type", "anyOf", "enum", "const"}:
         form = {key: value for key, value in form.items() if key == "default"}

@@ -13,6 +13,7 @@
 """
 
 import re
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -119,6 +120,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     name: str = ""
     model: str = ""
     version: str | int = ""
+    version_of: str = ""
     folder: str = ""
     python: str = ""
     replicas: int | str = 1
@@ -142,6 +144,43 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     secrets: list[str] | dict[str, Any] = []
 
 
+class LatestSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Serve this number of the newest versions."""
+
+    latest: int = 1
+
+
+class ModelSpec(ServiceSpec, forbid_unknown_fields=True):
+    """The `config.yaml` of a model's folder: a service, whose name and class have defaults."""
+
+    version_policy: Literal["all"] | LatestSpec | list[int] = msgspec.field(default_factory=LatestSpec)
+
+
+def served_versions(policy: Any, versions: Collection[int]) -> list[int]:
+    """Return which of the versions in a model's folder are served, newest first. `policy`: the `version_policy` of its
+    file. Raises `SpecError`.
+    """
+    newest = sorted(versions, reverse=True)
+    match policy:
+        case "all":
+            return newest
+        case {"latest": int(count), **others} if not others and not isinstance(count, bool) and count >= 1:
+            return newest[:count]
+        case [_, *_] if all(isinstance(one, int) and not isinstance(one, bool) for one in policy):
+            if missing := [one for one in policy if one not in versions]:
+                have = ", ".join(map(str, reversed(newest)))
+                what = f"there is no version {missing[0]} in the folder"
+                raise SpecError(what, code="E105", field="version_policy", have=have, hint=f"mkdir {missing[0]}")
+            return sorted(set(policy), reverse=True)
+    raise SpecError(
+        "this policy cannot be read",
+        field="version_policy",
+        need="all, {latest: 2}, or a list such as [1, 3]",
+        have=shown(policy),
+        hint="version_policy: all",
+    )
+
+
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. `job` has the job fields of each replica, except its command. With `rules` the number of
     `replicas` follows the load, by the scaler named `scaler`, measured over a `window` in nanoseconds, and the
@@ -150,12 +189,13 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     share, with its password in the variable `password_from`. `record`: the file for recorded requests, the fraction to
     record, and its maximum size in bytes. `canary`: another version, on `trial`. `openai`: the OpenAI route that it
     also answers, if any. `precision`: the precision requested from the model. `concurrency`: number of requests that a
-    replica serves at once, if its model takes them one by one.
+    replica serves at once, if its model takes them one by one. `version_of`: the model of which it is another version.
     """
 
     name: str
     model: str
     version: str = ""
+    version_of: str = ""
     folder: str = ""
     python: str = ""
     replicas: int = 1
@@ -199,6 +239,7 @@ _EXAMPLES = {
     "name": "name: digits",
     "model": "model: app.py:Model",
     "version": "version: 2026-05",
+    "version_of": "version_of: digits",
     "folder": "folder: models",
     "python": "python: .venv/bin/python",
     "replicas": "replicas: 2",
@@ -284,6 +325,11 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         found.get(None, _check_redis, top.cache)
     if top.version != "":
         found.get(None, check_name, str(top.version), "version")
+    if top.version_of:
+        found.get(None, check_name, top.version_of, "version_of")
+        if top.version == "":
+            what = "another version of a model needs a `version`"
+            found.add(SpecError(what, field="version_of", need="version", hint="version: 2"))
     job = {field: document[field] for field in ("resources", "env", "secrets") if field in document}
     if top.workers > 1:
         job["workers"] = top.workers
@@ -292,6 +338,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         name=top.name,
         model=top.model,
         version=str(top.version),
+        version_of=top.version_of,
         folder=top.folder,
         python=top.python,
         replicas=most,
@@ -479,4 +526,4 @@ def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Find
     )
 
 
-__all__ = ["DeclaredService", "ObjectiveSpec", "ServiceSpec", "compile_service"]
+__all__ = ["DeclaredService", "ModelSpec", "ObjectiveSpec", "ServiceSpec", "compile_service", "served_versions"]

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import socket
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from poise.cli.asking import merged, needed, needing
+from poise.cli.asking import needed, needing
 from poise.cli.numbers import Number, Whole, WholeRange
 from poise.cli.render import print_json, say, tell
 from poise.cli.secrets import absolute, with_values
-from poise.cli.submit import fill_in
 from poise.client import current_home
 from poise.config import Home
 from poise.control.kept import read_flags
 from poise.control.start import kept_environment, lasting, user_name
 from poise.drivers.security import ensure_home
-from poise.drivers.yamlfile import is_kind, load_kind, place_in_file
-from poise.errors import InputError, SpecError, extra, located
+from poise.drivers.yamlfile import load_kind
+from poise.errors import InputError, SpecError, extra
 from poise.model.keys import compile_keys
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
 from poise.policy.replicas import SCALERS
+from poise_serve.cli.documents import all_of, at_its_place, models_in, readers
 from poise_serve.policy.route import ROUTERS
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8080
 
-IN_FOLDER = "config.yaml"
-"""Service file of a model that has a folder of its own, with `model.py`."""
+GRPC_PORT = "POISE_GATEWAY_GRPC_PORT"
+"""Variable with the port for gRPC of a gateway, for the next one that takes over."""
 
 
 @click.command()
@@ -78,6 +79,12 @@ IN_FOLDER = "config.yaml"
     metavar="N",
     help="Number of gateways at this address, before upstreams only: one core is no limit.",
 )
+@click.option(
+    "--grpc-port",
+    type=WholeRange(0, 65535),
+    metavar="N",
+    help="Answer KServe's protocol over gRPC, too, at this port. 0: a free port.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
 @click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml | FOLDER...")
 def serve(
@@ -91,6 +98,7 @@ def serve(
     host_name: tuple[str, ...],
     trace_share: float,
     gateways: int,
+    grpc_port: int | None,
     **flags: Any,
 ) -> int:
     """Serve a model over HTTP: a class with `predict(self, batch)`, or services from files. A folder is a model with
@@ -103,9 +111,9 @@ def serve(
         raise InputError(
             "this is not a share", field="--trace-share", need="0 to 1", have=f"{trace_share:g}", hint="0.1"
         )
-    paths = [one for named in target for one in _files(named)]
-    documents = [_document(one, flags) for one in paths]
-    given = [_at(one, document) for one, document in zip(paths, documents, strict=True)]
+    own = _own(flags)
+    sources = [one for found in all_of(readers(target, own)) for one in found]
+    given = all_of([partial(at_its_place, one, declared_of) for one in sources])
     services = [one for one in given if isinstance(one, DeclaredService)]
     fronts = [one for one in given if isinstance(one, Front)]
     names = [one.name for one in services]
@@ -118,6 +126,11 @@ def serve(
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     if find_spec("aiohttp") is None:
         raise InputError("serving needs aiohttp, which is not installed", hint=extra("serve"))
+    if grpc_port is not None and find_spec("grpc") is None:
+        raise InputError("gRPC needs grpcio, which is not installed", field="--grpc-port", hint=extra("grpc"))
+    if gateways > 1 and grpc_port is not None:
+        what = "gRPC is for own models, and only upstreams can have several gateways"
+        raise InputError(what, field="--grpc-port", hint="leave out --gateways, or --grpc-port")
     if gateways > 1 and names:
         raise InputError(
             "only upstreams can have several gateways",
@@ -140,15 +153,17 @@ def serve(
         with bind(host, port, shared=True, listen=False) as listening:
             ensure_home(home)
             entrance = _entrance(home, listening.getsockname()[0], host, keys, insecure, cors, host_name)
-            _tell_addresses(listening, services, fronts, entrance, as_json)
+            _tell_addresses(listening, services, fronts, entrance, as_json, 0)
             home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
             return run_all(home.services, gateways, listening.getsockname()[1], tell)
     port = group.port if group is not None else port
     with taken_over.listening if taken_over else bind(host, port, shared=group is not None) as listening:
         ensure_home(home)
         entrance = _entrance(home, listening.getsockname()[0], host, keys, insecure, cors, host_name)
+        if grpc_port is not None:
+            grpc_port = _grpc_port(listening.getsockname()[0], grpc_port)
         if taken_over is None and group is None:
-            _tell_addresses(listening, services, fronts, entrance, as_json)
+            _tell_addresses(listening, services, fronts, entrance, as_json, grpc_port or 0)
         kept = kept_environment()
         base = {"folder": str(Path.cwd()), "env": kept}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -157,6 +172,7 @@ def serve(
         beyond = beyond_of(home)
         environment, user = kept | {"POISE_HOME": str(home.root)}, user_name()
         environment |= {GROUP: group.text} if group is not None else {}
+        environment |= {GRPC_PORT: str(grpc_port)} if grpc_port else {}
         name, number = (group.name, group.number) if group is not None else ("", 0)
         peers = Peers(home.services, name, number, tell)
         with registered(home.services, mark, listening, environment, taken_over) as lock:
@@ -165,7 +181,7 @@ def serve(
                 return watched
             uvloop.run(
                 serve(
-                    documents,
+                    [one.document for one in sources],
                     declared_of,
                     connect,
                     home.services,
@@ -181,9 +197,23 @@ def serve(
                     entrance,
                     _tracing(home, trace_share),
                     peers,
+                    grpc_port or 0,
+                    partial(models_in, target, own),
                 )
             )
     return 0
+
+
+def _grpc_port(host: str, asked: int) -> int:
+    """Return the port for gRPC. A gateway that takes over gets that of the one before. Raises `Conflict`."""
+    from poise_serve.serve import bind
+
+    if told := os.environ.get(GRPC_PORT):
+        return int(told)
+    with bind(host, asked, listen=False, flag="--grpc-port") as held:
+        number = int(held.getsockname()[1])
+    os.environ[GRPC_PORT] = str(number)
+    return number
 
 
 def _tracing(home: Home, share: float) -> "Tracing | None":
@@ -202,16 +232,20 @@ def _tell_addresses(
     fronts: list[Front],
     entrance: "Entrance",
     as_json: bool,
+    grpc_port: int,
 ) -> None:
     """Print the addresses of the services and the upstreams."""
-    from poise_serve.serve import url_of
+    from poise_serve.serve import address_of, url_of
 
     url = url_of(listening, entrance.tls is not None)
     names = [one.name for one in services]
+    grpc = address_of(listening.getsockname()[0], grpc_port) if grpc_port else None
     if as_json:
-        print_json({"url": url, "services": names, "upstreams": bool(fronts)})
+        print_json({"url": url, "services": names, "upstreams": bool(fronts), "grpc": grpc})
     if names:
         say(f"poise: {', '.join(names)} at {url}/predict{'/NAME' if len(names) > 1 else ''}")
+    if grpc:
+        say(f"poise: {', '.join(names)} over gRPC at {grpc}")
     if embedding := [one.name for one in services if one.openai]:
         say(f"poise: {', '.join(embedding)} at {url}/v1/embeddings")
     for front in fronts:
@@ -243,74 +277,22 @@ def _entrance(
     file = Path(keys) if keys not in (None, "home") else None
     declared = compile_keys(load_kind(file, "keys")) if file is not None else ()
     asks_home = keys == "home" or any(key.token for key in declared)
-    known, tls = (socket.gethostname(), *names), None
+    known, tls, certificate = (socket.gethostname(), *names), None, b""
     if not is_here:
         from poise.drivers.authority import names_here, server_context  # slow to import, and seldom needed
 
         known = (*names_here(address), *names)
-        tls = server_context(home, known, "serve") if not insecure else None
-    return Entrance(known, cors, file, home if asks_home else None, tls)
+        if not insecure:
+            tls, certificate = server_context(home, known, "serve"), (home.authority / "serve.pem").read_bytes()
+    return Entrance(known, cors, file, home if asks_home else None, tls, certificate)
 
 
-def _files(target: str) -> list[str]:
-    """Return the service files of a folder: its own, or one for each folder in it. Another target is returned as it is.
-    Raises `InputError` if there is none.
-    """
-    folder = Path(target)
-    if not folder.is_dir():
-        return [target]
-    own = folder / IN_FOLDER
-    found = [own] if own.is_file() else sorted(folder.glob(f"*/{IN_FOLDER}"))
-    if not found:
-        need = f"{IN_FOLDER}, or folders with one"
-        raise InputError("there is no model in this folder", field=target, need=need, hint=f"ls {folder}")
-    return [str(one) for one in found]
-
-
-def _document(target: str, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a file, or one for a class, with the flags applied."""
+def _own(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a service that the flags set."""
     own = {name: flags[name] for name in ("name", "replicas", "batch", "timeout", "python") if flags[name] is not None}
     if flags["objective"] is not None:
         own["objective"] = {"latency_p99": flags["objective"]}
-    own |= absolute(needed(flags, dict(os.environ)), Path.cwd())
-    if is_file(target):
-        return document_of(Path(target), own)
-    place, _, _ = target.partition(":")
-    name = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return {"kind": "service", "name": name, "model": target} | own
-
-
-def is_file(target: str) -> bool:
-    """Whether a target is a file rather than a class."""
-    return target.endswith((".yaml", ".yml", ".json"))
-
-
-def document_of(path: Path, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a file, with the fields of `own` in place of its own. Its paths are absolute, and its
-    variables have their values. Raises `SpecError`.
-    """
-    with located(place_in_file(path)):
-        if is_kind(path, "upstreams"):
-            document = load_kind(path, "upstreams")
-            compile_upstreams(document)
-            return dict(document)
-        document = load_kind(path, "service")
-        if document is None and path.name == IN_FOLDER:
-            document = {}
-        if not isinstance(document, dict):
-            compile_service(document)  # raises what is wrong with it
-        made = merged(_defaults(path) | document, own)
-        fill_in(made.get("env"), dict(os.environ))
-        _locate(made, path.resolve().parent)
-        return made
-
-
-def _at(target: str, document: dict[str, Any]) -> DeclaredService | Front:
-    """Compile the document of a target. Errors have their places in its file."""
-    if not is_file(target):
-        return declared_of(document)
-    with located(place_in_file(Path(target))):
-        return declared_of(document)
+    return own | absolute(needed(flags, dict(os.environ)), Path.cwd())
 
 
 def declared_of(document: dict[str, Any]) -> DeclaredService | Front:
@@ -324,31 +306,12 @@ def compiled(document: dict[str, Any]) -> DeclaredService | Front:
     return _front(document) if document.get("kind") == "upstreams" else _checked(compile_service(document))
 
 
-def _defaults(path: Path) -> dict[str, Any]:
-    """Return what a service file says by its place: a model's folder has its name."""
-    if path.name != IN_FOLDER:
-        return {}
-    return {"kind": "service", "name": path.resolve().parent.name, "model": "model.py:Model"}
-
-
 def _with_values(service: DeclaredService) -> DeclaredService:
     """Return the service with the values of its replicas' secrets, which its canary shares."""
     job, canary = with_values(service.job, os.environ), service.canary
     if canary is not None and "secrets" in job:
         canary = msgspec.structs.replace(canary, job=canary.job | {"secrets": job["secrets"]})
     return msgspec.structs.replace(service, job=job, canary=canary)
-
-
-def _locate(document: dict[str, Any], folder: Path) -> None:
-    """Make the relative paths of a file absolute, and fill in its canary's environment."""
-    document |= absolute(document, folder)
-    document["folder"] = str((folder / str(document.get("folder") or ".")).resolve())
-    for block, field in (("canary", "folder"), ("canary", "replay"), ("record", "file")):
-        told = document.get(block)
-        if isinstance(told, dict) and isinstance(told.get(field), str) and told[field]:
-            told[field] = str((folder / told[field]).resolve())
-    if isinstance(document.get("canary"), dict):
-        fill_in(document["canary"].get("env"), dict(os.environ))
 
 
 def _checked(service: DeclaredService) -> DeclaredService:

@@ -1,6 +1,7 @@
 """`poise service`."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,11 +17,21 @@ from poise.config import Home
 from poise.control.start import user_name
 from poise.decoding import json_decoder
 from poise.drivers.gateways import ask_admin
-from poise.drivers.yamlfile import is_kind, place_in_file
-from poise.errors import Conflict, InputError, NotFound, located
+from poise.drivers.yamlfile import is_kind
+from poise.errors import Conflict, InputError, NotFound
 from poise.model.document import near, some
-from poise_serve.cli.serve import compiled, document_of
-from poise_serve.model.changes import Applied, Apply, Document, GatewayReport, Named
+from poise_serve.cli.documents import (
+    CONFIG,
+    Reader,
+    Source,
+    at_its_place,
+    of_file,
+    raise_together,
+    readers,
+    some_of,
+)
+from poise_serve.cli.serve import compiled
+from poise_serve.model.changes import UPSTREAMS, Applied, Apply, Document, GatewayReport, Named
 
 LOOK_EVERY = 0.2
 """Seconds between two looks at a change that goes on."""
@@ -41,22 +52,30 @@ def service() -> None:
 
 
 @service.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE | FOLDER...")
 @click.option("--check", is_flag=True, help="Print what would change, and change nothing.")
 @click.option("--no-wait", is_flag=True, help="Return before new versions of services are ready.")
 @GATEWAY
 @AS_JSON
 def apply(files: tuple[Path, ...], check: bool, no_wait: bool, gateway: str, as_json: bool) -> int:
     """Change a service, or the upstreams, to what FILE says. A service that the gateway does not have is added; others
-    stay. A new version of a model starts beside the old one.
+    stay. A new version of a model starts beside the old one. FOLDER holds a model, or several; mistakes in one of them
+    do not keep the others from being applied.
     """
-    documents = [_document(file) for file in files]
+    found, errors = some_of([partial(_compiled, read) for file in files for read in _readers(file)])
+    if not found or not any(file.is_dir() for file in files):
+        raise_together(errors)
+    documents = [one.document for sources in found for one in sources]
+    models = tuple(sources[0].document["name"] for sources in found if _is_of_folder(sources[0]))
     asked = Gateway(gateway)
-    told = asked.ask("apply", Apply(documents, check), Applied)
+    told = asked.ask("apply", Apply(documents, check, models), Applied)
     failed = [] if check or no_wait else asked.wait(told)
     if failed:
-        raise Conflict("a version could not start; the old one stays", have="; ".join(failed), hint="`poise logs JOB`")
-    _tell(told, as_json, "would change" if check else "changed")
+        what = "a version could not start; the old one stays"
+        errors.append(Conflict(what, have="; ".join(failed), hint="`poise logs JOB`"))
+    elif not (errors and as_json):
+        _tell(told, as_json, "would change" if check else "changed")
+    raise_together(errors)
     return 0
 
 
@@ -199,14 +218,25 @@ def _port(record: Path) -> str:
         return ""
 
 
-def _document(file: Path) -> Document:
+def _readers(file: Path) -> list[Reader]:
+    if file.is_dir():
+        return readers([str(file)], {})
     if is_kind(file, "keys"):
         hint = f"edit the file of `poise serve --keys`: it is read again within a second, `cp {file} FILE`"
         raise InputError("keys are not applied", field=str(file), hint=hint)
-    document = document_of(file, {})
-    with located(place_in_file(file)):
-        compiled(document)
-    return document
+    return [partial(of_file, file, {})]
+
+
+def _compiled(read: Reader) -> list[Source]:
+    """Return what is read, after a check of all of it. Raises `SpecError`."""
+    found = read()
+    for one in found:
+        at_its_place(one, compiled)
+    return found
+
+
+def _is_of_folder(source: Source) -> bool:
+    return source.file is not None and source.file.name == CONFIG and source.document.get("kind") != UPSTREAMS
 
 
 def _tell(told: Applied, as_json: bool, done: str) -> None:

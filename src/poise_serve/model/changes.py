@@ -112,10 +112,13 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Apply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to apply documents, or to `check` what that would change."""
+    """A request to apply documents, or to `check` what that would change. `models`: those with all their versions in
+    these documents; other versions of them are removed.
+    """
 
     documents: list[Document]
     check: bool = False
+    models: tuple[str, ...] = ()
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +135,11 @@ def key_of(document: Document) -> str:
     """Return the key of a document: a gateway has one document of upstreams, and one for each service."""
     kind = UPSTREAMS if document.get("kind") == UPSTREAMS else "service"
     return kind if kind == UPSTREAMS else f"service {document.get('name', '')}"
+
+
+def model_of(document: Document) -> str:
+    """Return the model of which a service is the default, or another, version; empty for upstreams."""
+    return str(document.get("version_of") or document.get("name", ""))
 
 
 def differences(before: State, after: State) -> tuple[Change, ...]:
@@ -179,4 +187,5 @@ __all__ = [
     "UpstreamReport",
     "differences",
     "key_of",
+    "model_of",
 ]

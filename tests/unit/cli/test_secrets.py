@@ -14,7 +14,8 @@ from poise.cli.secrets import with_values
 from poise.cli.submit import asked_for, read_spec
 from poise.errors import SpecError
 from poise.model.servicefile import DeclaredService
-from poise_serve.cli.serve import _document, declared_of
+from poise_serve.cli.documents import of_file
+from poise_serve.cli.serve import _own, declared_of
 
 VALUE = "hf_correct-horse-battery"
 ENVIRON = {"HF_TOKEN": VALUE}
@@ -117,7 +118,7 @@ def test_a_service_and_its_canary_have_their_values_and_paths_are_from_where_the
         "kind: service\nname: s\nmodel: app.py:M\nsecrets: {A: {file: token.txt}}\ncanary: {model: b.py:M}\n"
     )
     unset = dict.fromkeys(("name", "replicas", "batch", "timeout", "python", "objective"))
-    made = declared_of(_document(str(file), flags("B=@token.txt") | unset))
+    made = declared_of(of_file(file, _own(flags("B=@token.txt") | unset))[0].document)
     assert isinstance(made, DeclaredService) and made.canary is not None
     assert made.job["secrets"] == made.canary.job["secrets"] == {"A": "of the file", "B": "of the flag"}
 

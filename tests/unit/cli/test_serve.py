@@ -7,8 +7,7 @@ import pytest
 
 from poise.config import Home
 from poise.errors import InputError, PoiseError, SpecError
-from poise.model.servicefile import DeclaredService
-from poise_serve.cli.serve import _document, _entrance, _files, declared_of, serve
+from poise_serve.cli.serve import _entrance
 from poise_serve.serve import Entrance
 
 LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104 — it is refused
@@ -70,26 +69,3 @@ def test_an_origin_is_a_site_and_no_page(tmp_path: Path) -> None:
     for wrong in ("app.example", "https://app.example/page"):
         with pytest.raises((InputError, SpecError)):
             entrance(tmp_path, LOOPBACK, cors=(wrong,))
-
-
-def test_a_folder_is_a_model_or_holds_models(tmp_path: Path) -> None:
-    flags = {option.name: None for option in serve.params if option.name} | {"env": (), "secret": ()}
-    for name, text in (("a", ""), ("b", "name: other\nbatch: 8\n")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(text)
-        (tmp_path / name / "model.py").write_text("")
-    assert _files("app.py:Model") == ["app.py:Model"]
-    assert _files(str(tmp_path / "a")) == [str(tmp_path / "a" / "config.yaml")]
-    both = _files(str(tmp_path))
-    assert both == [str(tmp_path / name / "config.yaml") for name in ("a", "b")]
-    made = [declared_of(_document(one, flags)) for one in both]
-    assert [(one.name, one.model, one.folder) for one in made if isinstance(one, DeclaredService)] == [
-        ("a", "model.py:Model", str(tmp_path / "a")),
-        ("other", "model.py:Model", str(tmp_path / "b")),
-    ]
-
-
-def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no model") as error:
-        _files(str(tmp_path))
-    assert "config.yaml" in error.value.record.need

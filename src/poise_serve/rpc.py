@@ -1,0 +1,381 @@
+"""KServe's protocol over gRPC. Each call is a request to the application that answers over HTTP (`poise_serve.kserve`),
+so that keys, limits, deadlines, lanes and traces are the same.
+
+* The deadline of a call is the time limit of its request. A cancelled call cancels its request.
+* Metadata has the place of headers: `authorization` and `x-poise-lane`, for example.
+* An error has the status that stands for its HTTP status. `retry-after` is in the trailing metadata.
+* The answer has raw tensors if the request has them, and typed ones otherwise.
+
+gRPC reads a whole message before the gateway sees it. Unknown keys are therefore refused before that.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+import grpc
+import grpc.aio
+import msgspec
+import numpy as np
+
+from poise.decoding import json_decoder
+from poise.errors import Conflict
+from poise_serve.asgi import GONE, App, Scope
+from poise_serve.kserve import LENGTH, PREFIX
+from poise_serve.messages import MESSAGES, SERVICE
+from poise_serve.openai import MOST_SECONDS
+from poise_serve.refusals import Refused
+from poise_serve.tensors import ALL_BINARY, BINARY_SIZE, BYTES, KINDS, Inferred, Tensor, texts
+
+MOST_CALLS = 1024
+"""Maximum number of calls at once. gRPC holds the message of each in memory."""
+
+MOST_IN_STREAM = 64
+"""Maximum number of requests of one stream that are answered at once."""
+
+ENVELOPE = 1 << 20
+"""Maximum bytes of a message beside the data of its tensors."""
+
+PASSED_ON = frozenset(
+    {
+        *("authorization", "x-api-key", "x-request-timeout-seconds", "x-poise-lane", "x-poise-tenant"),
+        *("cache-control", "traceparent", "tracestate"),
+    }
+)
+"""Metadata that is passed on as headers."""
+
+TOLD = ("retry-after", "x-should-retry")
+"""Headers of errors that are passed on as trailing metadata."""
+
+_CODES = {
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED", 413: "RESOURCE_EXHAUSTED", 422: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED",
+    501: "UNIMPLEMENTED", 503: "RESOURCE_EXHAUSTED", 504: "DEADLINE_EXCEEDED",
+}  # fmt: skip
+"""The status of a call by the HTTP status; INTERNAL for others."""
+
+Headers = list[tuple[bytes, bytes]]
+Check = Callable[[Headers], Awaitable[None]]
+"""Raises `Refused` if the key in these headers is unknown."""
+
+Answer = Callable[[Any, Any], Awaitable[Any]]
+"""Answers a call, from its message and its context. Raises `Refused`."""
+
+
+class _Failed(msgspec.Struct):
+    error: str
+
+
+_failed = json_decoder(_Failed).decode
+_inferred = json_decoder(Inferred).decode
+_told = json_decoder(dict[str, Any]).decode
+_listed = json_decoder(list[dict[str, Any]]).decode
+
+
+class _Told(NamedTuple):
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+class Calls:
+    """The gRPC server."""
+
+    def __init__(self, app: App, check: Check) -> None:
+        self._app = app
+        self._check = check
+        self._is_ending = False
+        self._server: Any = None
+
+    async def start(self, address: str, most: int, certificate: bytes = b"") -> None:
+        """Listen at an address, with TLS if there is a `certificate`: key and certificate (PEM). `most`: maximum
+        bytes of the tensors of a request. Raises `Conflict` if the address is taken.
+        """
+        self._server = server = grpc.aio.server(
+            interceptors=[_Door(self._check)],
+            options=[
+                ("grpc.max_receive_message_length", most + ENVELOPE),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # on by default: another gateway could take half of the connections
+            ],
+            maximum_concurrent_rpcs=MOST_CALLS,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
+        try:
+            if certificate:
+                at = certificate.index(b"-----BEGIN CERTIFICATE")
+                credentials = grpc.ssl_server_credentials([(certificate[:at], certificate[at:])])
+                server.add_secure_port(address, credentials)
+            else:
+                server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise Conflict(
+                f"the gateway cannot listen there: {error}", field="--grpc-port", have=address, hint="--grpc-port 0"
+            ) from None
+        await server.start()
+
+    async def stop(self, patience: float | None = None) -> None:
+        """Accept no more calls, and wait this many seconds for those that run. The rest is cancelled."""
+        self._is_ending = True
+        await self._server.stop(patience)
+
+    def _handlers(self) -> dict[str, Any]:
+        whole: dict[str, Answer] = {
+            "ServerLive": self._live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._infer,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": partial(self._change, "load"),
+            "RepositoryModelUnload": partial(self._change, "unload"),
+        }
+        made = {
+            name: grpc.unary_unary_rpc_method_handler(
+                partial(self._answer, answer),
+                request_deserializer=MESSAGES[f"{name}Request"].FromString,
+                response_serializer=MESSAGES[f"{name}Response"].SerializeToString,
+            )
+            for name, answer in whole.items()
+        }
+        made["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=MESSAGES["ModelInferRequest"].FromString,
+            response_serializer=MESSAGES["ModelStreamInferResponse"].SerializeToString,
+        )
+        return made
+
+    async def _answer(self, answer: Answer, request: Any, context: Any) -> Any:
+        """Answer a call, or end it with an error."""
+        try:
+            return await answer(request, context)
+        except Refused as error:
+            code = _CODES.get(error.status, "INTERNAL")
+            if error.status == 503 and self._is_ending:
+                code = "UNAVAILABLE"
+            await _abort(context, error, code)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    async def _live(self, request: Any, context: Any) -> Any:
+        await self._ask(context, "GET", "health/live")
+        return MESSAGES["ServerLiveResponse"](live=True)
+
+    async def _server_ready(self, request: Any, context: Any) -> Any:
+        told = await self._ask(context, "GET", "health/ready", also=503)
+        return MESSAGES["ServerReadyResponse"](ready=told.status == 200)
+
+    async def _model_ready(self, request: Any, context: Any) -> Any:
+        told = await self._ask(context, "GET", f"{_path(request.name, request.version)}/ready", also=503)
+        return MESSAGES["ModelReadyResponse"](ready=told.status == 200)
+
+    async def _server_metadata(self, request: Any, context: Any) -> Any:
+        told = await self._ask(context, "GET", "")
+        return MESSAGES["ServerMetadataResponse"](**_told(told.body))
+
+    async def _model_metadata(self, request: Any, context: Any) -> Any:
+        told = await self._ask(context, "GET", _path(request.name, request.version))
+        return MESSAGES["ModelMetadataResponse"](**_told(told.body))
+
+    async def _index(self, request: Any, context: Any) -> Any:
+        body = msgspec.json.encode({"ready": request.ready})
+        told = await self._ask(context, "POST", "repository/index", body)
+        return MESSAGES["RepositoryIndexResponse"](models=_listed(told.body))
+
+    async def _change(self, what: str, request: Any, context: Any) -> Any:
+        name = request.model_name or request.repository_name  # KServe's own clients send the name in the first field
+        await self._ask(context, "POST", f"repository/{_path(name, '')}/{what}")
+        return MESSAGES[f"RepositoryModel{what.capitalize()}Response"]()
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        head, binary = _asked(request)
+        path = f"{_path(request.model_name, request.model_version)}/infer"
+        length = (LENGTH.encode(), str(len(head)).encode())
+        told = await self._ask(context, "POST", path, b"".join([head, *binary]), length)
+        return _response(told, is_raw=bool(request.raw_input_contents))
+
+    async def _stream(self, requests: AsyncIterator[Any], context: Any) -> None:
+        """Answer the requests of a stream in their order, several at once. An error is an answer, too."""
+        room = asyncio.Semaphore(MOST_IN_STREAM)
+        made = MESSAGES["ModelStreamInferResponse"]
+
+        async def answer(request: Any, before: "asyncio.Task[None] | None") -> None:
+            try:
+                told = made(infer_response=await self._infer(request, context))
+            except Refused as error:
+                told = made(error_message=str(error), infer_response={"id": request.id})
+            if before is not None:
+                await asyncio.wait([before])
+            await context.write(told)
+            room.release()
+
+        last: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                await room.acquire()
+                last = group.create_task(answer(request, last))
+
+    # --- requests to the application ---------------------------------------------------------------------------------
+
+    async def _ask(
+        self, context: Any, method: str, path: str, body: bytes = b"", *more: tuple[bytes, bytes], also: int = 200
+    ) -> _Told:
+        """Ask the application. Raises `Refused` if the answer has another status than 200 and `also`."""
+        parts: list[bytes] = []
+        status, headers = 0, dict[bytes, bytes]()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers.update(message["headers"])
+            else:
+                parts.append(message.get("body", b""))
+
+        scope: Scope = {
+            "type": "http",
+            "method": method,
+            "path": f"{PREFIX}/{path}".rstrip("/"),
+            "query_string": b"",
+            "headers": [*_headers(context), *more],
+            "client": _client(context.peer()),
+            "extensions": {GONE: {"then": lambda then: None}},  # the task of a cancelled call is cancelled
+        }
+        await self._app(scope, receive, send)
+        told = _Told(status, headers, b"".join(parts))
+        if status in (200, also):
+            return told
+        known = {name.decode(): value.decode() for name, value in headers.items()}
+        raise Refused(status, _failed(told.body).error, headers=known)
+
+
+class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls with unknown keys before their message is read."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        try:
+            await self._check(_chosen(details.invocation_metadata))
+        except Refused as error:
+            code = _CODES.get(error.status, "INTERNAL")
+            refused = error
+
+            async def refuse(requests: AsyncIterator[Any], context: Any) -> None:
+                await _abort(context, refused, code)
+
+            return grpc.stream_unary_rpc_method_handler(refuse)  # which reads no message by itself
+        return await continuation(details)
+
+
+async def _abort(context: Any, error: Refused, code: str) -> None:
+    told = tuple((name, error.headers[name]) for name in TOLD if name in error.headers)
+    await context.abort(grpc.StatusCode[code], error.message, told)
+
+
+def _path(name: str, version: str) -> str:
+    """Return the path of a model below `/v2`. Raises `Refused`."""
+    if not name:
+        raise Refused(400, "the name of the model is empty")
+    return f"models/{quote(name, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+
+
+def _headers(context: Any) -> Headers:
+    """Return the headers of a call: its metadata, and its deadline."""
+    headers = _chosen(context.invocation_metadata() or ())
+    left = context.time_remaining()
+    if (
+        left is not None
+        and left < MOST_SECONDS
+        and not any(name == b"x-request-timeout-seconds" for name, _ in headers)
+    ):
+        headers.append((b"x-request-timeout-seconds", b"%.6f" % max(left, 1e-3)))
+    return headers
+
+
+def _chosen(metadata: Sequence[tuple[str, str | bytes]]) -> Headers:
+    return [(name.encode(), value.encode()) for name, value in metadata if name in PASSED_ON and isinstance(value, str)]
+
+
+def _client(peer: str) -> tuple[str, int] | None:
+    """Return the address of `ipv4:127.0.0.1:5000`, or of `ipv6:%5B::1%5D:5000`."""
+    kind, _, rest = peer.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    return (host.strip("[]").partition("%")[0], int(port)) if kind in ("ipv4", "ipv6") and port.isdigit() else None
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def _asked(request: Any) -> tuple[bytes, list[bytes]]:
+    """Return a request as JSON, and the binary data of its inputs. Raises `Refused`."""
+    raw = list(request.raw_input_contents)
+    if raw and len(raw) != len(request.inputs):
+        raise Refused(400, f"there are {len(request.inputs)} inputs, and {len(raw)} raw contents")
+    parts = raw or [_packed(one) for one in request.inputs]
+    inputs = [
+        Tensor(one.name, list(one.shape), one.datatype, {BINARY_SIZE: len(part)})
+        for one, part in zip(request.inputs, parts, strict=True)
+    ]
+    asked = {
+        "id": request.id,
+        "inputs": inputs,
+        "outputs": [{"name": one.name} for one in request.outputs],
+        "parameters": {ALL_BINARY: True},
+    }
+    return msgspec.json.encode(asked), parts
+
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
+    "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents",
+}  # fmt: skip
+"""The typed contents of each datatype. Those of FP16 are always raw."""
+
+
+def _packed(tensor: Any) -> bytes:
+    """Return typed contents in binary form. Raises `Refused`."""
+    contents, kind = tensor.contents, tensor.datatype
+    if kind == BYTES:
+        return b"".join(len(one).to_bytes(4, "little") + one for one in contents.bytes_contents)
+    if kind not in _CONTENTS:
+        return b""
+    try:
+        return np.array(getattr(contents, _CONTENTS[kind]), dtype=KINDS[kind]).tobytes()
+    except OverflowError as error:
+        raise Refused(400, f"`{tensor.name[:80]}`: {error}") from None
+
+
+def _response(told: _Told, *, is_raw: bool) -> Any:
+    """Return the answer of a model."""
+    length = int(told.headers.get(LENGTH.encode(), b"0")) or len(told.body)
+    inferred = _inferred(told.body[:length])
+    made = MESSAGES["ModelInferResponse"](
+        model_name=inferred.model_name, model_version=inferred.model_version, id=inferred.id
+    )
+    at = length
+    for tensor in inferred.outputs:
+        size = tensor.parameters[BINARY_SIZE]
+        data = told.body[at : at + size]
+        at += size
+        output = made.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if is_raw:
+            made.raw_output_contents.append(data)
+        elif tensor.datatype == BYTES:
+            output.contents.bytes_contents.extend(one.encode() for one in texts(tensor, memoryview(data)))
+        else:
+            values = np.frombuffer(data, dtype=KINDS[tensor.datatype]).tolist()
+            getattr(output.contents, _CONTENTS[tensor.datatype]).extend(values)
+    return made
+
+
+__all__ = ["Calls"]

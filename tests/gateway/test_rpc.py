@@ -1,0 +1,174 @@
+"""KServe's protocol over gRPC, by Triton's client: keys, deadlines, refusals and cancelled calls. The service has no
+replica, so its requests wait. Tensors and answers are in `tests/system/test_kserve.py`.
+"""
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from poise.errors import Conflict
+from poise.model.serving import Limits
+from poise.units import MINUTE
+from poise_serve.app import Gateway
+from poise_serve.door import Door
+from poise_serve.keys import Keys, Usage
+from poise_serve.messages import MESSAGES
+from poise_serve.service import Service
+from poise_serve.service_metrics import Registry, ServiceMetrics
+
+grpc = pytest.importorskip("grpc", reason="grpcio is not installed")
+triton = pytest.importorskip("tritonclient.grpc.aio", reason="Triton's client is not for this platform")
+Calls = pytest.importorskip("poise_serve.rpc").Calls
+
+Refused = triton.InferenceServerException
+MOST = 1 << 20
+KEY = {"authorization": "Bearer sk-app"}
+
+
+class Served:
+    """A gateway with one service, `m`, which takes one request at a time from clients with a key."""
+
+    def __init__(self, service: Service, calls: Any, port: int) -> None:
+        self.service, self.calls, self.port = service, calls, port
+        self.client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+
+    async def infer(self, values: object = (1.0,), headers: dict[str, str] = KEY, **more: Any) -> Any:
+        array = np.array(values, dtype=np.float32)
+        given = triton.InferInput("input", list(array.shape), "FP32")
+        given.set_data_from_numpy(array)
+        return await self.client.infer("m", [given], headers=headers, **more)
+
+    async def refused(self, *args: Any, **more: Any) -> tuple[str, str]:
+        with pytest.raises(Refused) as raised:
+            await self.infer(*args, **more)
+        return raised.value.status(), raised.value.message()
+
+    async def until_waiting(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while self.service.batcher.waiting != count:  # noqa: ASYNC110 — there is no event
+                await asyncio.sleep(0.01)
+
+
+def served(folder: Path, use: Callable[[Served], Awaitable[None]]) -> None:
+    async def run() -> None:
+        file = folder / "keys.yaml"
+        digest = hashlib.sha256(b"sk-app").hexdigest()
+        file.write_text(f"kind: keys\nkeys: [{{name: app, sha256: {digest}, scopes: [ask]}}]\n")
+        metrics = ServiceMetrics(Registry(CollectorRegistry()), "m")
+        service = Service("m", Limits(timeout=MINUTE, queue=1), folder / "m.sock", metrics)
+        await service.start()
+        services = {"m": service}
+        gateway = Gateway(services, services, {}, {}, CollectorRegistry(), models={"m": {"1": "m"}})
+        door = Door(gateway, keys=Keys(file, None), usage=Usage(CollectorRegistry()))
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            port = held.getsockname()[1]
+            with pytest.raises(Conflict) as raised:
+                await Calls(door, door.know).start(f"127.0.0.1:{port}", MOST)
+            assert raised.value.record.field == "--grpc-port"
+        calls = Calls(door, door.know)
+        await calls.start(f"127.0.0.1:{port}", MOST)
+        made = Served(service, calls, port)
+        try:
+            await use(made)
+        finally:
+            await made.client.close()
+            await calls.stop(0)
+            await service.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_call_needs_a_key_and_is_refused_before_its_message_is_read(tmp_path: Path) -> None:
+    async def use(one: Served) -> None:
+        assert await one.refused(headers={}) == (
+            "StatusCode.UNAUTHENTICATED",
+            "this gateway needs a key, as `Authorization: Bearer KEY`, and knows no such key",
+        )
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+            stream = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")()  # sends no message
+            assert await stream.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert await one.client.is_server_live(headers=KEY)
+        assert not await one.client.is_server_ready(headers=KEY), "it has no replica"
+
+    served(tmp_path, use)
+
+
+def test_a_deadline_is_the_time_limit_of_its_request(tmp_path: Path) -> None:
+    async def use(one: Served) -> None:
+        status, _ = await one.refused(client_timeout=0.2)
+        assert status == "StatusCode.DEADLINE_EXCEEDED"
+        await one.until_waiting(0)
+        status, message = await one.refused(headers=KEY | {"x-request-timeout-seconds": "0.1"})
+        assert status == "StatusCode.DEADLINE_EXCEEDED" and "not answered within" in message
+
+    served(tmp_path, use)
+
+
+def test_a_full_queue_refuses_and_a_cancelled_call_leaves_it(tmp_path: Path) -> None:
+    async def use(one: Served) -> None:
+        waiting = asyncio.create_task(one.infer())
+        await one.until_waiting(1)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+            given = {"name": "input", "datatype": "FP32", "shape": [1], "contents": {"fp32_contents": [1.0]}}
+            request = MESSAGES["ModelInferRequest"](model_name="m", inputs=[given])
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(
+                request.SerializeToString(), metadata=tuple(KEY.items())
+            )
+            assert await call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert int(dict(await call.trailing_metadata())["retry-after"]) >= 1
+        waiting.cancel()
+        await one.until_waiting(0)
+
+    served(tmp_path, use)
+
+
+def test_a_gateway_that_ends_lets_others_answer(tmp_path: Path) -> None:
+    async def use(one: Served) -> None:
+        waiting = asyncio.create_task(one.infer())
+        await one.until_waiting(1)
+        ending = asyncio.create_task(one.calls.stop(20.0))
+        await asyncio.sleep(0)
+        await one.service.stop()
+        with pytest.raises(Refused, match="the gateway is ending") as raised:
+            await waiting
+        assert raised.value.status() == "StatusCode.UNAVAILABLE"
+        await ending
+
+    served(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "status", "said"),
+    [
+        ("", "", "INVALID_ARGUMENT", "the name of the model is empty"),
+        ("other", "", "NOT_FOUND", "there is no model `other`; known: m"),
+        ("m", "3", "NOT_FOUND", "there is no version `3` of `m`; known: 1"),
+        ("m", "1", "", ""),
+        ("a/b", "", "NOT_FOUND", "there is no model `a/b`; known: m"),
+    ],
+)
+def test_names_are_those_of_models(tmp_path: Path, model: str, version: str, status: str, said: str) -> None:
+    async def use(one: Served) -> None:
+        if not status:
+            assert (await one.client.get_model_metadata(model, version, headers=KEY)).versions == ["1"]
+            return
+        with pytest.raises(Refused, match=said) as raised:
+            await one.client.get_model_metadata(model, version, headers=KEY)
+        assert raised.value.status() == f"StatusCode.{status}"
+
+    served(tmp_path, use)
+
+
+def test_a_message_over_the_limit_is_refused(tmp_path: Path) -> None:
+    async def use(one: Served) -> None:
+        status, message = await one.refused([[0.0] * (MOST // 2)])
+        assert status == "StatusCode.RESOURCE_EXHAUSTED" and "larger than" in message
+
+    served(tmp_path, use)
