@@ -47,7 +47,10 @@ class Folders:
         """Stop serving a model. Raises `PoiseError`."""
         if name not in self._running.models:
             raise NotFound("there is no such model", field="name", have=some(list(self._running.models), 12))
+        versions = list(self._running.models[name].values())
         await self._live.remove(name, by)
+        for version in versions:
+            await self._running.settled(version)
 
     async def _found(self) -> Mapping[str, Sequence[Document] | PoiseError]:
         return await asyncio.to_thread(self._read)

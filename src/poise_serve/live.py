@@ -145,7 +145,9 @@ class Live:
         async with self._lock:
             before = self._state.documents
             documents = {
-                key: one for key, one in before.items() if name not in (key.removeprefix("service "), model_of(one))
+                key: one
+                for key, one in before.items()
+                if key == UPSTREAMS or name not in (key.removeprefix("service "), model_of(one))
             }
             if len(documents) == len(before):
                 documents[UPSTREAMS] = self._without(name)

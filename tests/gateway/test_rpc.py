@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from poise.config import Home
+from poise.drivers.authority import ensure_authority, server_context
 from poise.errors import Conflict
 from poise.model.serving import Limits
 from poise.units import MINUTE
@@ -35,9 +37,9 @@ KEY = {"authorization": "Bearer sk-app"}
 class Served:
     """A gateway with one service, `m`, which takes one request at a time from clients with a key."""
 
-    def __init__(self, service: Service, calls: Any, port: int) -> None:
+    def __init__(self, service: Service, calls: Any, port: int, options: dict[str, Any]) -> None:
         self.service, self.calls, self.port = service, calls, port
-        self.client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+        self.client = triton.InferenceServerClient(f"127.0.0.1:{port}", **options)
 
     async def infer(self, values: object = (1.0,), headers: dict[str, str] = KEY, **more: Any) -> Any:
         array = np.array(values, dtype=np.float32)
@@ -56,7 +58,15 @@ class Served:
                 await asyncio.sleep(0.01)
 
 
-def served(folder: Path, use: Callable[[Served], Awaitable[None]]) -> None:
+def served(folder: Path, use: Callable[[Served], Awaitable[None]], *, tls: bool = False) -> None:
+    """`tls`: with a certificate of the home `folder`."""
+    certificate, options = b"", {}
+    if tls:
+        server_context(Home(folder), ["127.0.0.1"], "serve")
+        certificate = (Home(folder).authority / "serve.pem").read_bytes()
+        (folder / "ca.pem").write_bytes(ensure_authority(Home(folder)))
+        options = {"ssl": True, "root_certificates": str(folder / "ca.pem")}
+
     async def run() -> None:
         file = folder / "keys.yaml"
         digest = hashlib.sha256(b"sk-app").hexdigest()
@@ -73,8 +83,8 @@ def served(folder: Path, use: Callable[[Served], Awaitable[None]]) -> None:
                 await Calls(door, door.know).start(f"127.0.0.1:{port}", MOST)
             assert raised.value.record.field == "--grpc-port"
         calls = Calls(door, door.know)
-        await calls.start(f"127.0.0.1:{port}", MOST)
-        made = Served(service, calls, port)
+        await calls.start(f"127.0.0.1:{port}", MOST, certificate)
+        made = Served(service, calls, port, options)
         try:
             await use(made)
         finally:
@@ -172,3 +182,14 @@ def test_a_message_over_the_limit_is_refused(tmp_path: Path) -> None:
         assert status == "StatusCode.RESOURCE_EXHAUSTED" and "larger than" in message
 
     served(tmp_path, use)
+
+
+def test_other_machines_need_tls(tmp_path: Path) -> None:
+    async def use(one: Served) -> None:
+        assert await one.client.is_server_live(headers=KEY)
+        plain = triton.InferenceServerClient(f"127.0.0.1:{one.port}")
+        with pytest.raises(Refused):
+            await plain.is_server_live(headers=KEY, client_timeout=10)
+        await plain.close()
+
+    served(tmp_path, use, tls=True)

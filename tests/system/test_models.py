@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from system.living import Living, until
 from system.serving import Serving
 from system.test_service import asking, listed
+
+grpc = pytest.importorskip("tritonclient.grpc", reason="grpcio is not installed")
 
 MODEL = """
 from pathlib import Path
@@ -45,7 +48,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def gateway(home: Living) -> Iterator[Serving]:
-    serving = Serving(home, "models", "--keys", "keys.yaml")
+    serving = Serving(home, "models", "--keys", "keys.yaml", "--grpc-port", "0")
     for name in ("times", "times.1", "ten"):
         serving.until_said(f"{name}: 1 of 1 ready")
     yield serving
@@ -60,6 +63,13 @@ def nothing_goes_on_serving() -> None:
 def asked(gateway: Serving, path: str, body: object = None, key: str = "app", method: str = "POST") -> tuple[int, Any]:
     answer = gateway.ask(body if body is not None else b"", f"/v2/{path}", method, authorization=f"Bearer {key}")
     return answer.status, json.loads(answer.body or b"null")
+
+
+def calls(gateway: Serving) -> Any:
+    """Triton's client for gRPC."""
+    found = re.search(r"over gRPC at (\S+)", gateway.text)
+    assert found is not None
+    return grpc.InferenceServerClient(found[1])
 
 
 def times(gateway: Serving, path: str) -> list[float]:
@@ -136,7 +146,8 @@ def test_a_model_is_unloaded_and_loaded(home: Living, gateway: Serving) -> None:
     assert index(gateway)[("ten", "")] == "UNAVAILABLE"
     assert asked(gateway, "models/ten/infer", {})[0] == 404
     assert ("ten", "") not in index(gateway, ready=True)
-    assert asked(gateway, "repository/models/ten/load", key="ops") == (200, None)
+    with calls(gateway) as client:
+        client.load_model("ten", headers={"authorization": "Bearer ops"})
     assert index(gateway)[("ten", "1")] == "READY" and times(gateway, "ten") == [10.0]
     status, told = asked(gateway, "repository/models/other/load", key="ops")
     assert status == 404 and "there is no folder of this model: ten, times" in told["error"]
@@ -150,6 +161,8 @@ def test_a_killed_gateway_is_followed_by_one_with_the_same_versions(home: Living
     until(lambda: _is_ready(gateway), "it is ready", lambda: gateway.text)
     assert [times(gateway, path) for path in ("times", "times/versions/2", "ten")] == [[3.0], [2.0], [10.0]]
     assert {one["version"]: one["jobs"] for one in listed(home)["services"]} == before
+    with calls(gateway) as client:
+        assert client.is_server_ready(headers={"authorization": "Bearer app"}), "at the same port"
 
 
 def _is_ready(gateway: Serving) -> bool:

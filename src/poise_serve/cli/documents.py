@@ -113,19 +113,23 @@ def is_file(target: str) -> bool:
 
 def folders_in(target: Path) -> list[Path]:
     """Return the folders of models in a folder: itself, or those in it. Raises `InputError` if there is none."""
-    if _is_model(target):
-        return [target]
-    found = sorted(one for one in target.iterdir() if one.is_dir() and _is_model(one))
+    found = _folders_in(target)
     if not found:
         need = f"{CONFIG}, or folders with one"
         raise InputError("there is no model in this folder", field=str(target), need=need, hint=f"ls {target}")
     return found
 
 
+def _folders_in(target: Path) -> list[Path]:
+    if _is_model(target):
+        return [target]
+    return sorted(one for one in target.iterdir() if one.is_dir() and _is_model(one))
+
+
 def models_in(targets: Sequence[str], own: Document) -> dict[str, list[Document] | PoiseError]:
     """Return the models in those targets that are folders: the documents of each, or its error."""
     made: dict[str, list[Document] | PoiseError] = {}
-    for folder in [one for target in targets if Path(target).is_dir() for one in folders_in(Path(target))]:
+    for folder in [one for target in targets if Path(target).is_dir() for one in _folders_in(Path(target))]:
         try:
             documents = [one.document for one in _of_folder(folder, own)]
         except PoiseError as error:
@@ -202,7 +206,7 @@ def _of_folder(folder: Path, own: Document) -> list[Source]:
         policy = document.pop("version_policy", {"latest": 1})
         named = {"kind": "service", "name": folder.resolve().name, "model": f"{MODEL}:Model"}
         made = _complete(named | document, own, folder.resolve())
-        versions = _versions(folder)
+        versions = _versions(folder, str(made["model"]).partition(":")[0])
         if not versions:
             if has_policy:
                 what = "there are no versions in the folder"
@@ -216,12 +220,17 @@ def _of_folder(folder: Path, own: Document) -> list[Source]:
         return [Source(file, one) for one in _of_versions(made, policy, versions)]
 
 
-def _versions(folder: Path) -> dict[int, Path]:
-    """Return the folders of a model's versions. Raises `SpecError` for one whose name is no version."""
+def _versions(folder: Path, file: str) -> dict[int, Path]:
+    """Return the folders of a model's versions. `file`: the name of its Python file. Raises `SpecError` for a folder
+    that seems to be a version, and has another name.
+    """
     within = [one for one in sorted(folder.iterdir()) if one.is_dir()]
     found = {int(one.name): one.resolve() for one in within if _VERSION.fullmatch(one.name)}
     for one in within:
-        is_meant = (one / MODEL).is_file() or (found and _LIKE_A_VERSION.match(one.name))
+        if found:
+            is_meant = _LIKE_A_VERSION.match(one.name) is not None
+        else:
+            is_meant = (one / file).is_file() and not (folder / file).is_file()
         if is_meant and not _VERSION.fullmatch(one.name):
             raise SpecError(
                 "the name of a version is a number",
@@ -236,16 +245,27 @@ def _versions(folder: Path) -> dict[int, Path]:
 def _of_versions(made: Document, policy: Any, versions: Mapping[int, Path]) -> list[Document]:
     """Return the documents of the versions that are served. A version on trial is that of `canary` only."""
     canary = made.get("canary")
-    trial = canary.get("version") if isinstance(canary, dict) and not canary.get("folder") else None
-    if isinstance(canary, dict) and isinstance(trial, int) and trial in versions:
+    if isinstance(canary, dict) and "version" in canary and not canary.get("folder"):
+        trial = next((version for version in versions if str(version) == str(canary["version"])), 0)
+        others = {version: of for version, of in versions.items() if version != trial}
+        if not trial or not others:
+            have = ", ".join(map(str, sorted(versions)))
+            what = "a version on trial has a folder, and another version beside it"
+            raise SpecError(what, code="E105", field="canary.version", need="another number", have=have)
         made = made | {"canary": canary | _at(versions[trial], str(canary.get("model") or made["model"]))}
-        versions = {version: of for version, of in versions.items() if version != trial}
-    first, *others = [
+        versions = others
+    first, *rest = [
         made | {"version": str(version)} | _at(versions[version], str(made["model"]))
         for version in served_versions(policy, versions)
     ]
-    rest = [{field: value for field, value in one.items() if field not in OF_DEFAULT} for one in others]
-    return [first, *(one | {"name": f"{made['name']}.{one['version']}", "version_of": made["name"]} for one in rest)]
+    return [first, *(_beside(one) for one in rest)]
+
+
+def _beside(document: Document) -> Document:
+    """Return the document of a version that is not the default one."""
+    name = document["name"]
+    made = {field: value for field, value in document.items() if field not in OF_DEFAULT}
+    return made | {"name": f"{name}.{document['version']}", "version_of": name}
 
 
 def _at(folder: Path, model: str) -> Document:

@@ -99,6 +99,8 @@ def test_a_version_on_trial_is_no_other_one(tmp_path: Path) -> None:
         ("version_policy: [3]", {"1__model_py": MODEL}, "there is no version 3", "version_policy"),
         ("version_policy: {latest: 0}", {"1__model_py": MODEL}, "this policy cannot be read", "version_policy"),
         ("version_policy: newest", {"1__model_py": MODEL}, "this policy cannot be read", "version_policy"),
+        ("canary: {version: 3}", {"1__model_py": MODEL, "2__model_py": MODEL}, "has a folder", "canary.version"),
+        ("canary: {version: 1}", {"1__model_py": MODEL}, "another version beside it", "canary.version"),
         ("version: 3", {"1__model_py": MODEL}, "`version` is that of a version", "version"),
         ("bach: 3", {"model_py": MODEL}, "there is no field `bach`", "bach"),
     ],
