@@ -35,7 +35,6 @@ from poise.model.servicefile import MAX_BODY
 from poise.units import SECOND
 from poise_serve.asgi import (
     ASK,
-    GONE,
     READ,
     App,
     Gone,
@@ -45,7 +44,6 @@ from poise_serve.asgi import (
     Scope,
     Send,
     TooLarge,
-    abort,
     answer,
     client_of,
     may_ask,
@@ -63,9 +61,9 @@ from poise_serve.peers import Peers
 from poise_serve.refusals import Refused, no_room, refusal, too_large
 from poise_serve.schema import document
 from poise_serve.service import ANYBODY, Asked, Asker, Service
-from poise_serve.streams import Cut, Stream, Streamed
+from poise_serve.streams import Streamed, pass_on
 from poise_serve.upstreams import Upstreams
-from poise_serve.wire import EVENTS, MOST_BODIES, Answer, error_body
+from poise_serve.wire import MOST_BODIES, Answer, error_body
 
 JSON = "application/json"
 CACHE = "/cache/"
@@ -159,7 +157,7 @@ class Gateway:
             if allowed is ASK:
                 made = await self._ask(scope, receive)
                 if isinstance(made, Streamed):
-                    await _pass_on(scope, send, made.kind, made.stream)
+                    await pass_on(scope, send, made.kind, made.stream)
                     return
                 status, body, kind, more = made.status, made.body, made.kind, _notes(made)
             elif allowed is FORGET:
@@ -276,24 +274,6 @@ class Gateway:
         self._measuring = None
         if not measured.cancelled():
             measured.exception()  # the client may have disconnected
-
-
-async def _pass_on(scope: Scope, send: Send, kind: str, stream: Stream) -> None:
-    """Send an answer as its parts come. An incomplete one ends with an error event, or with a closed connection."""
-    scope["extensions"][GONE]["then"](stream.leave)
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]})
-    try:
-        async for part in stream.parts():
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-    except Cut as cut:
-        if kind != EVENTS:
-            await abort(scope)
-            return
-        event = b"event: error\ndata: %b\n\n" % error_body(500, str(cut))
-        await send({"type": "http.response.body", "body": event})
-    finally:
-        stream.leave()
 
 
 def _notes(made: Answer) -> list[tuple[bytes, bytes]]:

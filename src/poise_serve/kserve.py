@@ -10,10 +10,12 @@
     POST /v2/repository/models/NAME/unload  stop serving a model
 
 `/v2/models/NAME/versions/VERSION/...` names a version: the `version` of the service, or `1`. The items of a request are
-separate requests to the service, batched with those of others (`poise_serve.tensors`, `poise_serve.several`).
+separate requests to the service, batched with those of others (`poise_serve.tensors`, `poise_serve.several`). A model
+that yields takes one item a request. Its answer is a stream of events, each with an answer in JSON.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -38,14 +40,16 @@ from poise_serve.asgi import (
     client_of,
     may_ask,
     tell_methods,
+    until_gone,
     whole_body,
 )
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.refusals import Refused, no_room, problem, refusal, too_large
 from poise_serve.service import Asked, Asker, Service
 from poise_serve.several import ask_each
+from poise_serve.streams import Cut, Stream, Streamed, pass_on
 from poise_serve.tensors import ALL_BINARY, BINARY, INPUT, OUTPUT, Inferred, WrongTensor, items, outputs, read, write
-from poise_serve.wire import Answer, Schema
+from poise_serve.wire import EVENTS, Answer, Schema
 
 PREFIX = "/v2"
 JSON = "application/json"
@@ -119,9 +123,11 @@ class Inferences:
         }
 
     async def infer(
-        self, model: str, version: str, body: bytes, length: int | None, headers: Any
-    ) -> tuple[bytes, int | None]:
-        """Answer a request. Returns the body, and the bytes of its JSON if binary data follows. Raises `Refused`."""
+        self, model: str, version: str, body: bytes, length: int | None, scope: Scope
+    ) -> "tuple[bytes, int | None] | _Events":
+        """Answer a request. Returns the body, and the bytes of its JSON if binary data follows; or the events of an
+        answer that streams. Raises `Refused`, and `Gone` if the client disconnects.
+        """
         version, name = self.named(model, version)
         service = self.services[name]
         forms = service.forms
@@ -132,9 +138,15 @@ class Inferences:
             bodies = items(arrays, _fields(forms.takes[JSON], forms.parts))
         except WrongTensor as error:
             raise Refused(400, str(error)) from None
-        front, timeout, deferred, asker = self.admit(name, headers)
-        answers = await ask_each(front, [service], bodies, partial(_taken, len(bodies)), timeout, deferred, asker)
+        admitted = self.admit(name, scope["headers"])
         wanted = [one.name for one in asked.outputs]
+        if EVENTS in forms.gives:
+            if len(bodies) > 1:
+                raise Refused(400, f"`{model}` yields, and takes one item a request")
+            parts = await _streamed(admitted, bodies[0], scope)
+            return _Events(parts, wanted, Inferred(model, version, [], asked.id))
+        front, timeout, deferred, asker = admitted
+        answers = await ask_each(front, [service], bodies, partial(_taken, len(bodies)), timeout, deferred, asker)
         try:
             made = outputs(answers, wanted)
         except WrongTensor as error:
@@ -145,6 +157,55 @@ class Inferences:
             one.name: one.parameters[BINARY] is True for one in asked.outputs if BINARY in one.parameters
         }
         return write(Inferred(model, version, [], asked.id), made, binary)
+
+
+async def _streamed(admitted: tuple[Asked, int, bool, Asker], body: bytes, scope: Scope) -> Stream | None:
+    """Return the stream of an answer; None for one without parts. Raises `Refused`, and `Gone`."""
+    front, timeout, deferred, asker = admitted
+    told: asyncio.Future[Answer | Refuse] = asyncio.get_running_loop().create_future()
+
+    def tell(one: Answer | Refuse) -> None:
+        if not told.done():
+            told.set_result(one)
+
+    number = front.ask(body, tell, timeout, deferred, asker)
+    try:
+        made = await until_gone(scope, told)
+    except BaseException:
+        front.cancel(number)
+        raise
+    if isinstance(made, Streamed):
+        return made.stream
+    _taken(1, 0, made, EVENTS)
+    return None
+
+
+class _Events:
+    """The parts of an answer, each as an answer of its own. See `Parts`."""
+
+    def __init__(self, stream: Stream | None, wanted: Sequence[str], inferred: Inferred) -> None:
+        """`inferred`: an answer without outputs."""
+        self._stream = stream
+        self._wanted, self._inferred = wanted, inferred
+
+    def leave(self) -> None:
+        if self._stream is not None:
+            self._stream.leave()
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        if self._stream is None:
+            return
+        async for part in self._stream.parts():
+            yield b"".join(self._event(one) for one in part.split(b"\n\n") if one)
+
+    def _event(self, given: bytes) -> bytes:
+        """Return the event of a value that the model yields. Raises `Cut` if it is no tensor."""
+        try:
+            made = outputs([given.removeprefix(b"data: ")], self._wanted)
+        except (WrongTensor, msgspec.MsgspecError) as error:
+            raise Cut(str(error)) from None
+        told, _ = write(msgspec.structs.replace(self._inferred, outputs=[]), made, {})
+        return b"data: %b\n\n" % told
 
 
 class KServe:
@@ -164,7 +225,11 @@ class KServe:
                 return
             if scope["method"] not in allowed:
                 raise Refused(405, f"this takes {allowed[0]}", headers={"allow": ", ".join(allowed)})
-            status, body, headers = await self._told(scope, receive)
+            told = await self._told(scope, receive)
+            if isinstance(told, _Events):
+                await pass_on(scope, send, EVENTS, told)
+                return
+            status, body, headers = told
         except Refused as error:
             status, body = error.status, problem(PREFIX, error.status, error.message)
             headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
@@ -173,7 +238,7 @@ class KServe:
         kind = b"application/octet-stream" if any(name == LENGTH.encode() for name, _ in headers) else JSON.encode()
         await answer(send, status, body, [(b"content-type", kind), *headers])
 
-    async def _told(self, scope: Scope, receive: Receive) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    async def _told(self, scope: Scope, receive: Receive) -> "tuple[int, bytes, list[tuple[bytes, bytes]]] | _Events":
         path = [unquote(part) for part in scope["path"].removeprefix(PREFIX).strip("/").split("/") if part]
         inferences = self._inferences
         match path:
@@ -241,16 +306,19 @@ class KServe:
 
     async def _infer(
         self, name: str, version: str, scope: Scope, receive: Receive
-    ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    ) -> "tuple[int, bytes, list[tuple[bytes, bytes]]] | _Events":
         inferences = self._inferences
         most = inferences.services[inferences.named(name, version)[1]].batcher.limits.body
         if not may_ask(scope, name):
             raise Refused(403, f"this key may not ask `{name}`")
         body = await self._body(scope, receive, most)
         try:
-            told, length = await self._inferences.infer(name, version, body, _length(scope), scope["headers"])
+            made = await self._inferences.infer(name, version, body, _length(scope), scope)
         finally:
             self._room.give_back(len(body), client_of(scope))
+        if isinstance(made, _Events):
+            return made
+        told, length = made
         return 200, told, [] if length is None else [(LENGTH.encode(), str(length).encode())]
 
 
@@ -290,7 +358,7 @@ def _length(scope: Scope) -> int | None:
     return int(said)
 
 
-def _taken(count: int, place: int, told: Answer | Refuse) -> bytes:
+def _taken(count: int, place: int, told: Answer | Refuse, kind: str = JSON) -> bytes:
     """Return the result of an item. Raises `Refused`."""
     where = f"item {place}: " if count > 1 else ""
     if isinstance(told, Refuse):
@@ -299,7 +367,7 @@ def _taken(count: int, place: int, told: Answer | Refuse) -> bytes:
     if told.status != 200:
         status = 400 if told.status == 422 else told.status
         raise Refused(status, f"{where}{_failed(told.body).error['message']}")
-    if told.kind != JSON:
+    if told.kind != kind:
         raise Refused(400, f"the results are {told.kind}, and no tensors")
     return told.body
 

@@ -27,7 +27,8 @@ from poise_serve.kserve import LENGTH, PREFIX
 from poise_serve.messages import MESSAGES, SERVICE
 from poise_serve.openai import MOST_SECONDS
 from poise_serve.refusals import Refused
-from poise_serve.tensors import ALL_BINARY, BINARY_SIZE, BYTES, KINDS, Inferred, Tensor, texts
+from poise_serve.tensors import ALL_BINARY, BINARY_SIZE, BYTES, KINDS, Inferred, Tensor, of_json, texts, to_bytes
+from poise_serve.wire import EVENTS
 
 MOST_CALLS = 1024
 """Maximum number of calls at once. gRPC holds the message of each in memory."""
@@ -59,6 +60,15 @@ _CODES = {
 Headers = list[tuple[bytes, bytes]]
 Check = Callable[[Headers], Awaitable[None]]
 """Raises `Refused` if the key in these headers is unknown."""
+
+Part = Callable[[bytes], Awaitable[None]]
+"""Takes a part of an answer that streams: whole events."""
+
+DATA, ERROR = b"data: ", b"event: error\ndata: "
+"""Beginnings of events."""
+
+WANTS_END, IS_END = "triton_enable_empty_final_response", "triton_final_response"
+"""Parameters by which Triton's clients ask for an empty answer after the last part, and notice it."""
 
 Answer = Callable[[Any, Any], Awaitable[Any]]
 """Answers a call, from its message and its context. Raises `Refused`."""
@@ -190,12 +200,18 @@ class Calls:
         await self._ask(context, "POST", f"repository/{_path(name, '')}/{what}")
         return MESSAGES[f"RepositoryModel{what.capitalize()}Response"]()
 
-    async def _infer(self, request: Any, context: Any) -> Any:
+    async def _infer(self, request: Any, context: Any, part: Part | None = None) -> Any:
+        """Return the answer of a model. `part` gets the parts of an answer that streams, which then has no outputs."""
         head, binary = _asked(request)
         path = f"{_path(request.model_name, request.model_version)}/infer"
         length = (LENGTH.encode(), str(len(head)).encode())
-        told = await self._ask(context, "POST", path, b"".join([head, *binary]), length)
-        return _response(told, is_raw=bool(request.raw_input_contents))
+        told = await self._ask(context, "POST", path, b"".join([head, *binary]), length, part=part)
+        is_raw = bool(request.raw_input_contents)
+        if told.headers.get(b"content-type") != EVENTS.encode():
+            return _response(*_parted(told), is_raw=is_raw)
+        if part is None:
+            raise Refused(501, f"`{request.model_name}` yields: call ModelStreamInfer")
+        return MESSAGES["ModelInferResponse"](model_name=request.model_name, id=request.id)
 
     async def _stream(self, requests: AsyncIterator[Any], context: Any) -> None:
         """Answer the requests of a stream in their order, several at once. An error is an answer, too."""
@@ -203,13 +219,29 @@ class Calls:
         made = MESSAGES["ModelStreamInferResponse"]
 
         async def answer(request: Any, before: "asyncio.Task[None] | None") -> None:
+            async def write(**told: Any) -> None:
+                if before is not None and not before.done():
+                    await asyncio.wait([before])
+                await context.write(made(**told))
+
+            async def part(events: bytes) -> None:
+                for event in events.split(b"\n\n"):
+                    if event.startswith(ERROR):
+                        raise Refused(500, _failed(event.removeprefix(ERROR)).error)
+                    if event:
+                        inferred = _inferred(event.removeprefix(DATA))
+                        data = [to_bytes(of_json(one)) for one in inferred.outputs]
+                        await write(infer_response=_response(inferred, data, is_raw=bool(request.raw_input_contents)))
+
             try:
-                told = made(infer_response=await self._infer(request, context))
+                told = await self._infer(request, context, part)
+                if told.outputs:
+                    await write(infer_response=told)
+                elif request.parameters[WANTS_END].bool_param:
+                    told.parameters[IS_END].bool_param = True
+                    await write(infer_response=told)
             except Refused as error:
-                told = made(error_message=str(error), infer_response={"id": request.id})
-            if before is not None:
-                await asyncio.wait([before])
-            await context.write(told)
+                await write(error_message=str(error), infer_response={"id": request.id})
             room.release()
 
         last: asyncio.Task[None] | None = None
@@ -221,9 +253,18 @@ class Calls:
     # --- requests to the application ---------------------------------------------------------------------------------
 
     async def _ask(
-        self, context: Any, method: str, path: str, body: bytes = b"", *more: tuple[bytes, bytes], also: int = 200
+        self,
+        context: Any,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *more: tuple[bytes, bytes],
+        also: int = 200,
+        part: Part | None = None,
     ) -> _Told:
-        """Ask the application. Raises `Refused` if the answer has another status than 200 and `also`."""
+        """Ask the application. `part` gets the parts of an answer that streams. Raises `Refused` if the answer has
+        another status than 200 and `also`.
+        """
         parts: list[bytes] = []
         status, headers = 0, dict[bytes, bytes]()
 
@@ -235,6 +276,8 @@ class Calls:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers.update(message["headers"])
+            elif part is not None and headers.get(b"content-type") == EVENTS.encode():
+                await part(message.get("body", b""))
             else:
                 parts.append(message.get("body", b""))
 
@@ -355,18 +398,24 @@ def _packed(tensor: Any) -> bytes:
         raise Refused(400, f"`{tensor.name[:80]}`: {error}") from None
 
 
-def _response(told: _Told, *, is_raw: bool) -> Any:
-    """Return the answer of a model."""
-    length = int(told.headers.get(LENGTH.encode(), b"0")) or len(told.body)
-    inferred = _inferred(told.body[:length])
+def _parted(told: _Told) -> tuple[Inferred, list[bytes]]:
+    """Return an answer, and the binary data of its outputs."""
+    at = int(told.headers.get(LENGTH.encode(), b"0")) or len(told.body)
+    inferred = _inferred(told.body[:at])
+    parts = []
+    for tensor in inferred.outputs:
+        size = tensor.parameters[BINARY_SIZE]
+        parts.append(told.body[at : at + size])
+        at += size
+    return inferred, parts
+
+
+def _response(inferred: Inferred, parts: Sequence[bytes], *, is_raw: bool) -> Any:
+    """Return an answer as a message. `parts`: the binary data of its outputs."""
     made = MESSAGES["ModelInferResponse"](
         model_name=inferred.model_name, model_version=inferred.model_version, id=inferred.id
     )
-    at = length
-    for tensor in inferred.outputs:
-        size = tensor.parameters[BINARY_SIZE]
-        data = told.body[at : at + size]
-        at += size
+    for tensor, data in zip(inferred.outputs, parts, strict=True):
         output = made.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         if is_raw:
             made.raw_output_contents.append(data)

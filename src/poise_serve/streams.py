@@ -3,8 +3,11 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
-from poise_serve.wire import Answer
+from poise_serve.asgi import GONE, Scope, Send, abort
+from poise_serve.refusals import problem
+from poise_serve.wire import EVENTS, Answer
 
 MOST_HELD = 8 << 20
 """Bytes of an answer that are held while its client does not read. More ends the answer."""
@@ -68,10 +71,38 @@ class Stream:
                 return
 
 
+class Parts(Protocol):
+    """The parts of an answer, as `Stream` has them."""
+
+    def parts(self) -> AsyncIterator[bytes]:
+        """Yield the parts as they come. Raises `Cut` if the answer is not complete."""
+
+    def leave(self) -> None:
+        """Make no more of it: the client has gone."""
+
+
+async def pass_on(scope: Scope, send: Send, kind: str, stream: Parts) -> None:
+    """Send an answer as its parts come. An incomplete one ends with an error event, or with a closed connection."""
+    scope["extensions"][GONE]["then"](stream.leave)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]})
+    try:
+        async for part in stream.parts():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    except Cut as cut:
+        if kind != EVENTS:
+            await abort(scope)
+            return
+        event = b"event: error\ndata: %b\n\n" % problem(scope["path"], 500, str(cut))
+        await send({"type": "http.response.body", "body": event})
+    finally:
+        stream.leave()
+
+
 class Streamed(Answer, frozen=True):
     """An answer that comes in parts."""
 
     stream: Stream
 
 
-__all__ = ["Cut", "Stream", "Streamed"]
+__all__ = ["Cut", "Parts", "Stream", "Streamed", "pass_on"]

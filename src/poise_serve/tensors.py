@@ -101,7 +101,7 @@ def read(body: bytes, length: int | None) -> tuple[Inference, dict[str, Array]]:
         if tensor.name in arrays:
             raise WrongTensor(f"two inputs are named `{tensor.name[:80]}`")
         if size is None:
-            arrays[tensor.name] = _of_json(tensor)
+            arrays[tensor.name] = of_json(tensor)
         else:
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary):
                 raise WrongTensor(f"`{tensor.name[:80]}` has {len(binary)} bytes of binary data, not {size}")
@@ -175,7 +175,8 @@ def to_bytes(array: Array) -> bytes:
     return b"".join(_LENGTH.pack(len(one)) + one for one in (str(each).encode() for each in array.ravel()))
 
 
-def _of_json(tensor: Tensor) -> Array:
+def of_json(tensor: Tensor) -> Array:
+    """Return the elements of a tensor from its `data`. Raises `WrongTensor`."""
     if not isinstance(tensor.data, list):
         raise WrongTensor(f"`{tensor.name[:80]}` has no data")
     return _shaped(tensor, _flat(tensor, tensor.data))
@@ -292,6 +293,7 @@ __all__ = [
     "WrongTensor",
     "datatype_of",
     "items",
+    "of_json",
     "outputs",
     "read",
     "texts",

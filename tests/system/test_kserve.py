@@ -1,5 +1,6 @@
 """KServe's protocol, version 2, as Triton's own clients speak it, with models that Poise runs."""
 
+import json
 import os
 import queue
 import re
@@ -39,6 +40,13 @@ class Places:
     def predict(self, batch: list[Point]) -> list[Place]:
         return [Place(10 * one.x, "-".join(one.tags)) if one.x >= 0 else ValueError("below zero") for one in batch]
 
+class Words:
+    def predict(self, count: int):
+        for number in range(count):
+            yield {"word": f"w{number}", "at": number}
+            if number == 6:
+                raise ValueError("no seventh word")
+
 class Bytes:
     def decode(self, body):
         return body
@@ -49,14 +57,16 @@ class Bytes:
 FILES = {"models.py": MODELS} | {
     f"{name.lower()}.yaml": f"kind: service\nname: {name.lower()}\nmodel: models.py:{name}\nresources: {{cpu: 100m}}\n"
     + ("version: 2026-05\n" if name == "Rows" else "")
-    for name in ("Twice", "Rows", "Places", "Bytes")
+    for name in ("Twice", "Rows", "Places", "Bytes", "Words")
 }
+
+NAMES = ("twice", "rows", "places", "bytes", "words")
 
 
 @pytest.fixture(scope="module")
 def gateway(home: Living) -> Iterator[Serving]:
     serving = Serving(home, *(name for name in FILES if name.endswith(".yaml")), "--grpc-port", "0")
-    for name in ("twice", "rows", "places", "bytes"):
+    for name in NAMES:
         serving.until_said(f"{name}: 1 of 1 ready")
     yield serving
     assert serving.end() == 0
@@ -116,7 +126,7 @@ def test_the_server_and_its_models_are_described(client: Any) -> None:
     ]  # fmt: skip
     assert client.get_model_metadata("rows", "2026-05")["versions"] == ["2026-05"]
     index = {one["name"]: one["state"] for one in client.get_model_repository_index()}
-    assert index == dict.fromkeys(("twice", "rows", "places", "bytes"), "READY")
+    assert index == dict.fromkeys(NAMES, "READY")
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -140,7 +150,7 @@ def test_requests_may_run_beside_each_other(client: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "name", "values", "kind", "said"),
     [
-        ("other", "input", [1], "FP32", "there is no model `other`; known: twice, rows, places, bytes"),
+        ("other", "input", [1], "FP32", "there is no model `other`; known: twice, rows, places, bytes, words"),
         ("twice", "input", ["a"], "BYTES", "item|Expected `float`"),
         ("places", "tags", [["a"]], "BYTES", "Object missing required field `x`"),
         ("places", "x", [1, -1], "FP64", "item 1: ValueError: below zero|below zero"),
@@ -190,9 +200,7 @@ def test_the_server_and_its_models_are_described_over_grpc(calls: Any) -> None:
         ("x", "FP64", [-1]), ("tags", "BYTES", [-1, -1]), ("far", "FP64", [-1]), ("label", "BYTES", [-1]),
     ]  # fmt: skip
     index = {(one.name, one.version): one.state for one in calls.get_model_repository_index().models}
-    assert index == {
-        (name, "2026-05" if name == "rows" else "1"): "READY" for name in ("twice", "rows", "places", "bytes")
-    }
+    assert index == {(name, "2026-05" if name == "rows" else "1"): "READY" for name in NAMES}
 
 
 def test_tensors_are_inferred_over_grpc(calls: Any) -> None:
@@ -221,7 +229,14 @@ def test_typed_tensors_get_a_typed_answer(calls: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "name", "values", "kind", "status", "said"),
     [
-        ("other", "input", [1], "FP32", "NOT_FOUND", "there is no model `other`; known: twice, rows, places, bytes"),
+        (
+            "other",
+            "input",
+            [1],
+            "FP32",
+            "NOT_FOUND",
+            "there is no model `other`; known: twice, rows, places, bytes, words",
+        ),
         ("twice", "input", ["a"], "BYTES", "INVALID_ARGUMENT", "Expected `float`"),
         ("places", "x", [1, -1], "FP64", "INTERNAL", "item 1: ValueError: below zero"),
         ("bytes", "input", [1], "FP32", "INVALID_ARGUMENT", "takes bytes, and no tensors"),
@@ -243,6 +258,31 @@ def test_a_stream_of_requests_is_answered_in_its_order(calls: Any) -> None:
     told = [answers.get(timeout=10) for _ in range(20)]
     calls.stop_stream()
     assert [result.as_numpy("output").tolist() if error is None else str(error) for result, error in told] == [
-        [2.0 * number] if number != 7 else "there is no model `other`; known: twice, rows, places, bytes"
+        [2.0 * number] if number != 7 else "there is no model `other`; known: twice, rows, places, bytes, words"
         for number in range(20)
     ]
+
+
+def test_a_model_that_yields_answers_in_parts(calls: Any, gateway: Serving) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    calls.start_stream(callback=lambda result, error: answers.put((result, error)))
+    for count in (2, 9):
+        asked = [sent("input", [count], "INT32")]
+        calls.async_stream_infer("words", asked, request_id=str(count), enable_empty_final_response=True)
+    told = [answers.get(timeout=10) for _ in range(11)]
+    calls.stop_stream()
+    words = [(result.as_numpy("word"), result.as_numpy("at")) for result, error in told[:2]]
+    assert [(word.tolist(), at.tolist()) for word, at in words] == [([b"w0"], [0]), ([b"w1"], [1])]
+    last = told[2][0].get_response()
+    assert last.id == "2" and last.parameters["triton_final_response"].bool_param and not last.outputs
+    assert [error is None for _, error in told[3:]] == [True] * 7 + [False]
+    assert "no seventh word" in str(told[10][1])
+    with pytest.raises(grpc.InferenceServerException, match="yields: call ModelStreamInfer"):
+        calls.infer("words", [sent("input", [2], "INT32")])
+    one = {"name": "input", "datatype": "INT64", "shape": [1], "data": [2]}
+    answer = httpx.post(
+        f"http://{gateway.url}/v2/models/words/infer", json={"inputs": [one], "outputs": [{"name": "at"}]}
+    )
+    assert answer.headers["content-type"] == "text/event-stream"
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+    assert [event["outputs"][0]["data"] for event in events] == [[0], [1]]
