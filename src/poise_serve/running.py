@@ -163,8 +163,11 @@ class Running:
 
     def _sibling(self, declared: DeclaredService) -> _Kept | None:
         """Return what serves this version already under another name of its model."""
-        same = [kept for name, kept in self._current.items() if self._model_of(name) == declared.version_of]
-        return next((kept for kept in same if _is_same(kept.declared, declared)), None)
+        model = declared.version_of or declared.name
+        others = [
+            kept for name, kept in self._current.items() if name != declared.name and self._model_of(name) == model
+        ]
+        return next((kept for kept in others if _is_same(kept.declared, declared)), None)
 
     def _model_of(self, name: str) -> str:
         return self._asked_for[name].version_of or name
@@ -324,7 +327,16 @@ class Running:
         kept.replicas.become(declared)
 
     async def _roll(self, name: str, declared: DeclaredService) -> None:
-        """Start another version. Once it is ready, send it the requests, and end the old one."""
+        """Send the requests to another version once it is ready, and end the old one."""
+        fresh = self._sibling(declared) or await self._fresh(name, declared)
+        old = self._current[name]
+        self._serves(name, fresh)
+        self._ask_of(name, fresh.asked)
+        self.on_switch()
+        self._retire(old)
+
+    async def _fresh(self, name: str, declared: DeclaredService) -> _Kept:
+        """Start another version of the service `name`, and wait until it is ready."""
         used = {kept.declared.name for kept in self._kept}
         version = next(f"{name}-v{number}" for number in count(2) if f"{name}-v{number}" not in used)
         made = _version(declared, version)
@@ -335,11 +347,7 @@ class Running:
         except BaseException:
             self._retire(fresh)
             raise
-        old = self._current[name]
-        self._serves(name, fresh)
-        self._ask_of(name, fresh.asked)
-        self.on_switch()
-        self._retire(old)
+        return fresh
 
     async def _remove(self, name: str, before: "asyncio.Task[None] | None") -> None:
         await _given_up(before)

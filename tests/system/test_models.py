@@ -121,6 +121,10 @@ def test_a_new_version_is_taken_while_nobody_notices(home: Living, gateway: Serv
     until(lambda: len(listed(home)["services"]) == 3, "the oldest version ends")
     now = {one["version"]: one["jobs"] for one in listed(home)["services"]}
     assert jobs["times"] in now.values(), "version 2 was not started again"
+    assert home.poise("service", "undo").code == 0
+    assert [times(gateway, path) for path in ("times", "times/versions/1")] == [[2.0], [1.0]]
+    assert jobs["times"] in [one["jobs"] for one in listed(home)["services"]], "nor when it is the default again"
+    assert home.poise("service", "apply", "models").code == 0
 
 
 def test_a_bad_folder_does_not_stop_the_others(home: Living, gateway: Serving) -> None:

@@ -245,7 +245,7 @@ def _tell_addresses(
     if names:
         say(f"poise: {', '.join(names)} at {url}/predict{'/NAME' if len(names) > 1 else ''}")
     if grpc:
-        say(f"poise: {', '.join(names)} over gRPC at {grpc}")
+        say(f"poise: {', '.join(names) or 'own models'} over gRPC at {grpc}")
     if embedding := [one.name for one in services if one.openai]:
         say(f"poise: {', '.join(embedding)} at {url}/v1/embeddings")
     for front in fronts:
