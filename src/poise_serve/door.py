@@ -115,10 +115,11 @@ class Door:
         finally:
             metered.count(self._usage)
 
-    async def know(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Check only that the key of a request is known. Raises `Refused`."""
-        if self._keys is not None:
-            await self._keys.holder(_secret({name: value.decode("latin-1") for name, value in headers}))
+    async def key_of(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Return the name of the key of a request; empty if none is needed. Raises `Refused` if it is unknown."""
+        if self._keys is None:
+            return ""
+        return (await self._keys.holder(_secret({name: value.decode("latin-1") for name, value in headers}))).name
 
     def _check_host(self, host: str) -> None:
         """Check the Host header. It may be missing, as in HTTP/1.0; browsers always send it."""

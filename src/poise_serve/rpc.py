@@ -6,11 +6,14 @@ so that keys, limits, deadlines, lanes and traces are the same.
 * An error has the status that stands for its HTTP status. `retry-after` is in the trailing metadata.
 * The answer has raw tensors if the request has them, and typed ones otherwise.
 
-gRPC reads a whole message before the gateway sees it. Unknown keys are therefore refused before that.
+gRPC reads a whole message before the application can measure it. So keys are checked before that, and the calls of one
+key are limited.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -32,6 +35,12 @@ from poise_serve.wire import EVENTS
 
 MOST_CALLS = 1024
 """Maximum number of calls at once. gRPC holds the message of each in memory."""
+
+MOST_OF_A_KEY = 768
+"""Maximum number of calls at once of one key."""
+
+MESSAGE_SECONDS = 60.0
+"""Seconds in which the message of a call must have come."""
 
 MOST_IN_STREAM = 64
 """Maximum number of requests of one stream that are answered at once."""
@@ -58,8 +67,8 @@ _CODES = {
 """The status of a call by the HTTP status; INTERNAL for others."""
 
 Headers = list[tuple[bytes, bytes]]
-Check = Callable[[Headers], Awaitable[None]]
-"""Raises `Refused` if the key in these headers is unknown."""
+Check = Callable[[Headers], Awaitable[str]]
+"""Returns the name of the key in these headers; empty if none is needed. Raises `Refused` if it is unknown."""
 
 Part = Callable[[bytes], Awaitable[None]]
 """Takes a part of an answer that streams: whole events."""
@@ -97,6 +106,8 @@ class Calls:
         self._app = app
         self._check = check
         self._is_ending = False
+        self._running: Counter[str] = Counter()
+        """Calls by key."""
         self._server: Any = None
 
     async def start(self, address: str, most: int, certificate: bytes = b"") -> None:
@@ -104,7 +115,6 @@ class Calls:
         bytes of the tensors of a request. Raises `Conflict` if the address is taken.
         """
         self._server = server = grpc.aio.server(
-            interceptors=[_Door(self._check)],
             options=[
                 ("grpc.max_receive_message_length", most + ENVELOPE),
                 ("grpc.max_send_message_length", -1),
@@ -144,7 +154,7 @@ class Calls:
             "RepositoryModelUnload": partial(self._change, "unload"),
         }
         made = {
-            name: grpc.unary_unary_rpc_method_handler(
+            name: grpc.stream_unary_rpc_method_handler(  # of one message: this form begins before the message is read
                 partial(self._answer, answer),
                 request_deserializer=MESSAGES[f"{name}Request"].FromString,
                 response_serializer=MESSAGES[f"{name}Response"].SerializeToString,
@@ -158,15 +168,36 @@ class Calls:
         )
         return made
 
-    async def _answer(self, answer: Answer, request: Any, context: Any) -> Any:
-        """Answer a call, or end it with an error."""
-        try:
+    async def _answer(self, answer: Answer, requests: AsyncIterator[Any], context: Any) -> Any:
+        """Answer a call of one message, or end it with an error."""
+        async with self._admitted(context):
+            try:
+                request = await asyncio.wait_for(anext(requests), MESSAGE_SECONDS)
+            except TimeoutError:
+                raise Refused(408, f"the message did not come within {MESSAGE_SECONDS:g} s") from None
+            except StopAsyncIteration:
+                raise Refused(400, "the call has no message") from None
             return await answer(request, context)
+
+    @asynccontextmanager
+    async def _admitted(self, context: Any) -> AsyncIterator[None]:
+        """Check the key of a call, and count the call. End it with an error if `Refused` is raised."""
+        try:
+            key = await self._check(_chosen(context.invocation_metadata() or ()))
+            if key and self._running[key] >= MOST_OF_A_KEY:
+                message = f"the key `{key}` has {MOST_OF_A_KEY} calls at once, which are the most"
+                raise Refused(429, message, headers={"retry-after": "1"})
+            self._running[key] += 1
+            try:
+                yield
+            finally:
+                self._running[key] -= 1
         except Refused as error:
             code = _CODES.get(error.status, "INTERNAL")
             if error.status == 503 and self._is_ending:
                 code = "UNAVAILABLE"
-            await _abort(context, error, code)
+            told = tuple((name, error.headers[name]) for name in TOLD if name in error.headers)
+            await context.abort(grpc.StatusCode[code], error.message, told)
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -245,7 +276,7 @@ class Calls:
             room.release()
 
         last: asyncio.Task[None] | None = None
-        async with asyncio.TaskGroup() as group:
+        async with self._admitted(context), asyncio.TaskGroup() as group:
             async for request in requests:
                 await room.acquire()
                 last = group.create_task(answer(request, last))
@@ -296,31 +327,6 @@ class Calls:
             return told
         known = {name.decode(): value.decode() for name, value in headers.items()}
         raise Refused(status, _failed(told.body).error, headers=known)
-
-
-class _Door(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls with unknown keys before their message is read."""
-
-    def __init__(self, check: Check) -> None:
-        self._check = check
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        try:
-            await self._check(_chosen(details.invocation_metadata))
-        except Refused as error:
-            code = _CODES.get(error.status, "INTERNAL")
-            refused = error
-
-            async def refuse(requests: AsyncIterator[Any], context: Any) -> None:
-                await _abort(context, refused, code)
-
-            return grpc.stream_unary_rpc_method_handler(refuse)  # which reads no message by itself
-        return await continuation(details)
-
-
-async def _abort(context: Any, error: Refused, code: str) -> None:
-    told = tuple((name, error.headers[name]) for name in TOLD if name in error.headers)
-    await context.abort(grpc.StatusCode[code], error.message, told)
 
 
 def _path(name: str, version: str) -> str:

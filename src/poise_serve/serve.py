@@ -178,7 +178,7 @@ async def serve(
     if grpc_port:
         from poise_serve.rpc import Calls  # needs the extra `grpc`
 
-        calls = Calls(app, door.know)
+        calls = Calls(app, door.key_of)
         most = max((one.batcher.limits.body for one in running.services.values()), default=MAX_BODY)
         await calls.start(address_of(listening.getsockname()[0], grpc_port), most, entrance.certificate)
     administering = Server(admin)

@@ -80,9 +80,9 @@ def served(folder: Path, use: Callable[[Served], Awaitable[None]], *, tls: bool 
         with socket.create_server(("127.0.0.1", 0)) as held:
             port = held.getsockname()[1]
             with pytest.raises(Conflict) as raised:
-                await Calls(door, door.know).start(f"127.0.0.1:{port}", MOST)
+                await Calls(door, door.key_of).start(f"127.0.0.1:{port}", MOST)
             assert raised.value.record.field == "--grpc-port"
-        calls = Calls(door, door.know)
+        calls = Calls(door, door.key_of)
         await calls.start(f"127.0.0.1:{port}", MOST, certificate)
         made = Served(service, calls, port, options)
         try:
@@ -106,6 +106,33 @@ def test_a_call_needs_a_key_and_is_refused_before_its_message_is_read(tmp_path: 
             assert await stream.code() == grpc.StatusCode.UNAUTHENTICATED
         assert await one.client.is_server_live(headers=KEY)
         assert not await one.client.is_server_ready(headers=KEY), "it has no replica"
+
+    served(tmp_path, use)
+
+
+def test_a_key_has_only_a_part_of_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise_serve.rpc.MOST_OF_A_KEY", 1)
+
+    async def use(one: Served) -> None:
+        waiting = asyncio.create_task(one.infer())
+        await one.until_waiting(1)
+        status, message = await one.refused()
+        assert status == "StatusCode.RESOURCE_EXHAUSTED" and "the key `app` has 1 calls at once" in message
+        waiting.cancel()
+        await one.until_waiting(0)
+
+    served(tmp_path, use)
+
+
+def test_a_message_that_does_not_come_ends_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise_serve.rpc.MESSAGE_SECONDS", 0.1)
+
+    async def use(one: Served) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+            method = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+            assert await method(metadata=tuple(KEY.items())).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            empty = method(iter(()), metadata=tuple(KEY.items()))
+            assert await empty.code() == grpc.StatusCode.INVALID_ARGUMENT
 
     served(tmp_path, use)
 
