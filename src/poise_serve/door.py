@@ -13,6 +13,7 @@ import ipaddress
 import re
 import time
 from collections.abc import Collection, Iterable, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 from poise.drivers.gateways import ADMIN
@@ -235,6 +236,7 @@ def _name(host: str) -> str:
     return match[1].strip("[]") if match is not None and int(match[2] or 0) < 2**16 else ""
 
 
+@lru_cache(maxsize=256)
 def _is_address(name: str) -> bool:
     """Whether the host is an IP address, which is safe: DNS rebinding needs a name."""
     try:

@@ -71,7 +71,7 @@ MOST_SECONDS = 2**31
 PATIENCE = "x-stainless-read-timeout"
 """OpenAI's client disconnects after this many seconds without a byte. Used as the timeout for the first byte."""
 
-PASSED_ON = {"x-request-timeout-seconds": SECOND, "x-envoy-expected-rq-timeout-ms": MILLISECOND}
+PASSED_ON = {b"x-request-timeout-seconds": SECOND, b"x-envoy-expected-rq-timeout-ms": MILLISECOND}
 """Headers that tell an upstream the remaining time, and their units."""
 
 END_OF_EVENT = (b"\n\n", b"\r\n\r\n")
@@ -332,9 +332,9 @@ def _time(name: str, said: str, scale: int) -> int:
     return max(1, round(value * scale))
 
 
-def left(nanoseconds: int) -> list[tuple[str, str]]:
+def left(nanoseconds: int) -> list[tuple[bytes, bytes]]:
     """Make the headers that tell an upstream the remaining time."""
-    return [(name, f"{nanoseconds / scale:.3f}".rstrip("0").rstrip(".")) for name, scale in PASSED_ON.items()]
+    return [(name, (b"%.3f" % (nanoseconds / scale)).rstrip(b"0").rstrip(b".")) for name, scale in PASSED_ON.items()]
 
 
 class FrontProblem(msgspec.Struct, frozen=True):

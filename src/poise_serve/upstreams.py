@@ -36,7 +36,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from poise.errors import SpecError
@@ -45,6 +44,7 @@ from poise.units import SECOND, format_bytes, format_duration
 from poise_serve import reported
 from poise_serve.asgi import (
     ASK,
+    GONE,
     READ,
     Gone,
     NoRoom,
@@ -60,7 +60,7 @@ from poise_serve.asgi import (
     tell_methods,
     whole_body,
 )
-from poise_serve.client import FAILURES, NOT_SENT, Client, answered_on, asked_on, told_to_wait
+from poise_serve.client import FAILURES, NOT_SENT, Client, Response, answered_on, asked_on, told_to_wait
 from poise_serve.discovery import Discoverer
 from poise_serve.embeddings import Embeddings
 from poise_serve.health import Prober
@@ -291,27 +291,32 @@ class Upstreams:
             await self._read(request, receive)
             if self._stopping:
                 raise Refused(503, "This front is being stopped", code="unavailable", reason="stopping", retry_after=1)
-            await self._watched(request, receive)
+            await self._watched(request)
         except Gone:
             return
         finally:
             self._room.give_back(len(request.body), client_of(scope))
 
-    async def _watched(self, request: "_Request", receive: Receive) -> None:
+    async def _watched(self, request: "_Request") -> None:
         """Answer the request, and cancel it if its client disconnects."""
         task = asyncio.current_task()
         if task is None:
             raise AssertionError("an application runs in a task")
         self._running.add(task)
-        watcher = asyncio.create_task(_until_gone(receive))
-        watcher.add_done_callback(lambda _: None if request.is_over else task.cancel())
+
+        def gone() -> None:
+            if not request.is_over:
+                request.is_gone = True
+                task.cancel()
+
+        request.scope["extensions"][GONE]["then"](gone)
         try:
             await self._bounded(request)
         except asyncio.CancelledError:
-            if not watcher.done() and not self._stopping:
+            if not request.is_gone and not self._stopping:
                 raise
             task.uncancel()
-            if watcher.done():
+            if request.is_gone:
                 request.status = request.status or HUNG_UP
                 self._count(request, "gone")
             else:
@@ -322,7 +327,6 @@ class Upstreams:
             await abort(request.scope)
         finally:
             request.is_over = True
-            watcher.cancel()
             self._running.discard(task)
             self._told(request)
 
@@ -512,7 +516,7 @@ class Upstreams:
                     self._tell(Cleared(key))
             return "answered", ""
         finally:
-            response.close()  # no effect after a complete read, which has returned the connection
+            response.close()  # no effect after a complete read
 
     def _may_retry(self) -> bool:
         """Take a retry from the budget. Returns whether there was one."""
@@ -551,7 +555,7 @@ class Upstreams:
         others = [member for member in self.pool.serving(question.model, question.path) if member.name not in tried]
         return any(member.is_open(now) for member in others)
 
-    async def _pass_on(self, request: "_Request", place: Place, response: aiohttp.ClientResponse) -> None:
+    async def _pass_on(self, request: "_Request", place: Place, response: Response) -> None:
         """Stream the answer to the client. Send nothing before its first byte: until then a retry is possible."""
         chunk = await response.content.readany()
         request.is_stream = response.content_type == "text/event-stream"
@@ -611,14 +615,14 @@ class _Request:
         self.own: Embeddings | None = None
         self.asker = ANYBODY
         self.body = b""
-        self.headers: list[tuple[str, str]] = []
+        self.headers: list[tuple[bytes, bytes]] = []
         self.target = ""
         self.due = self.first_by = 0
         self.is_ours = True  # the timeout is the front's, not the client's
         self.timer: asyncio.Timeout
         self.server = ""
         self.status = 0
-        self.is_begun = self.is_over = self.is_stream = self.is_deferred = False
+        self.is_begun = self.is_over = self.is_gone = self.is_stream = self.is_deferred = False
         self.held = 0  # nanoseconds spent waiting for the client to read
         self.refused_by: list[Member] = []  # a failure only if another upstream succeeds
         self.lost = 0  # number of upstreams lost with this request
@@ -682,7 +686,7 @@ def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:
     return {variable: given[variable] for _, variable in named if variable}
 
 
-def _is_final(response: aiohttp.ClientResponse) -> bool:
+def _is_final(response: Response) -> bool:
     """Whether the upstream asks for no retries."""
     return response.headers.get(NOT_AGAIN[0]) == NOT_AGAIN[1]
 
@@ -693,11 +697,6 @@ def _as_another(held: int) -> str:
 
 def _for_how_long(held: int) -> str:
     return f"it is refused for {format_duration(held)}"
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _asker(scope: Scope) -> Asker:
