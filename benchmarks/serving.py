@@ -106,7 +106,8 @@ def prepare(source: Path, venvs: Path, home: Path, objective: str, model: str) -
     (folder / "peers" / "srv_poise.py").write_text(SERVER)
     poise = str(Path(sys.executable).with_name("poise"))
     command = [poise, "serve", "srv_poise.py:MLP", "--port", "{port}", "--batch", "32"]
-    command += ["--python", str(venvs / "venv-torch" / "bin" / "python"), "--env", "OMP_NUM_THREADS", "--env", "MLP_W"]
+    command += ["--python", str(venvs / "venv-torch" / "bin" / "python")]
+    command += ["--env", "OMP_NUM_THREADS", "--env", "MLP_W", "--env", "PYTHONPATH"]
     promised = [*command, "--objective", objective]
     env = f"env=dict(POISE_HOME={str(home)!r}, PYTHONPATH={str(ROOT / 'src')!r}), stop_wait=20"
     runner = folder / "run_peers.py"

@@ -22,7 +22,7 @@ OK, FAULT = 200, 500
 
 
 class _Slot:
-    __slots__ = ("answers", "cached", "number", "refused", "sizes", "took")
+    __slots__ = ("answers", "cached", "number", "refused", "sent", "sizes", "took", "waited")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -31,6 +31,7 @@ class _Slot:
         self.refused: Counter[str] = Counter()
         self.sizes: Counter[int] = Counter()
         self.cached = 0
+        self.sent = self.waited = 0
 
     def add(self, other: "_Slot") -> None:
         self.took.update(other.took)
@@ -38,12 +39,14 @@ class _Slot:
         self.refused.update(other.refused)
         self.sizes.update(other.sizes)
         self.cached += other.cached
+        self.sent += other.sent
+        self.waited += other.waited
 
 
 class Recent(NamedTuple):
     """Figures of the last `window` nanoseconds. `answered` counts answers of the model, `failed` those with an error,
     `faulty` those with status 500 and above; `cached` counts answers from the cache. Latencies are in nanoseconds,
-    0 without answers.
+    0 without answers. `wait_mean`: mean nanoseconds that a request waited for its batch.
     """
 
     window: int
@@ -58,6 +61,7 @@ class Recent(NamedTuple):
     batches: int
     batch_mean: float
     batch_max: int
+    wait_mean: int
 
 
 class Lately:
@@ -76,6 +80,12 @@ class Lately:
 
     def refused(self, why: str, now: int) -> None:
         self._slot(now).refused[why] += 1
+
+    def sent(self, requests: int, waited: int, now: int) -> None:
+        """Count requests that are sent in a batch, and the nanoseconds that they waited, together."""
+        slot = self._slot(now)
+        slot.sent += requests
+        slot.waited += waited
 
     def batch(self, size: int, now: int) -> None:
         self._slot(now).sizes[size] += 1
@@ -104,6 +114,7 @@ class Lately:
             batches=batches,
             batch_mean=sum(size * count for size, count in of.sizes.items()) / max(1, batches),
             batch_max=max(of.sizes, default=0),
+            wait_mean=of.waited // max(1, of.sent),
         )
 
     def _number(self, now: int) -> int:

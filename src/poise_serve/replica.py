@@ -25,6 +25,7 @@ answering the current batch or requests.
 """
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -642,6 +643,8 @@ def main() -> int:
     else:
         known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
         hello = msgspec.structs.replace(hello, known=known, room=model.room.items)
+    gc.collect()
+    gc.freeze()  # a full collection of the objects of a large library takes longer than a batch
     worker.run(model, hello)
     return 0
 

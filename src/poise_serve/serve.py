@@ -18,6 +18,7 @@ from poise.config import Home
 from poise.drivers import sockets
 from poise.drivers.exposition import text_of
 from poise.drivers.gateways import admin_socket_of
+from poise.drivers.system import settle_memory
 from poise.errors import Conflict
 from poise.model.servicefile import MAX_BODY
 from poise.model.serving_upstreams import Front
@@ -184,6 +185,7 @@ async def serve(
     administering = Server(admin)
     await administering.start(sockets.listen(admin_socket_of(folder, mark)))
     reporting = await reports.listen(folder, mark, partial(running.reports, url))
+    settle_memory()
     ordered = asyncio.create_task(running.orders.follow())
     stopped = asyncio.create_task(stop.wait())
     over: list[asyncio.Future[Any]] = [running.failed, stopped]

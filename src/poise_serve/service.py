@@ -138,6 +138,7 @@ class Service:
         self._dialled: set[_Channel] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
+        self._gathering: asyncio.Handle | None = None
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -147,8 +148,9 @@ class Service:
 
     async def stop(self) -> None:
         """Disconnect the replicas and refuse all pending requests."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for handle in (self._timer, self._gathering):
+            if handle is not None:
+                handle.cancel()
         if self._listening is not None:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
@@ -158,6 +160,7 @@ class Service:
         for channel in list(self._dialled):  # including replicas that are still loading
             channel.close()
         for number in list(self._pending):
+            self.batcher.cancel(number)
             self._refuse(Refuse(number, "ending", "the gateway is ending"))
         self.path.unlink(missing_ok=True)
 
@@ -213,7 +216,10 @@ class Service:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        """See `Asked.ask`. `timeout` is in nanoseconds; 0 means that of the service. `asker` has no effect here."""
+        """See `Asked.ask`. `timeout` is in nanoseconds; 0 means that of the service. `asker` has no effect here.
+
+        If one replica is idle, requests that were read in the same turn of the loop are batched as one arrival.
+        """
         now = time.monotonic_ns()
         self._asked += 1
         self._pending[self._asked] = Pending(body, tell, now, deferred, current.get())
@@ -225,9 +231,17 @@ class Service:
                 self._refuse(_held(self._asked, held))
                 return self._asked
             suspect = self.quarantine.suspects(key, now)
+        if not self.batcher.is_gathering and self.batcher.idle == 1:  # several share what comes at once
+            self.batcher.gather()
+            self._gathering = asyncio.get_running_loop().call_soon(self._gathered)
         arrived = self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred, suspect=suspect)
         self._do(arrived, now)
         return self._asked
+
+    def _gathered(self) -> None:
+        """Serve the requests of this turn of the loop."""
+        now = time.monotonic_ns()
+        self._do(self.batcher.gathered(now), now)
 
     def suspect(self, body: bytes) -> None:
         """Mark this body as suspect: a replica of another version was lost serving it, perhaps several at once.
@@ -244,8 +258,7 @@ class Service:
         try:
             yield
         finally:
-            now = time.monotonic_ns()
-            self._do(self.batcher.gathered(now), now)
+            self._gathered()
 
     def cancel(self, number: int) -> None:
         if self._pending.pop(number, None) is not None:
@@ -389,6 +402,8 @@ class Service:
             self._pass_on(name, message, now)
             return
         self._sent.pop(name, None)
+        if self.batcher.is_gathering:
+            self._gathered()
         if isinstance(message, Broken):
             self._metrics.broken(message.why)
             self._batches.end(name, 0, message.message)
@@ -477,9 +492,8 @@ class Service:
         pending = self._pending
         bodies = {}
         for number in batch.requests:
-            one = pending[number]
-            bodies[number] = one.body
-            self._metrics.waited(now - one.came)
+            bodies[number] = pending[number].body
+        self._metrics.sent([now - pending[number].came for number in batch.requests], now)
         self._sent[batch.replica] = bodies
         traceparent = self._batches.begin(batch.replica, [pending[number].traced for number in batch.requests])
         self._channels[batch.replica].send(batch.number, batch.padded, list(bodies.values()), traceparent)
@@ -521,7 +535,7 @@ class Service:
     def _arm(self, now: int) -> None:
         """Set the timer to the batcher's next wakeup. Keep a current timer that fires earlier."""
         due = self.batcher.wakeup()
-        if due is None:
+        if due is None or self.batcher.is_gathering:
             return
         if self._timer is not None:
             if now < self._timer_at <= due:

@@ -3,7 +3,7 @@ Micrometer for its tiers, and of Flagger for canaries. The others are named `poi
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -130,8 +130,11 @@ class ServiceMetrics:
         self._latency.observe(took / MILLISECOND)
         self.lately.answered(status, took, now, patient=patient)
 
-    def waited(self, nanoseconds: int) -> None:
-        self._wait.observe(nanoseconds / MILLISECOND)
+    def sent(self, waits: Sequence[int], now: int) -> None:
+        """Count a batch that is sent. `waits`: nanoseconds that each of its requests waited."""
+        for wait in waits:
+            self._wait.observe(wait / MILLISECOND)
+        self.lately.sent(len(waits), sum(waits), now)
 
     def batch(self, size: int, took: int, now: int) -> None:
         self._size.observe(size)

@@ -388,6 +388,7 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "latest.latest": {"minimum": 1},
     "service.secrets": SECRETS,
     "service.batch": COUNT | {"maximum": MOST},
+    "service.batch_wait": DURATION,
     "service.concurrency": COUNT | {"maximum": servicefile.MOST_AT_ONCE},
     "service.workers": COUNT | {"maximum": servicefile.MOST_WORKERS},
     "service.queue": COUNT | {"maximum": servicefile.MOST_WAITING},
@@ -741,6 +742,8 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "s.",
     "service.objective": "Objective of the service. A request that would miss it is refused at once.",
     "service.batch": "Maximum number of requests in one batch. The gateway learns the best size.",
+    "service.batch_wait": "Maximum time that an idle replica waits for a fuller batch, to save CPU and device time. 0: "
+    "it waits only if this shortens the total wait.",
     "service.concurrency": "Number of requests that a replica serves at once, if its model takes them one by one.",
     "service.workers": "Number of processes of a replica. They are a gang, and rank 0 answers. All start, or none.",
     "service.queue": "Maximum number of waiting requests. Further ones are refused.",

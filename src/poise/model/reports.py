@@ -1310,6 +1310,7 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     `objective` is the limit for `p99`; 0: none. `waiting` and `serving` count current requests. `replicas` is the
     number of ready replicas, `started` that of the requested ones; `jobs` has their ids. `foreseen` is the rate that
     the scaler expects in the next window, and `spread` its mean error; 0 without a scaler, or before its first window.
+    `wait_mean` is the mean time that a request waited for its batch, in nanoseconds.
     """
 
     service: str
@@ -1335,6 +1336,7 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     faulty: int = 0
     foreseen: float = 0.0
     spread: float = 0.0
+    wait_mean: int = 0
 
     @property
     def met(self) -> bool:

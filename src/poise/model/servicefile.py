@@ -127,6 +127,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     scaling: ScalingSpec | None = None
     objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
     batch: int = 64
+    batch_wait: Quantity = 0
     concurrency: int = 16
     workers: int = 1
     queue: int = 10_000
@@ -246,6 +247,7 @@ _EXAMPLES = {
     "objective": "objective: {latency_p99: 200ms}",
     "scaling": "scaling: {target: 70%, fall: 5m}",
     "batch": "batch: 64",
+    "batch_wait": "batch_wait: 5ms",
     "concurrency": "concurrency: 16",
     "workers": "workers: 2",
     "queue": "queue: 10000",
@@ -294,6 +296,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         batch=top.batch,
         defer=top.late == "defer",
         body=found.get(0, parse_or_raise, parse_bytes, top.body, "body", MAX_BODY),
+        wait=found.get(0, parse_or_raise, parse_duration, top.batch_wait, "batch_wait", LONGEST),
     )
     if not limits.body:
         found.add(

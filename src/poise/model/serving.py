@@ -7,6 +7,7 @@ tried.
 """
 
 from collections.abc import Sequence
+from math import sqrt
 
 import msgspec
 
@@ -36,6 +37,16 @@ AT_ONCE = 0.2
 LENT = 0.3
 """Weight of a new measurement of a replica's speed relative to the replica whose table it has borrowed."""
 
+DOUBT = 2.0
+"""A size is believed to be faster than its mean by this multiple of the standard error of the mean, so that a size that
+looked slow by chance is tried again …"""
+
+ENOUGH = 20
+"""… as far as it exceeds that of a size with this many batches."""
+
+WIDEST = 0.25
+"""Maximum relative variance of a measurement: a larger one says more about the machine."""
+
 MOST = 1024
 """Maximum number of items in one batch."""
 
@@ -45,21 +56,35 @@ class Size(msgspec.Struct):
 
     count: int = 0
     mean: float = 0.0
-    used: float = 0.0  # the mean at the last recalculation
+    last: float = 0.0  # latest measurement
+    used: float = 0.0  # the belief at the last recalculation
     far: int = 0  # number of consecutive outliers
 
-    def learn(self, took: float) -> float:
-        """Add a measurement; return the relative change since the last recalculation."""
+    def learn(self, took: float) -> float | None:
+        """Add a measurement; return half of its squared relative difference from the one before, 0 without one, and
+        None for an outlier.
+        """
         if self.count >= AT_LEAST and took > FAR * self.mean:
             self.far += 1
             if self.far < TOLD_AGAIN:
-                return 0.0
-            self.count = 0  # the replica has become slower: start over
+                return None
+            self.count, self.last = 0, 0.0  # the replica has become slower: start over
         self.far = 0
         self.count += 1
         share = max(RECENT, 1 / self.count)
         self.mean += share * (took - self.mean)
-        return abs(self.mean - self.used) / self.used if self.used else 1.0
+        before, self.last = self.last, took
+        return 2 * ((took - before) / (took + before)) ** 2 if before and took else 0.0
+
+    def believed(self, noise: float) -> float:
+        """Return the duration to count with. `noise`: relative standard deviation of one measurement."""
+        if self.count >= ENOUGH:
+            return self.mean
+        return self.mean * max(0.5, 1 - DOUBT * noise * (1 / sqrt(self.count) - 1 / sqrt(ENOUGH)))
+
+    def moved(self, noise: float) -> float:
+        """Return the relative change of the belief since the last recalculation."""
+        return abs(self.believed(noise) - self.used) / self.used if self.used else 1.0
 
 
 class Curve:
@@ -81,6 +106,7 @@ class Curve:
         self._borrowed: dict[int, float] = {}
         self._beside = self._used_beside = 0.0
         self._learned = 0
+        self._variance = 0.0  # of one measurement, relative to its size's mean
         self._takes: list[float] = []
         self._padded: list[int] = []
         self._clears: list[float] = []
@@ -102,9 +128,17 @@ class Curve:
         """Learn that a batch of this size took this many nanoseconds."""
         if self._lent is not None and len(self.sizes) >= len(self._lent.sizes):
             self._compare(self._lent, size, took)
-        moved = self.sizes.setdefault(size, Size()).learn(took)
+        of = self.sizes.setdefault(size, Size())
+        variance = of.learn(took)
+        if variance is None:
+            return
+        if variance:
+            self._variance += RECENT * (min(variance, WIDEST) - self._variance)
+        noise = sqrt(self._variance)
         self._learned += 1
-        if moved > AT_ONCE or (moved > CHANGED and self._learned > AFTER):
+        if of.moved(noise) > AT_ONCE or (
+            self._learned > AFTER and any(each.moved(noise) > CHANGED for each in self.sizes.values())
+        ):
             self._forget()
 
     def _compare(self, lent: "Curve", size: int, took: float) -> None:
@@ -187,9 +221,10 @@ class Curve:
 
     def _read_off(self, largest: int) -> list[float]:
         """Return the unpadded duration of a batch of each size, 0 to `largest`."""
+        noise = sqrt(self._variance)
         for of in self.sizes.values():
-            of.used = of.mean
-        known = self.known()
+            of.used = of.believed(noise)
+        known = [(size, of.used) for size, of in sorted(self.sizes.items())]
         if not known:
             return [0.0] * (largest + 1)
         (low, least), (high, most) = known[-2:] if len(known) > 1 else ((0, 0.0), known[0])
@@ -214,7 +249,7 @@ class Limits(msgspec.Struct, frozen=True):
     """`objective`: the latency that one accepted request in a hundred may exceed, 0 for none. `timeout`: time after
     which a request is given up. `queue`: maximum number of waiting requests. `batch`: maximum items in a batch.
     `defer`: a request that is predicted to be late waits in the second lane instead of being refused. `body`: maximum
-    bytes of a request.
+    bytes of a request. `wait`: how long an idle replica may wait for a fuller batch that only saves its time.
     """
 
     objective: int = 0
@@ -223,6 +258,7 @@ class Limits(msgspec.Struct, frozen=True):
     batch: int = 64
     defer: bool = False
     body: int = 16 << 20
+    wait: int = 0
 
 
 __all__ = ["MOST", "Curve", "Limits"]

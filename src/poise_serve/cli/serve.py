@@ -47,6 +47,11 @@ GRPC_PORT = "POISE_GATEWAY_GRPC_PORT"
 @click.option("--replicas", metavar="N|A..B", help="Number of replicas, or a range that follows the load. [default: 1]")
 @click.option("--objective", metavar="TIME", help="Latency that one answer in a hundred may exceed, e.g. 200ms.")
 @click.option("--batch", type=Whole(), metavar="N", help="Maximum number of requests in one batch. [default: 64]")
+@click.option(
+    "--batch-wait",
+    metavar="TIME",
+    help="Maximum time that an idle replica waits for a fuller batch, to save CPU and device time. [default: 0]",
+)
 @click.option("--timeout", metavar="TIME", help="Time limit of a request. [default: 30s]")
 @click.option("--python", metavar="PROGRAM", help="The interpreter of the replicas. [default: this one]")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
@@ -289,7 +294,8 @@ def _entrance(
 
 def _own(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a service that the flags set."""
-    own = {name: flags[name] for name in ("name", "replicas", "batch", "timeout", "python") if flags[name] is not None}
+    named = ("name", "replicas", "batch", "batch_wait", "timeout", "python")
+    own = {name: flags[name] for name in named if flags[name] is not None}
     if flags["objective"] is not None:
         own["objective"] = {"latency_p99": flags["objective"]}
     return own | absolute(needed(flags, dict(os.environ)), Path.cwd())

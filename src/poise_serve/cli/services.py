@@ -28,7 +28,7 @@ def services(services: tuple[str, ...], last: str, form: str, watch: bool) -> in
     """List the services of this home's gateways (`poise serve`) with their latest figures.
 
     The figures are answers per second, P50, P95 and P99 against the objective, refused requests, replicas, and the mean
-    batch size. A version on trial has a row of its own.
+    batch size; with `-o wide` also the mean wait for a batch. A version on trial has a row of its own.
     """
     window = _window(last)
     home = current_home()
@@ -89,6 +89,7 @@ def _shown(reports: list[ServiceReport]) -> Shown:
             Column("WAITING", [str(one.waiting) for one in reports], right=True, moving=True),
             Column("SERVING", [str(one.serving) for one in reports], right=True, moving=True, only="wide"),
             Column("BATCH", [f"{one.batch_mean:.3g}" if one.batches else "-" for one in reports], right=True),
+            Column("WAIT", [_latency(one.wait_mean) for one in reports], right=True, only="wide"),
             Column("LARGEST", [str(one.batch_max or "-") for one in reports], right=True, only="wide"),
             Column("ADDRESS", [one.url for one in reports]),
         ],

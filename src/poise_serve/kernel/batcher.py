@@ -11,6 +11,7 @@ has used any capacity.
 Instants and durations are in nanoseconds. Every method returns the effects to carry out now.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -63,7 +64,7 @@ MARGIN = 1.2
 MOST_MARGIN = 2.0
 """Upper limit of the margin. On a machine with pauses, refusing more requests does not improve the P99."""
 
-REMEMBERED = 1024
+REMEMBERED = 4096
 """Number of recent answers from which the margin is estimated."""
 
 WORTH_A_LOOK = 4
@@ -148,7 +149,8 @@ class Batcher:
         self.replicas: dict[str, Replica] = {}
         self.margin = MARGIN
         """P99 of actual over estimated time of accepted requests."""
-        self._overruns: deque[float] = deque(maxlen=REMEMBERED)
+        self._overruns: deque[float] = deque()
+        self._in_order: list[float] = []  # the same, sorted
         self._took: deque[int] = deque(maxlen=LATELY)  # without first batches
         self._lanes: tuple[dict[int, Request], dict[int, Request]] = ({}, {})
         self._again: deque[list[Request]] = deque()  # retries, sent before the lanes, one batch per list
@@ -157,7 +159,8 @@ class Batcher:
         self._came = 0
         self._held = 0  # start of the wait for a larger batch
         self._ask_at = 0
-        self._gathering = False
+        self.is_gathering = False
+        """Whether nothing is sent until `gathered`."""
         self._behind: list[Request] = []  # waited for the first replica to start
         self._started = 0
 
@@ -171,6 +174,11 @@ class Batcher:
     def serving(self) -> int:
         return sum(len(replica.requests) for replica in self.replicas.values())
 
+    @property
+    def idle(self) -> int:
+        """Number of replicas that could be sent a batch now."""
+        return sum(not replica.batch and not replica.draining for replica in self.replicas.values())
+
     def started(self, now: int) -> int:
         """The instant from which requests wait for capacity only: a replica is ready, and every request that waited
         for it to start is over. Earlier requests waited for a start. Until then, an instant in the future.
@@ -181,7 +189,7 @@ class Batcher:
         return self._started if self.replicas and not self._behind else now + 1
 
     def rate(self, now: int) -> float:
-        """Recent rate of accepted requests, per nanosecond."""
+        """Recent rate of requests, including refused ones, per nanosecond."""
         return self._rate * exp(-(now - self._came) / RATE_OVER)
 
     def wakeup(self) -> int | None:
@@ -199,6 +207,7 @@ class Batcher:
         was being served when a replica was lost: it is served alone.
         """
         limits = self.limits
+        self._count(now)
         if self.waiting >= limits.queue:
             clears = self._clears_in(now)
             return [Refuse(number, "full", f"{limits.queue} requests wait already", clears, clears)]
@@ -213,7 +222,6 @@ class Batcher:
             deferred = True
         if done > now + patience:
             return [Refuse(number, "late", _too_late(done - now, patience), done - now - patience, done - now)]
-        self._count(now)
         request = Request(number, now, now + patience, done, losses=int(suspect))
         if suspect:
             self._again.append([request])
@@ -223,11 +231,11 @@ class Batcher:
 
     def gather(self) -> None:
         """Send nothing until `gathered`; batch the requests that arrive meanwhile as one arrival."""
-        self._gathering = True
+        self.is_gathering = True
 
     def gathered(self, now: int) -> list[Effect]:
         """End `gather` and serve the gathered requests."""
-        self._gathering = False
+        self.is_gathering = False
         return self._serve(now)
 
     def cancel(self, number: int) -> None:
@@ -345,7 +353,7 @@ class Batcher:
 
     def _serve(self, now: int) -> list[Effect]:
         """Give each idle replica its best batch, the fastest replica first."""
-        if self._gathering:
+        if self.is_gathering:
             return []
         effects: list[Effect] = []
         self._ask_at = now + LOOK_EVERY if self.waiting or self.serving else 0
@@ -388,6 +396,7 @@ class Batcher:
                 held=self._held,
                 elsewhere=self._elsewhere(replica, len(lane), now),
                 promised=first.came + self.limits.objective if self.limits.objective else 0,
+                wait=self.limits.wait,
             )
         )
         if isinstance(verdict, Wait):
@@ -480,14 +489,15 @@ class Batcher:
 
     def _learn_margin(self, told: Sequence[Request], now: int) -> None:
         """Update the margin. Short estimates are left out: they say little about long waits."""
-        before = len(self._overruns)
         for request in told:
             thought = request.foreseen - request.came
             if thought * self.margin * WORTH_A_LOOK > self.limits.objective:
+                if len(self._overruns) == REMEMBERED:
+                    del self._in_order[bisect_left(self._in_order, self._overruns.popleft())]
                 self._overruns.append((now - request.came) / thought)
-        if len(self._overruns) > before or before == REMEMBERED:
-            overruns = sorted(self._overruns)
-            self.margin = min(MOST_MARGIN, max(1.0, overruns[int((1 - UNLUCKY) * len(overruns))]))
+                insort(self._in_order, self._overruns[-1])
+        if self._in_order:
+            self.margin = min(MOST_MARGIN, max(1.0, self._in_order[int((1 - UNLUCKY) * len(self._in_order))]))
 
     def _taken_from(self, replica: Replica) -> list[Request]:
         requests = replica.requests

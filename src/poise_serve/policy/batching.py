@@ -4,10 +4,12 @@ Both an idle replica and a batch of the wrong size cost waiting time. With `n` w
 `takes(b)`, and the remaining ones `clears(n - b)` (see `model.serving`). All `n` requests wait while the batch runs,
 and `n - b` while the rest does, as do those expected to arrive while the replica is busy. The best batch minimizes:
 
-    cost(b) = (n + a) takes(b) + (n - b + a) clears(n - b)          a = rate x clears(n) / (1 - load)
+    cost(b) = (n + a) takes(b) + (n - b + a) rest(n - b)          a = rate x clears(n) / (1 - load)
 
 which is the sum of waiting and service times, except for how the rest is split. Without further arrivals (a = 0) the
-split is optimal for the present requests; with increasing load, throughput counts more. No size or delay is configured.
+split is optimal for the present requests; with increasing load, throughput counts more. The rest takes `clears(m)` if
+no request joins it. If more wait than fit into a batch, others will fill up the last one: `rest(m)` is then between
+`clears(m)` and `m x pace`, by the load.
 
 Waiting for one more request pays if it saves more than the waiting ones lose (it is expected in `1 / rate`):
 
@@ -15,6 +17,9 @@ Waiting for one more request pays if it saves more than the waiting ones lose (i
 
 The right side is the time that the next request would otherwise wait behind a batch that has just begun, and then be
 served alone. The decision is repeated at each arrival, and never makes the first request late.
+
+With a `wait`, an idle replica also waits where this only saves its time: at most that long, while another request is
+expected before, and as long as a fuller batch takes less time per request.
 """
 
 from collections.abc import Iterable
@@ -29,7 +34,7 @@ BUSIEST = 0.95
 
 DEAREST = 1.5
 """A smaller batch meets the objective of its requests at the expense of later ones. Its time per item may be at most
-this multiple of that of the larger batch.
+this multiple of that of the larger batch, and the replica must keep up with its requests at that time.
 """
 
 PATIENT = 2.0
@@ -39,10 +44,11 @@ PATIENT = 2.0
 class QueueView(msgspec.Struct, frozen=True):
     """What waits for one replica that is idle now; instants and durations in nanoseconds.
 
-    `count`: how many wait, the oldest since `since`. `due`: when the first of them must be done (0: no limit). `rate`:
-    how many come in a nanosecond, of those that this replica is likely to get. `held`: since when a larger batch has
-    been waited for already, 0 if it has not. `elsewhere`: when others would be done with them, 0 if there are none.
-    `promised`: when the first is to be answered by the objective, 0 without one.
+    `count`: how many wait. `due`: when the first of them must be done (0: no limit). `rate`: how many come in a
+    nanosecond, of those that this replica is likely to get. `held`: since when a larger batch has been waited for
+    already, 0 if it has not. `elsewhere`: when others would be done with them, 0 if there are none. `promised`: when
+    the first is to be answered by the objective, 0 without one. `wait`: how long a fuller batch may be waited for that
+    only saves time of the replica.
     """
 
     now: int
@@ -53,6 +59,7 @@ class QueueView(msgspec.Struct, frozen=True):
     held: int = 0
     elsewhere: int = 0
     promised: int = 0
+    wait: int = 0
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -69,27 +76,39 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Batching:
-    """Batching policy for every load, without settings."""
+    """Batching policy for every load."""
 
     name = "adaptive"
 
     def decide(self, view: QueueView, /) -> Send | Wait:
         curve, waiting = view.curve, view.count
-        largest = curve.largest
         size = best_size(curve, waiting, view.rate)
         if view.promised and view.now + curve.takes(size) > view.promised:
             within = max((one for one in range(1, size) if view.now + curve.takes(one) <= view.promised), default=size)
-            if curve.takes(within) / within <= DEAREST * curve.takes(size) / size:
+            each = curve.takes(within) / within
+            if each <= DEAREST * curve.takes(size) / size and view.rate * each <= BUSIEST:
                 size = within
         if view.elsewhere and view.now + curve.takes(size) > view.elsewhere:
             size = max((one for one in range(1, size) if view.now + curve.takes(one) <= view.elsewhere), default=0)
             if not size:
                 return Wait(0)
-        if size == waiting < largest and view.rate and waiting_pays(curve, waiting, 1 / view.rate):
-            until = int((view.held or view.now) + PATIENT / view.rate)
-            if until > view.now and (not view.due or view.due >= until + curve.takes(waiting + 1)):
-                return Wait(until)
-        return Send(size, curve.padded(size))
+        until = _waits_until(view, size)
+        return Wait(until) if until > view.now else Send(size, curve.padded(size))
+
+
+def _waits_until(view: QueueView, size: int) -> int:
+    """Return until when to wait for a larger batch than `size`; 0 if one is not worth it."""
+    curve, waiting = view.curve, view.count
+    if not view.rate or waiting >= curve.largest:
+        return 0
+    gap, since, until = 1 / view.rate, view.held or view.now, 0
+    if size == waiting and waiting_pays(curve, waiting, gap):
+        until = int(since + PATIENT * gap)
+    latest = since + view.wait
+    if latest > until and (more := fuller(curve, waiting, int((latest - view.now) / gap))):
+        in_time = view.promised - int(curve.takes(more)) if view.promised else latest
+        until = max(until, min(latest, in_time))
+    return 0 if view.due and view.due < until + curve.takes(waiting + 1) else until
 
 
 def best_size(curve: Curve, waiting: int, rate: float) -> int:
@@ -97,12 +116,15 @@ def best_size(curve: Curve, waiting: int, rate: float) -> int:
     most = min(waiting, curve.largest)
     if most == 1:
         return 1
-    load = min(BUSIEST, rate * curve.pace())
+    pace = curve.pace()
+    load = min(BUSIEST, rate * pace)
     coming = rate * curve.clears(waiting) / (1 - load)
+    joined = load if waiting > curve.largest else 0.0
 
     def cost(size: int) -> float:
         left = waiting - size
-        return (waiting + coming) * curve.takes(size) + (left + coming) * curve.clears(left)
+        rest = curve.clears(left) + joined * (left * pace - curve.clears(left))
+        return (waiting + coming) * curve.takes(size) + (left + coming) * rest
 
     return min(range(most, 0, -1), key=cost)
 
@@ -113,6 +135,14 @@ def waiting_pays(curve: Curve, waiting: int, gap: float) -> bool:
     if gap >= now:
         return False
     return waiting * (gap + more - now) + more < now - gap + curve.takes(1)
+
+
+def fuller(curve: Curve, waiting: int, coming: int) -> int:
+    """Return the best batch size with at most `coming` more requests; 0 if none takes less time per request."""
+    now = curve.clears(waiting) / waiting
+    sizes = range(waiting + 1, min(waiting + coming, curve.largest) + 1)
+    best = min(sizes, key=lambda size: curve.takes(size) / size, default=0)
+    return best if best and curve.takes(best) / best < now else 0
 
 
 def foreseen(now: int, waiting: int, replicas: Iterable[tuple[Curve, int]]) -> int:

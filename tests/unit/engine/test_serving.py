@@ -340,3 +340,37 @@ def test_who_came_was_answered_refused_or_had_gone_and_the_same_again(case: Any)
     for place in twin.places:
         assert 0 <= place.worked <= place.ready <= max(place.paid, place.ready) <= twin.now
     assert trial(*case).run() == stories
+
+
+# --- a model that is quicker in batches ------------------------------------------------------------------------------
+
+PERCEPTRON = batches((1, 3.5), (2, 7.5), (3, 10.9), (4, 6.8), (5, 7.8), (8, 8.1), (12, 9.8), (16, 11.1), (32, 17.3))
+"""Measured on one core; 1,850 requests a second at most (`docs/numbers/serving.md`)."""
+
+CAPACITY = 32 / 0.0173
+
+
+def perceptron(rate: float, seconds: float, limits: Limits) -> ServiceTwin:
+    chance, now, asked = Random(1), 0.0, []  # noqa: S311 drawn anew each time
+    while (now := now + chance.expovariate(rate)) < seconds:
+        asked.append(Request(round(now * SECOND)))
+    serving = Serving(servers=(PERCEPTRON,), spread=0.15)
+    return ServiceTwin(limits, serving, Open(asked))
+
+
+def test_under_an_overload_no_more_is_refused_than_is_too_much() -> None:
+    stories = perceptron(1.5 * CAPACITY, 9, Limits(batch=32, objective=100 * MILLISECOND)).run()
+    later = [story for story in stories if story.came > 3 * SECOND]
+    answered = sorted(story.took for story in later if not story.why)
+    assert 1 - len(answered) / len(later) < 1 - 6 * CAPACITY / len(later) + 0.01
+    assert answered[int(0.99 * len(answered))] < 100 * MILLISECOND
+
+
+def test_waiting_for_fuller_batches_saves_time_of_the_replica() -> None:
+    worked = []
+    for wait in (0, 5 * MILLISECOND, 10 * MILLISECOND):
+        twin = perceptron(400, 5, Limits(batch=32, wait=wait))
+        took = sorted(story.took for story in twin.run())
+        assert took[int(0.99 * len(took))] < 40 * MILLISECOND
+        worked.append(twin.places[0].worked)
+    assert worked[1] < 0.95 * worked[0] and worked[2] < 0.9 * worked[0]

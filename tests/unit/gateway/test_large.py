@@ -81,7 +81,7 @@ def test_with_more_replicas_one_is_left_to_small_questions(tmp_path: Path) -> No
             large.ask(BODY, lambda _: None)
         assert service.batcher.serving == 2
         large.ask(b"1", lambda _: None)
-        assert service.batcher.serving == 3 and not service.batcher.waiting
+        await until(lambda: service.batcher.serving == 3 and not service.batcher.waiting)
         large.drop()
         for replica in replicas:
             replica.close()

@@ -22,7 +22,7 @@ def test_a_quantile_is_that_of_the_latencies() -> None:
 
 def test_a_single_answer_is_every_quantile_and_none_is_none() -> None:
     lately = Lately(0)
-    assert lately.recent(MINUTE, SECOND)[1:] == (0, 0, 0, 0, 0, 0, 0, {}, 0, 0.0, 0)
+    assert lately.recent(MINUTE, SECOND)[1:] == (0, 0, 0, 0, 0, 0, 0, {}, 0, 0.0, 0, 0)
     lately.answered(200, 10 * MILLISECOND, SECOND)
     of = lately.recent(MINUTE, SECOND)
     assert of.p50 == of.p95 == of.p99 == pytest.approx(10 * MILLISECOND, rel=0.012)
@@ -37,6 +37,14 @@ def test_what_is_older_than_the_window_is_not_counted() -> None:
         of = lately.recent(window, now)
         assert min(window, LONGEST) <= of.window < min(window, LONGEST) + 5 * SECOND
         assert of.answered == of.window // SECOND, "one in each second that it covers"
+
+
+def test_the_mean_wait_is_that_of_requests_and_not_of_batches() -> None:
+    lately = Lately(0)
+    lately.sent(1, 10 * MILLISECOND, SECOND)
+    lately.sent(3, 6 * MILLISECOND, 20 * SECOND)
+    assert lately.recent(MINUTE, 20 * SECOND).wait_mean == 4 * MILLISECOND
+    assert lately.recent(5 * SECOND, 20 * SECOND).wait_mean == 2 * MILLISECOND
 
 
 def test_an_idle_time_counts() -> None:

@@ -35,6 +35,7 @@ def report(window: int, name: str = "digits", p99: int = 250 * MILLISECOND, **re
         batches=100,
         batch_mean=7.5,
         batch_max=16,
+        wait_mean=4 * MILLISECOND,
     )
 
 
@@ -75,7 +76,9 @@ def test_the_p99_stands_beside_the_objective(folder: Path, capsys: pytest.Captur
 
 def test_refusals_have_their_reasons(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "services", "digits", "-o", "wide") == 0
-    assert "5 late, 2 full" in capsys.readouterr().out
+    head, row = capsys.readouterr().out.splitlines()
+    assert "5 late, 2 full" in row
+    assert " WAIT " in head and "  4 ms  " in row
 
 
 def test_the_window_is_the_one_that_was_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

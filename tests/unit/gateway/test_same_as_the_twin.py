@@ -67,6 +67,9 @@ class Clock:
 
         return Handle()
 
+    def call_soon(self, happens: Callable[[], None]) -> Any:
+        return self.call_later(0, happens)
+
     def run(self, until: Callable[[], bool]) -> None:
         while not until():
             self.now, _, happens = heappop(self._next)

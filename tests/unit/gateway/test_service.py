@@ -5,7 +5,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,11 +92,11 @@ async def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never holds")
 
 
-async def joined(service: Service, name: str = "a") -> Played:
+async def joined(service: Service, name: str = "a", known: Sequence[tuple[int, float]] = ()) -> Played:
     replica = Played(service.path)
     await asyncio.to_thread(replica.dialled)
     before = service.replicas
-    replica.say(Hello(name))
+    replica.say(Hello(name, list(known)))
     await until(lambda: service.replicas == before + 1)
     return replica
 
@@ -111,6 +111,24 @@ def test_whoever_is_refused_may_cancel_what_is_sent_at_the_same_instant(tmp_path
             service.ask(b"1", lambda _: service.cancel(2), timeout=1)
             service.ask(b"2", list[Any]().append)
         assert (await asyncio.to_thread(replica.read)).bodies == [b"2"]
+        replica.close()
+
+    served(tmp_path, use)
+
+
+def test_what_comes_in_one_turn_of_the_loop_is_one_batch(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        replica, told = await joined(service, known=[(1, 1e6), (2, 1.1e6), (4, 1.2e6)]), list[Any]()
+        for body in (b"1", b"2", b"3"):
+            service.ask(body, told.append)
+        work = await asyncio.to_thread(replica.read)
+        assert work.bodies == [b"1", b"2", b"3"]
+        service.ask(b"4", told.append)
+        replica.say(Answers(work.number, 1000, 3, [OK] * 3))
+        work = await asyncio.to_thread(replica.read)
+        assert work.bodies == [b"4"]
+        replica.say(Answers(work.number, 1000, 1, [OK]))
+        await until(lambda: len(told) == 4)
         replica.close()
 
     served(tmp_path, use)

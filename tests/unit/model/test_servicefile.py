@@ -30,6 +30,7 @@ def test_scaling_beside_training() -> None:
         ({"replicas": "1..4", "scaling": {"shared": True}}, "scaling.shared", "an objective"),
         ({"replicas": "1..4", "scaling": {"window": "100ms"}}, "scaling.window", "1s or more"),
         ({"replicas": "1..4", "scaling": {"window": "soon"}}, "scaling.window", ""),
+        ({"batch_wait": "soon"}, "batch_wait", ""),
         ({"replicas": 4, "objective": PROMISED, "scaling": {"shared": True}}, "scaling", "replicas: 1..8"),
     ],
 )
@@ -38,6 +39,11 @@ def test_what_is_wrong_is_told(fields: dict[str, Any], field: str, need: str) ->
         compiled(**fields)
     assert caught.value.record.field == field
     assert need in caught.value.record.need
+
+
+def test_a_batch_waits_as_long_as_the_file_says_and_not_at_all_without() -> None:
+    assert compiled(batch_wait="5ms").limits.wait == 5 * MILLISECOND
+    assert compiled().limits.wait == 0
 
 
 def test_what_is_known_to_come_is_announced() -> None:

@@ -125,6 +125,21 @@ def test_a_size_is_learned_anew_once_it_is_slower_for_good_and_not_after_one_hic
     assert learned.takes(1) == pytest.approx(40 * MILLISECOND)
 
 
+def test_a_size_that_looked_slow_by_chance_is_tried_again() -> None:
+    # it takes 20 ms, and 16 take 12: its first batch took 26 by chance
+    learned = Curve(32, [(16, 12.0 * MILLISECOND), (32, 26.0 * MILLISECOND)])
+    assert learned.pace() == pytest.approx(0.75 * MILLISECOND), "two batches of 16"
+    for _ in range(20):
+        learned.learn(16, 10.0 * MILLISECOND)
+        learned.learn(16, 14.0 * MILLISECOND)
+    tried = 0
+    while learned.takes(32) < 2 * learned.takes(16) and tried < 40:
+        learned.learn(32, 20.0 * MILLISECOND)
+        tried += 1
+    assert tried == 40
+    assert learned.takes(32) == pytest.approx(20 * MILLISECOND, rel=0.05)
+
+
 def test_when_somebody_who_comes_now_is_answered() -> None:
     # 3.5 ms of what runs, then the seven before and this one in one batch of eight
     busy = SECOND + 3_500_000
@@ -171,3 +186,45 @@ def test_dividing_never_takes_longer_than_not(learned: Curve, count: int) -> Non
         assert learned.takes(size) == learned.takes(learned.padded(size))
         seen = [learned.takes(larger) for larger in learned.sizes if size <= larger <= largest]
         assert learned.takes(size) <= min(seen, default=learned.takes(size))
+
+
+def test_where_it_may_it_waits_for_a_fuller_batch_that_saves_time_of_the_replica() -> None:
+    # at 800 a second four are expected in 5 ms, and five take 7.8 ms together: 1.56 each, where one alone takes 3.5
+    assert sent(1, rate=800) == Send(1, 1)
+    assert sent(1, rate=800, wait=5 * MILLISECOND) == Wait(SECOND + 5 * MILLISECOND)
+    assert sent(2, rate=800, wait=5 * MILLISECOND, held=SECOND - MILLISECOND) == Wait(SECOND + 4 * MILLISECOND)
+
+
+@pytest.mark.parametrize("held", [0, SECOND - 3 * MILLISECOND])
+def test_it_does_not_wait_where_nobody_is_expected_in_the_rest_of_that_time(held: int) -> None:
+    rate = 400 if held else 150
+    assert sent(1, rate=rate, wait=5 * MILLISECOND, held=held) == Send(1, 1)
+
+
+def test_it_does_not_wait_for_a_fuller_batch_that_saves_nothing_or_that_is_full() -> None:
+    even = Curve(64, [(1, 2.0 * MILLISECOND), (64, 128.0 * MILLISECOND)])
+    view = QueueView(now=SECOND, count=1, curve=even, rate=1000 / SECOND, wait=20 * MILLISECOND)
+    assert POLICY.decide(view) == Send(1, 1)
+    assert isinstance(sent(64, rate=800, wait=20 * MILLISECOND), Send)
+
+
+def test_it_waits_no_longer_than_the_objective_and_the_deadline_allow() -> None:
+    # four more are expected, and five take 7.8 ms
+    promised = SECOND + 10 * MILLISECOND
+    assert sent(1, rate=800, wait=5 * MILLISECOND, promised=promised) == Wait(promised - 7_800_000)
+    assert sent(1, rate=800, wait=5 * MILLISECOND, due=SECOND + 9 * MILLISECOND) == Send(1, 1)
+
+
+def test_under_a_high_load_the_rest_is_filled_up_by_others_so_that_batches_are_full() -> None:
+    # of 40, without others 8 and then 32 would be as quick as 32 and then 8
+    largest = curve(32)
+    for waiting in (40, 50, 70):
+        verdict = POLICY.decide(QueueView(now=SECOND, count=waiting, curve=largest, rate=1700 / SECOND))
+        assert verdict == Send(32, 32)
+
+
+def test_a_smaller_batch_does_not_meet_the_objective_where_the_replica_could_not_keep_up() -> None:
+    # 18 at once take 0.66 ms each, 32 take 0.54: at 1,600 a second only the larger batch keeps up
+    promised = SECOND + 12 * MILLISECOND
+    assert sent(32, rate=1000, promised=promised) == Send(18, 18)
+    assert sent(32, rate=1600, promised=promised) == Send(32, 32)
