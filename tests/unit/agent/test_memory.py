@@ -59,7 +59,7 @@ def test_connections_that_are_over_are_not_kept(tmp_path: Path, monkeypatch: pyt
             with contextlib.suppress(asyncio.CancelledError):
                 await work
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), 120))
 
 
 def test_what_members_of_a_gang_left_is_not_kept_when_it_is_over_though_others_run(tmp_path: Path) -> None:
