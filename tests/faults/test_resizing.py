@@ -13,7 +13,7 @@ from poise.engine.simulation import Moment, Simulation
 from poise.model.events import Finished, Resized
 from poise.units import SECOND
 
-SEEDS = 40
+SEEDS = 24
 
 
 def a_world_of_gangs(seed: int) -> Scenario:

@@ -436,7 +436,7 @@ def test_who_waits_for_a_job_goes_on_waiting_when_the_leader_leaves_in_order(pai
     assert ended == [0], pair.story()
 
 
-@pytest.mark.parametrize("seconds", [0, 6])
+@pytest.mark.parametrize("seconds", [pytest.param(0, marks=pytest.mark.slow), 6])
 def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair: Pair, seconds: float) -> None:
     diary = Diary(pair.first.work / "diary")
     held = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
