@@ -148,7 +148,7 @@ def test_files_of_a_command_belong_to_its_account_and_follow_no_link(users: User
     assert "Permission denied" in users.of("ann", "show", linked).err
     hidden = users.submit("ann", "hidden", "true", folder=str(users.living.work))
     assert users.of("ann", "wait", hidden).code != 0
-    assert "does not exist: /tmp is private here" in users.of("ann", "show", hidden).text
+    assert "does not exist: /tmp is private here" in str(users.of("ann", "show", hidden))
     own = users.submit("ann", "own", "sh", "-c", "echo written; ls /tmp", output="own.txt")
     assert users.of("ann", "wait", own).code == 0
     assert (ann / "own.txt").read_text() == "written\nmine\n", "its private /tmp is that of the account"
