@@ -82,6 +82,8 @@ def users() -> Iterator[Users]:
         living.destroy()
         shutil.rmtree(place, ignore_errors=True)
         shutil.rmtree(folders, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are in use
+            folders.parent.rmdir()
 
 
 @pytest.fixture
