@@ -1,17 +1,21 @@
 """Finds upstreams while the front runs: in DNS, by look-ups, or as the control plane or an API server reports them.
 
 A failed look-up changes nothing: a name server that is away must not take the upstreams away. A name without addresses
-does: then a service has no servers.
+does: then a service has no servers. The last reports are in a file, for the next gateway if this one is killed while
+nobody reports.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from poise.client import Client
+from poise.decoding import json_decoder
+from poise.drivers.whole import write_whole
 from poise.model.serving_upstreams import MAX_TIER, MAX_UPSTREAMS, MAX_WEIGHT, Discovery, Upstream
 from poise.units import SECOND
 from poise_serve import dns
@@ -20,8 +24,10 @@ from poise_serve.reported import Reports, upstream_at
 SHORTEST = 1.0
 """Minimum seconds between two look-ups of a name, whatever its time to live."""
 
-FIRST = 5.0
+FIRST = 2.0
 """Seconds to wait for the first report."""
+
+_decode = json_decoder(dict[str, dict[str, str]]).decode
 
 Found = Callable[[Discovery, tuple[Upstream, ...]], Awaitable[None]]
 
@@ -34,8 +40,16 @@ class Discoverer:
         found: Found,
         name_servers: Sequence[tuple[str, int]] = (),
         connect: Callable[[], Client] = lambda: Client(patience=0.0),
+        memory: Path | None = None,
     ) -> None:
-        """`name_servers` replace those of the system, for SRV records. `connect`: a client of the control plane."""
+        """`name_servers` replace those of the system, for SRV records. `connect`: a client of the control plane.
+        `memory`: the file with the last reports.
+        """
+        self._memory = memory
+        self._reported: dict[str, dict[str, str]] = {}  # URLs by the names of discoveries and upstreams
+        if memory is not None:
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                self._reported = _decode(memory.read_bytes())
         self._found = found
         self._connect = connect
         self._name_servers = name_servers
@@ -69,7 +83,9 @@ class Discoverer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST):
                     first = await reports.coming.get()
-            return first, self._hear(discovery, reports)
+            if first is not None:
+                self._remember(discovery, first)
+            return self._remembered(discovery), self._hear(discovery, reports)
         try:
             found, pause = await self._look(discovery)
         except dns.Unresolved:
@@ -78,7 +94,22 @@ class Discoverer:
 
     async def _hear(self, discovery: Discovery, reports: Reports) -> None:
         while True:
-            await self._found(discovery, await reports.coming.get())
+            upstreams = await reports.coming.get()
+            self._remember(discovery, upstreams)
+            await self._found(discovery, upstreams)
+
+    def _remember(self, discovery: Discovery, upstreams: tuple[Upstream, ...]) -> None:
+        self._reported[discovery.name] = {one.name: one.url for one in upstreams}
+        if self._memory is not None:
+            with contextlib.suppress(OSError):  # only a next gateway would need the file
+                write_whole(self._memory, msgspec.json.encode(self._reported), 0o600)
+
+    def _remembered(self, discovery: Discovery) -> tuple[Upstream, ...] | None:
+        """Return the upstreams of the last report; None if there was none."""
+        urls = self._reported.get(discovery.name)
+        if urls is None:
+            return None
+        return tuple(msgspec.structs.replace(discovery.like, name=name, url=url) for name, url in urls.items())
 
     async def _go_on(self, discovery: Discovery, pause: float) -> None:
         while True:

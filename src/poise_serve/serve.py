@@ -152,8 +152,10 @@ async def serve(
     )
     own: dict[str, Embeddings] = {}
 
+    memory = folder / f"{mark}.found"
+
     async def open_upstreams(front: Front) -> Upstreams:
-        gateway.rest = Upstreams(front, chooser(front), Metrics(running.registry), os.environ, own, peers)
+        gateway.rest = Upstreams(front, chooser(front), Metrics(running.registry), os.environ, own, peers, memory)
         await gateway.rest.start()
         return gateway.rest
 
@@ -211,6 +213,7 @@ async def serve(
     await running.hang_up()
     if upstreams is not None:
         await upstreams.stop()
+    memory.unlink(missing_ok=True)
     if peers is not None:
         await peers.stop()
     await server.stop()

@@ -34,6 +34,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -146,10 +147,12 @@ class Upstreams:
         keys: Mapping[str, str],
         own: Mapping[str, Embeddings] | None = None,
         peers: Peers | None = None,
+        memory: Path | None = None,
     ) -> None:
         """`choose` is the router. `keys`: values of the environment variables named by `key_from`. `own` is live.
-        `peers`: other gateways before the same upstreams.
+        `peers`: other gateways before the same upstreams. `memory`: the file with the last reports of upstreams.
         """
+        self._memory = memory
         self._front = front
         self._aliases = Aliases(front.aliases)
         self._metrics = metrics
@@ -177,7 +180,7 @@ class Upstreams:
             self._peers.heard.append(self._hear)
             self._peers.known.append(self._prober.known)
             self._peers.links.become(self._front.peers.urls, self._keys.get(self._front.peers.key_from, ""))
-        self._discoverer = Discoverer(self._found)
+        self._discoverer = Discoverer(self._found, memory=self._memory)
         self._discovered = await self._discoverer.look_up(self._front.discover)
         self.pool.change(self._front, self._upstreams_now())
         await self._prober.probe(self.pool.members)

@@ -257,6 +257,27 @@ def test_endpoints_of_a_service_join_when_they_are_ready_and_end_without_a_faile
             until(lambda: states(app) == {names[1]: "healthy"})
 
 
+def test_a_gateway_that_takes_over_while_nobody_reports_goes_on_with_the_last_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poise_serve.discovery.FIRST", 0.5)
+    memory, url = tmp_path / "mark.found", "http://127.0.0.1:8000"
+
+    async def run(file: Path | None) -> dict[str, tuple[Upstream, ...]]:
+        discoverer = Discoverer(lambda *_: asyncio.sleep(0), memory=file)
+        found = await discoverer.look_up([discovery(kubernetes="models/vllm:http")])
+        await discoverer.stop()
+        return found
+
+    with kubernetes_api() as api:
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "config")))
+        api.put("endpointslices", "vllm-1", "models", **endpoint_slice("vllm-1", url, ready=True))
+        before = asyncio.run(run(memory))
+    assert [one.url for one in before["pool"]] == [url]
+    assert asyncio.run(run(memory)) == before
+    assert asyncio.run(run(None)) == {}, "without a report, nothing is known"
+
+
 def test_without_credentials_for_the_cluster_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/no/such/file")
     with pytest.raises(InputError) as raised:
