@@ -1,7 +1,7 @@
 """Compare the replica-hours of every scaler with those of an oracle, at the same fraction of violated windows.
 
     python benchmarks/autoscaling.py [TOTALS.csv] [--services m-large,m-mid,m-small] [--shares 0.01,0.05] [--bursty 7]
-        [--first 144] [--bound] [--json]
+        [--first 144] [--bound] [--halves] [--json]
 
 `TOTALS.csv` is `total_rate_10min.csv` of servegen-alibaba: requests/s of production services in windows of 10 minutes
 over 14 days. `bursty` is a generated service of the same length: a daily and weekly cycle, noise, an hourly job, and
@@ -20,7 +20,8 @@ counted. `as it is` is `forecast` without a fit: its target is the allowed fract
 fraction of the requests above the capacity.
 
 `--bound` prints instead the optimum of a family of rules that provide a forecast plus a number of spreads, with all
-constants chosen in hindsight for each trace.
+constants chosen in hindsight for each trace. `--halves` fits `forecast` to the first half of each trace, and prints the
+second half with the number so found, and the optimum of that family for each half.
 """
 
 import argparse
@@ -240,6 +241,18 @@ def _shifted(values: Floats, back: int) -> Floats:
     return np.concatenate([np.full(back, values[0]), values[:-back]])
 
 
+def halves(trace: str, rates: Sequence[float], allowed: float, first: int) -> str:
+    """Fit the number of `forecast` to the first half of a trace, and tell the second half with it."""
+    half, size = len(rates) // 2, SIZES[0]
+    number, fit = fitted(
+        partial(_attempt, rates[:half], DEFAULT_SCALER, size, first), allowed / 5, min(0.49, allowed * 5), allowed
+    )
+    told = run(rates, DEFAULT_SCALER, number, size, half)
+    best = best_of_family(rates[:half], allowed, first), best_of_family(rates, allowed, half)
+    cells = [f"{fit.cost:.3f} ({fit.violated:.2%} violated)", f"{told.cost:.3f} ({told.violated:.2%} violated)"]
+    return f"| {trace} | {' | '.join([*cells, *(f'{cost:.3f}' for cost in best)])} |"
+
+
 # --- as a table ------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +285,7 @@ def main() -> int:
     parser.add_argument("--bursty", type=int, default=7, metavar="SEED")
     parser.add_argument("--first", type=int, default=DAY, help="windows that are not counted")
     parser.add_argument("--bound", action="store_true", help="only what a family of rules could do in hindsight")
+    parser.add_argument("--halves", action="store_true", help="fit to the first half, and tell the second")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     traces = [*totals(given.totals, given.services.split(",")), ("bursty", bursty(given.bursty))]
@@ -279,6 +293,10 @@ def main() -> int:
     if given.bound:
         for share, (trace, rates) in product(shares, traces):
             print(f"{trace}, at most {share:.0%} violated: {best_of_family(rates, share, given.first):.3f}")
+        return 0
+    if given.halves:
+        for trace, rates in traces:
+            print(halves(trace, rates, shares[0], given.first))
         return 0
     rows: list[Row] = []
     for size in SIZES:
