@@ -26,6 +26,7 @@ from poise.kernel.messages import (
     JudgeShadows,
     Locked,
     NoticeDone,
+    ResumeJob,
     Saw,
     SetRules,
     SetShares,
@@ -34,7 +35,7 @@ from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Re
 from poise.model.events import Event, Noticed, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups
 from poise.model.load import Load
-from poise.model.messages import Attempt, Beat, DeviceFault, Hello, Report, Running, Told
+from poise.model.messages import Attempt, Beat, DeviceFault, Hello, Idle, Report, Running, Told
 from poise.model.resources import ALLOCATED, CONTAINERS
 from poise.model.secrets import Sealed, sealed
 from poise.model.sharefile import compile_shares
@@ -377,9 +378,20 @@ def array() -> World:
     return world.say(JudgeShadows({"srtf": "mean completion -9 %"})).after("7h").cancel("inside").finish_all(run="2s")
 
 
+def suspended() -> World:
+    """An idle session is suspended, its device goes to others, and it resumes when that is free again."""
+    world = World().nodes(1, cpu=2, gpus=1)
+    world.job("desk", cpu=1, gpu=1, gpu_share=0.5, idle={"after": "30m", "then": "suspend"}).round().start("desk")
+    idle = Report(serial=99, idle=(Idle(attempt=Attempt("j1.main", 1), lasts=31 * 60 * SECOND, due=True),))
+    world.after("31m").hear("n1", idle).job("next", cpu=1, gpu=1).round().start("next").after("1m")
+    world.restart(from_checkpoint=True).connect("n1").ask(ResumeJob(world.request(), "desk")).after("1s")
+    world.finish("next", run="1m").after("31m").hear("n1", idle).job("last", cpu=2).round()
+    return world.after("1s").finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
-    changed, recurring, configured, shrunk, sent, ruled, shared, reserved, array,
+    changed, recurring, configured, shrunk, sent, ruled, shared, reserved, array, suspended,
 )  # fmt: skip
 
 
