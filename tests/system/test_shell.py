@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from system.living import PATIENCE, Living, ended, until
+from system.living import PATIENCE, Living, ended, kill, until
 from system.test_terminals import Screen, screens
 
 __all__ = ["screens"]
@@ -69,7 +69,8 @@ def test_an_idle_shell_is_suspended_after_a_notice_and_goes_on_at_a_key(shared: 
     until(lambda: stopped(pid), "its processes are stopped")
     told = shared.poise("show", "night").text
     assert "suspended, idle since" in told and "poise attach" in told
-    assert "is suspended" in shared.poise("explain", "night").text
+    told = shared.poise("explain", "night").text
+    assert "is suspended" in told and "idle since" in told
     screen.type(b"typed while suspended\r")
     screen.until(b"typed while suspended\r\ntyped")  # `cat` is in front as before, and has lost nothing
     assert not shared.client().job("night").suspended
@@ -89,12 +90,19 @@ def test_a_session_that_is_used_is_not_suspended_and_one_that_must_end_ends(shar
     shared.poise("cancel", busy)
 
 
-def test_a_command_beside_a_suspended_job_resumes_it(shared: Living) -> None:
+def test_a_suspended_job_stays_so_without_its_agent_and_a_command_beside_it_resumes_it(shared: Living) -> None:
     job = shared.poise("submit", "--idle", "1s", "--", "sleep", "1000").text.strip()
     until(lambda: shared.client().job(job).suspended, "it is suspended")
     assert "(suspended)" in shared.poise("ls").text
+    pid = shared.client().job(job).tasks[0].pid or 0
+    until(lambda: stopped(pid), "its processes are stopped")
+    agent = shared.pid("agent")
+    kill(agent)
+    until(lambda: shared.pid("agent") not in (0, agent), "there is another agent")
+    assert stopped(pid) and shared.client().job(job).suspended
     assert shared.poise("exec", job, "--", "echo", "hello").text == "hello\n"
     assert "resumed" in shared.poise("audit").text
+    until(lambda: not stopped(pid), "its processes go on")
     shared.poise("cancel", job)
 
 

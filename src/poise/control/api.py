@@ -453,7 +453,8 @@ def make_app(
     async def asked_about(bearer: Bearer, name: str, everything: bool = False) -> tuple[Snapshot, Question]:
         ledger, found = await settled_job(bearer, name)
         view = plane.controller.snapshot(plane.clock.now())
-        return view, question(ledger, found.job, view, units=found.units, everything=everything)
+        idle = plane.controller.idle_since
+        return view, question(ledger, found.job, view, units=found.units, everything=everything, idle=idle)
 
     @routes.get("/healthz", summary="Whether the control plane is ready")
     async def health() -> dict[str, bool]:

@@ -472,8 +472,11 @@ def question(
     *,
     units: Sequence[UnitState] | None = None,
     everything: bool = False,
+    idle: Callable[[UnitState], int] = idle_in_log,
 ) -> Question:
-    """Collect the facts that explain a job, or some of its units, on this view of the ledger."""
+    """Collect the facts that explain a job, or some of its units, on this view of the ledger. `idle` is as in
+    `job_report`.
+    """
     units = job.units if units is None else units
     most = len(units) if everything else SOME
     alike: dict[object, list[UnitState]] = {}
@@ -494,7 +497,7 @@ def question(
         status=job_status(job),
         pending=pending,
         waiting=() if job.calls is not None else tuple(_waiting(ledger, job, units, view.now, lost)),
-        active=tuple(_active(ledger, job, unit, view.now, lost) for unit in active[:most]),
+        active=tuple(_active(ledger, job, unit, view.now, lost, idle(unit)) for unit in active[:most]),
         story=tuple(told),
         left_out=left_out + len(happened) - len(told),
         beyond=_beyond(ledger, job.tenant, pending[0].candidate) if pending else "",
@@ -765,7 +768,8 @@ def _waiting(
     return [After(tuple(unit.id for unit in waiting), tuple(found))]
 
 
-def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int, lost: Mapping[str, Reason]) -> Active:
+def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int, lost: Mapping[str, Reason], idle: int) -> Active:
+    """Return an active unit; `idle` is the instant of its last use if it is idle, else 0."""
     holding = [task for task in unit.tasks if task.active]
     started = min((task.started for task in holding if task.started), default=0)
     return Active(
@@ -774,10 +778,15 @@ def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int, lost: Mapp
         nodes=tuple(dict.fromkeys(task.node for task in holding)),
         elapsed=now - started if started else 0,
         why=unit.why,
-        reasons=(*reasons(ledger, job, unit, now), *_late(unit, lost)),
+        reasons=(*reasons(ledger, job, unit, now), *_idle(unit, now, idle), *_late(unit, lost)),
         artifacts=artifacts_of(unit.spec),
         variant=unit.variant,
     )
+
+
+def _idle(unit: UnitState, now: int, since: int) -> list[Reason]:
+    limit = format_duration(unit.spec.idle)
+    return [Reason(code="IDLE", have=format_duration(now - since), need=limit)] if since else []
 
 
 def artifacts_of(unit: Unit) -> tuple[str, ...]:

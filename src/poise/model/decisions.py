@@ -86,6 +86,7 @@ REASONS = {
     "STRAGGLING": "takes longer than similar tasks, which took {need}",
     "LAGGING": "computes for {have} in each step there, and delays the others of its gang, which take {need}",
     "SUSPENDED": "is suspended, because it was idle: `poise attach {subject}` resumes it",
+    "IDLE": "idle since {have} ago; its limit is {need}",
     "STOPPING": "is asked to {have}",
     "PREEMPTING": "{have} is being preempted for it",
     "UNSTABLE": "attempts have kept failing there",
