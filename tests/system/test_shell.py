@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -41,6 +42,16 @@ os.rename(os.path.join({folder!r}, "new"), os.path.join({folder!r}, f"server-{{o
 server.serve_forever()
 """
 """In the place of Jupyter, which the tests do not install: a server with its token, and the list of such servers."""
+
+
+def printed(process: subprocess.Popen[bytes]) -> bytes:
+    """The first JSON object that it prints."""
+    lines: list[bytes] = []
+    while lines[-1:] != [b"}\n"]:
+        assert process.stdout is not None
+        lines.append(process.stdout.readline())
+        assert lines[-1], "it ended"
+    return b"".join(lines)
 
 
 def stopped(pid: int) -> bool:
@@ -118,8 +129,7 @@ def jupyter(tmp_path: Path) -> Iterator[str]:
 
 def test_jupyter_by_a_link_with_a_token_of_its_own(shared: Living, jupyter: str) -> None:
     process = shared.start("shell", "--jupyter", "--json", "--name", "notes", PATH=jupyter)
-    assert process.stdout is not None
-    told = json.loads(b"".join(iter(process.stdout.readline, b"}\n")) + b"}")
+    told = json.loads(printed(process))
     with urllib.request.urlopen(told["url"], timeout=PATIENCE) as answer:  # noqa: S310 — its own
         assert answer.read() == b"a notebook"
     token = told["url"].partition("token=")[2]
