@@ -219,7 +219,8 @@ class KServe:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: list[tuple[bytes, bytes]] = []
         try:
-            allowed = ASK if scope["path"].endswith(("/infer", "/repository/index", "/load", "/unload")) else READ
+            asks = scope["path"].endswith("/infer") or scope["path"].startswith(f"{PREFIX}/repository/")
+            allowed = ASK if asks else READ
             if scope["method"] == "OPTIONS":
                 await tell_methods(send, allowed)
                 return
