@@ -5,7 +5,8 @@
 
 `bench-inference` contains the model, the load generator, the peers' servers and the runner. It is copied to a folder in
 DIR, beside the virtual environments of the peers (`venv-torch`, `venv-mosec`, ...), which are created if missing. Poise
-is added as one more peer: with a limit of 32 items like the others, and otherwise with defaults. With `--model noop`,
+is added as one more peer: with a limit of 32 items like the others, and otherwise with defaults. `poise-promise` has an
+objective, and `poise-wait` a `batch_wait`. With `--model noop`,
 every server answers without computing anything: the rest is the cost of serving itself. CPU is that of the whole
 process tree, including control plane and agent. Run it on a quiet machine: the runner waits until the machine is quiet.
 """
@@ -94,7 +95,7 @@ def install(venvs: Path, name: str, model: str) -> str:
     return ""
 
 
-def prepare(source: Path, venvs: Path, home: Path, objective: str, model: str) -> Path:
+def prepare(source: Path, venvs: Path, home: Path, objective: str, wait: str, model: str) -> Path:
     """Return the copied folder, with Poise among the peers."""
     folder = venvs / ("bench" if model == "perceptron" else f"bench-{model}")
     shutil.copytree(source, folder, dirs_exist_ok=True)
@@ -108,12 +109,12 @@ def prepare(source: Path, venvs: Path, home: Path, objective: str, model: str) -
     command = [poise, "serve", "srv_poise.py:MLP", "--port", "{port}", "--batch", "32"]
     command += ["--python", str(venvs / "venv-torch" / "bin" / "python")]
     command += ["--env", "OMP_NUM_THREADS", "--env", "MLP_W", "--env", "PYTHONPATH"]
-    promised = [*command, "--objective", objective]
+    variants = {"poise": [], "poise-promise": ["--objective", objective], "poise-wait": ["--batch-wait", wait]}
     env = f"env=dict(POISE_HOME={str(home)!r}, PYTHONPATH={str(ROOT / 'src')!r}), stop_wait=20"
     runner = folder / "run_peers.py"
     text = (source / "run_peers.py").read_text()
-    added = f'    "poise": dict(cmd={command!r}, {env}),\n    "poise-promise": dict(cmd={promised!r}, {env}),\n'
-    text = text.replace("PEERS = {\n", "PEERS = {\n" + added, 1)
+    added = [f'    "{name}": dict(cmd={[*command, *flags]!r}, {env}),\n' for name, flags in variants.items()]
+    text = text.replace("PEERS = {\n", "PEERS = {\n" + "".join(added), 1)
     counted = "        if q == root: out[p] = cpu[p]\n"
     if counted not in text:
         raise SystemExit("the runner has changed: it is not known where it counts processes")
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--secs", type=float, default=6)
     parser.add_argument("--objective", default="45ms", help="of the peer `poise-promise`")
+    parser.add_argument("--batch-wait", default="5ms", help="of the peer `poise-wait`")
     parser.add_argument("--quiet-cores", type=float, default=0.5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -167,8 +169,9 @@ def main() -> None:
     for peer in [peer for peer in peers if failed[environment_of(peer)]]:
         sys.stderr.write(f"{peer} is absent: {failed[environment_of(peer)]}\n")
         peers.remove(peer)
-    with tempfile.TemporaryDirectory(prefix="poise-serving-") as home:
-        folder = prepare(options.source, venvs, Path(home) / "home", options.objective, options.model)
+    with tempfile.TemporaryDirectory(prefix="poise-serving-") as temporary:
+        home = Path(temporary) / "home"
+        folder = prepare(options.source, venvs, home, options.objective, options.batch_wait, options.model)
         python = venvs / "venv-torch" / "bin" / "python"
         if options.model == "perceptron" and not (folder / "mlp_3072.pt").exists():
             subprocess.run([python, "train_model.py", "3072"], cwd=folder, check=True)

@@ -29,7 +29,7 @@ CHANGED = 0.03
 """Minimum relative change of a size's duration for a recalculation …"""
 
 AFTER = 32
-"""… after this many batches since the last one …"""
+"""… each time after this many batches …"""
 
 AT_ONCE = 0.2
 """… or this change at once."""
@@ -136,9 +136,8 @@ class Curve:
             self._variance += RECENT * (min(variance, WIDEST) - self._variance)
         noise = sqrt(self._variance)
         self._learned += 1
-        if of.moved(noise) > AT_ONCE or (
-            self._learned > AFTER and any(each.moved(noise) > CHANGED for each in self.sizes.values())
-        ):
+        is_due = self._learned % AFTER == 0
+        if of.moved(noise) > AT_ONCE or (is_due and any(one.moved(noise) > CHANGED for one in self.sizes.values())):
             self._forget()
 
     def _compare(self, lent: "Curve", size: int, took: float) -> None:

@@ -123,7 +123,9 @@ def best_size(curve: Curve, waiting: int, rate: float) -> int:
 
     def cost(size: int) -> float:
         left = waiting - size
-        rest = curve.clears(left) + joined * (left * pace - curve.clears(left))
+        rest = curve.clears(left)
+        if joined:
+            rest += joined * (left * pace - rest)
         return (waiting + coming) * curve.takes(size) + (left + coming) * rest
 
     return min(range(most, 0, -1), key=cost)
