@@ -21,5 +21,5 @@ def drawn(workload: Workload, seed: int, jobs: int, load: float = 1.0) -> Worklo
         for place in range(first, min(first + BLOCK, len(arrivals))):
             if place and made:
                 at += round((arrivals[place].at - arrivals[place - 1].at) / load)
-            made.append(msgspec.structs.replace(arrivals[place], at=at))
+            made.append(msgspec.structs.replace(arrivals[place], at=at, name=""))  # a job may be drawn twice
     return msgspec.structs.replace(workload, name=f"{workload.name}, draw {seed}", arrivals=tuple(made[:jobs]))

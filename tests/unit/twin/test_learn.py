@@ -99,6 +99,7 @@ def test_draws_repeat_by_seed_and_keep_jobs_whole() -> None:
     assert one == again != other
     assert len(one.arrivals) == 70
     assert [arrival.at for arrival in one.arrivals] == sorted(arrival.at for arrival in one.arrivals)
+    assert not any(arrival.name for arrival in one.arrivals)  # a job may be drawn twice
     known = [arrival.units for arrival in workload.arrivals]
     assert all(arrival.units in known for arrival in one.arrivals)
     assert drawn(workload, 1, 70, load=2.0).arrivals[-1].at == pytest.approx(one.arrivals[-1].at / 2, rel=1e-6)
