@@ -117,7 +117,7 @@ def test_a_service_and_its_canary_have_their_values_and_paths_are_from_where_the
     file.write_text(
         "kind: service\nname: s\nmodel: app.py:M\nsecrets: {A: {file: token.txt}}\ncanary: {model: b.py:M}\n"
     )
-    unset = dict.fromkeys(("name", "replicas", "batch", "timeout", "python", "objective"))
+    unset = dict.fromkeys(("name", "replicas", "batch", "batch_wait", "timeout", "python", "objective"))
     made = declared_of(of_file(file, _own(flags("B=@token.txt") | unset))[0].document)
     assert isinstance(made, DeclaredService) and made.canary is not None
     assert made.job["secrets"] == made.canary.job["secrets"] == {"A": "of the file", "B": "of the flag"}
