@@ -19,7 +19,7 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cubla
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 SIMULATED := tests/faults tests/golden tests/unit
 # what imports PyTorch or clients of model servers: each worker collects all files, and to import these takes it 8 s of CPU
-LARGE := tests/train tests/precision tests/gateway tests/system/test_elastic_training.py tests/system/test_embeddings.py
+LARGE := tests/system/test_elastic_training.py tests/system/test_embeddings.py tests/train tests/precision tests/gateway
 # the longest files first, so that no worker is left with one of them at the end
 FIRST := tests/docs tests/system
 REAL := $(FIRST) $(filter-out $(FIRST) $(LARGE) $(SIMULATED) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) \
