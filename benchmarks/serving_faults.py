@@ -162,7 +162,7 @@ def hold(port: int, half_open: int, slow: int) -> None:
                 continue
             with contextlib.suppress(OSError):
                 writer.write(head)
-                while not reader.at_eof():
+                while not reader.at_eof() and not writer.transport.is_closing():
                     await asyncio.sleep(1)
                     writer.write(more)
             writer.close()

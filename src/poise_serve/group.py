@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def run_all(folder: Path, count: int, port: int, say: Callable[[str], None]) -> 
     listen_to_signals()
     say(f"{count} gateways: processes {', '.join(str(process.pid) for process in started)}")
     while alive := {process.pid for process in started if process.poll() is None} | _registered(folder, name):
-        code = code or max(process.returncode or 0 for process in started)
+        code = code or _error_of(started)
         if is_ending or code:
             for process in alive - told:
                 with suppress(ProcessLookupError):
@@ -82,7 +82,12 @@ def run_all(folder: Path, count: int, port: int, say: Callable[[str], None]) -> 
         time.sleep(LOOK_EVERY)
     for left in folder.glob(f"{name}.*"):
         left.unlink(missing_ok=True)
-    return code or max(process.returncode for process in started)
+    return code or _error_of(started)
+
+
+def _error_of(started: Sequence["subprocess.Popen[bytes]"]) -> int:
+    """Return the first exit code above 0 of those that have ended. A killed one has none: its gateway goes on."""
+    return next((process.returncode for process in started if (process.returncode or 0) > 0), 0)
 
 
 def _registered(folder: Path, name: str) -> set[int]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from gateway.server import Model
 from gateway.server import Serving as Server
 
+from poise_serve.group import LOOK_EVERY
 from system.living import Living, kill, until
 from system.serving import Serving
 
@@ -113,6 +115,21 @@ def test_a_killed_gateway_costs_only_its_own_requests_and_is_back(serving: Servi
         "both serve",
         lambda: serving.text,
     )
+
+
+def test_all_processes_that_were_started_first_may_be_killed(serving: Serving, home: Living) -> None:
+    """The gateways start others that watch them, and serve on."""
+    locks = list(Path(home.home.services).glob("*.lock"))
+    first = [int(lock.read_text()) for lock in locks]
+    for watcher in first:
+        kill(watcher)
+    until(
+        lambda: not {int(lock.read_text() or "0") for lock in locks} & {*first, 0}, "others watch", lambda: serving.text
+    )
+    time.sleep(3 * LOOK_EVERY)  # in which the group would have been ended
+    assert ask(serving) == 200
+    assert len(shown(serving)) == 2
+    assert "draining" not in serving.text
 
 
 def test_models_of_its_own_have_one_gateway(home: Living) -> None:
