@@ -1,6 +1,9 @@
 """Idle sessions: they are suspended, their resources go to others, and they resume in their place."""
 
+from random import Random
 from typing import Any
+
+import pytest
 
 from poise.kernel.accounts import Accounts
 from poise.kernel.ledger import Ledger
@@ -126,6 +129,49 @@ def test_time_suspended_is_not_charged() -> None:
         accounts.add(event)
     hours = sum(row.core_hours for row in accounts.usage(start, world.now, by=()))
     assert 1.45 < hours < 1.6
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_adds_up_whatever_happens_to_suspended_sessions(seed: int) -> None:
+    """Sessions and other jobs come, go idle, resume, end, are cancelled, preempted, lost; the world checks itself."""
+    random = Random(seed)  # noqa: S311 — a test
+    world = World(random.choice(["poise", "fifo", "srtf", "goodput", "max-min"])).nodes(2, cpu=3, gpus=2)
+    for number in range(60):
+        live = [job for job in world.ledger.jobs.values() if not job.ended and random.random() < 0.6]
+        active = [
+            job for job in live if job.units[0].status == "active" and job.units[0].tasks[0].status != "recovering"
+        ]
+        match random.choices(range(8), (20, 15, 15, 20, 10, 6, 4, 10))[0]:
+            case 0:
+                part: dict[str, Any] = random.choice(
+                    [{}, {"gpu": 1}, {"gpu": 1, "gpu_share": 0.5, "gpu_memory": "10GiB"}]
+                )
+                common = {"idle": random.choice(["30m", 0]), "priority": random.choice(["urgent", "low"])}
+                world.job(f"a{number}", cpu=random.choice([1, 2]), memory="1GiB", **part, **common)
+            case 1:
+                world.round()
+            case 2:
+                world.start(*(job.name for job in active if job.units[0].tasks[0].status == "queued"))
+            case 3:
+                for job in active:
+                    if job.units[0].tasks[0].node in world.connected:
+                        idle(world, job.name)
+            case 4:
+                for job in live:
+                    resumed(world, job.id)
+            case 5:
+                for job in active[:1]:
+                    world.finish(job.name, outcome=random.choice(["done", "failed"]))
+            case 6:
+                for job in live[:1]:
+                    world.cancel(job.id)
+            case 7:
+                name = random.choice(["n1", "n2"])
+                random.choice([world.disconnect, world.lose])(name).after("1m")
+                if random.random() < 0.5:
+                    world.restart(from_checkpoint=True)
+                for name in {"n1", "n2"} - world.connected:
+                    world.connect(name)
 
 
 # --- on its node -----------------------------------------------------------------------------------------------------
