@@ -15,7 +15,7 @@ from poise.cli.submit import asked_for, read_spec
 from poise.errors import SpecError
 from poise.model.servicefile import DeclaredService
 from poise_serve.cli.documents import of_file
-from poise_serve.cli.serve import _own, declared_of
+from poise_serve.cli.serve import _own, declared_of, serve
 
 VALUE = "hf_correct-horse-battery"
 ENVIRON = {"HF_TOKEN": VALUE}
@@ -117,8 +117,8 @@ def test_a_service_and_its_canary_have_their_values_and_paths_are_from_where_the
     file.write_text(
         "kind: service\nname: s\nmodel: app.py:M\nsecrets: {A: {file: token.txt}}\ncanary: {model: b.py:M}\n"
     )
-    unset = dict.fromkeys(("name", "replicas", "batch", "batch_wait", "timeout", "python", "objective"))
-    made = declared_of(of_file(file, _own(flags("B=@token.txt") | unset))[0].document)
+    unset: dict[str, Any] = dict.fromkeys(option.name for option in serve.params if option.name)
+    made = declared_of(of_file(file, _own(unset | flags("B=@token.txt")))[0].document)
     assert isinstance(made, DeclaredService) and made.canary is not None
     assert made.job["secrets"] == made.canary.job["secrets"] == {"A": "of the file", "B": "of the flag"}
 
