@@ -144,7 +144,8 @@ def sizes(units: Sequence[Unit], devices: Sequence[int]) -> dict[str, Size]:
             does = rate * speeds
             gain = worths[place] * (2 * fair - fair**2 / np.maximum(does, fair / UNSERVED) if unit.guess else does)
             if unit.size:
-                again = worths[place] * now * (unit.lost if here else max(unit.lost, unit.moves)) / (HORIZON / SECOND)
+                lasts = min(HORIZON / SECOND, max(1.0, unit.work / now))
+                again = worths[place] * now * (unit.lost if here else max(unit.lost, unit.moves)) / lasts
                 gain[: unit.size if here else None] -= again
                 gain[unit.size + 1 if here else len(gain) :] -= again
             if unit.pace:

@@ -127,6 +127,12 @@ def test_a_running_unit_changes_its_model_where_that_pays(moves: float, on: int)
     assert sizes([two_models("runs", 6000.0, size=4, here=1, moves=moves)], UNEQUAL) == {"runs": (4, on)}
 
 
+@pytest.mark.parametrize(("moves", "on"), [(99.0, 0), (101.0, 1)])
+def test_a_unit_that_is_done_soon_changes_its_model_only_for_what_it_gains_until_then(moves: float, on: int) -> None:
+    """As above, but the unit is done in 100 s where it is: until then the fast tasks do 200 s more."""
+    assert sizes([two_models("runs", 200.0, size=4, here=1, moves=moves)], UNEQUAL) == {"runs": (4, on)}
+
+
 def test_a_unit_that_runs_keeps_its_least_on_its_model() -> None:
     """The other counts 1.23 times: with three fast devices 3.69 + 1, with the slow one 0.62 + 4."""
     here, other = two_models("here", 6e6, size=1, here=0, moves=1e9), two_models("other", 60.0)
