@@ -340,13 +340,13 @@ def likely(estimate: Estimate) -> Estimate:
     """
     if 2 * estimate.deviation <= estimate.mean:
         return estimate
-    mean = max(1, estimate.mean - estimate.deviation, estimate.mean // 8)
+    mean = max(1, 2 * (estimate.mean - estimate.deviation), estimate.mean // 8)
     return estimate._replace(mean=mean, deviation=mean // 2)
 
 
 def likely_each(means: Ints, deviations: Ints) -> tuple[Ints, Ints]:
     """Vectorized `likely`: the means and deviations."""
-    shorter = np.maximum(np.maximum(1, means - deviations), means // 8)
+    shorter = np.maximum(np.maximum(1, 2 * (means - deviations)), means // 8)
     varies = 2 * deviations > means
     return np.where(varies, shorter, means), np.where(varies, shorter // 2, deviations)
 

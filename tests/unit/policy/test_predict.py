@@ -4,6 +4,7 @@ from math import sqrt
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import Ending, Work
 from poise.model.profiles import DEFAULT_RUN, Estimate, Profile, estimate_run
 from poise.model.resources import Device, Shape
-from poise.policy.predict import Speeds, bound
+from poise.policy.predict import Speeds, bound, likely, likely_each
 from poise.testing import World, node
 from poise.units import MINUTE, SECOND
 
@@ -226,3 +227,11 @@ def test_whatever_is_known_every_estimate_is_a_time(
         assert estimate.deviation >= 0
         measured = (name != "epyc") == devices and f"k@{name}" in profiles
         assert not measured or estimate.source in ("history", *(("throughput table", "declared") if declared else ()))
+
+
+@pytest.mark.parametrize(("deviation", "expected"), [(49, 100), (51, 98), (75, 50), (100, 12)])
+def test_an_estimate_gets_shorter_as_it_gets_uncertain_and_does_not_jump(deviation: int, expected: int) -> None:
+    """Up to a deviation of one half it counts as it is; with one as large as the mean, as an eighth."""
+    assert likely(Estimate(100, deviation, "history")).mean == expected
+    means, _ = likely_each(np.array([100]), np.array([deviation]))
+    assert means.tolist() == [expected]
