@@ -111,7 +111,8 @@ def test_a_suspended_job_stays_so_without_its_agent_and_a_command_beside_it_resu
     kill(agent)
     until(lambda: shared.pid("agent") not in (0, agent), "there is another agent")
     assert stopped(pid) and shared.client().job(job).suspended
-    assert shared.poise("exec", job, "--", "echo", "hello").text == "hello\n"
+    hello = "exec", job, "--", "echo", "hello"
+    until(lambda: shared.poise(*hello).text == "hello\n", "a command runs beside it, once the agent is connected")
     assert "resumed" in shared.poise("audit").text
     until(lambda: not stopped(pid), "its processes go on")
     shared.poise("cancel", job)
