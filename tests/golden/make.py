@@ -30,6 +30,7 @@ from poise.kernel.messages import (
     Saw,
     SetRules,
     SetShares,
+    Submit,
 )
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import Event, Noticed, decode_event, encode_event
@@ -39,11 +40,11 @@ from poise.model.messages import Attempt, Beat, DeviceFault, Hello, Idle, Report
 from poise.model.resources import ALLOCATED, CONTAINERS
 from poise.model.secrets import Sealed, sealed
 from poise.model.sharefile import compile_shares
-from poise.model.tenants import HOME, Role
+from poise.model.tenants import HOME, Bearer, Role
 from poise.model.training import Saved, Training
 from poise.policy.recipe import compile_recipe
 from poise.policy.suites import Suite, policy_named
-from poise.testing import World, node
+from poise.testing import WALL, World, node
 from poise.units import SECOND
 
 HERE = Path(__file__).resolve().parent
@@ -389,9 +390,25 @@ def suspended() -> World:
     return world.after("1s").finish_all(run="2s")
 
 
+def owned() -> World:
+    """Commands of a token run as its Unix account, on the one node that has it."""
+    world = World().join(msgspec.structs.replace(node("n1", cpu=4), accounts=("ann",))).join(node("n2", cpu=4))
+    secret = "2" * 64
+    world.ask(
+        AddToken(request=world.request(), tenant="lab", role=Role.SUBMITTER, hash=secret, name="ann", account="ann")
+    )
+    bearer = Bearer("lab", Role.SUBMITTER, "t1", "ann", "ann")
+    for number in range(3):
+        document = {"name": f"own-{number}", "run": "true", "resources": {"cpu": 2}}
+        made = world.controller.prepare(document, WALL, world.now, "lab")
+        world.ask(Submit(world.request(), made, bearer=bearer))
+    return world.round().restart(from_checkpoint=True).connect("n1").connect("n2").finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
     changed, recurring, configured, shrunk, sent, ruled, shared, reserved, array, suspended,
+    owned,
 )  # fmt: skip
 
 
