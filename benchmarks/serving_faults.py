@@ -21,6 +21,7 @@ import contextlib
 import json
 import multiprocessing
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -102,6 +103,10 @@ class System:
         return found
 
     def close(self) -> None:
+        """End the gateways by the processes that watch them now, and then the rest."""
+        for watcher in self.processes()["watcher"]:
+            kill(watcher, signal.SIGTERM)
+        until(lambda: not self.processes()["gateway"], "all gateways have ended", self.processes, BACK)
         for serving in (self.front, self.own):
             serving.end()
         self.living.close()
