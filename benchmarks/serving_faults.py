@@ -75,7 +75,6 @@ class System:
         asked = ("--parts", str(SERVERS), "--cpu", "0.1", "--retries", str(RETRIES), "--backoff", "100ms")
         submitted = self.living.poise("submit", "--name", "servers", *asked, *command)
         assert submitted.code == 0, submitted.err
-        self.wait()
 
     def wait(self) -> None:
         """Wait until every process is there that was started."""
@@ -104,12 +103,14 @@ class System:
 
     def close(self) -> None:
         """End the gateways by the processes that watch them now, and then the rest."""
-        for watcher in self.processes()["watcher"]:
-            kill(watcher, signal.SIGTERM)
-        until(lambda: not self.processes()["gateway"], "all gateways have ended", self.processes, BACK)
-        for serving in (self.front, self.own):
-            serving.end()
-        self.living.close()
+        try:
+            for watcher in self.processes()["watcher"]:
+                kill(watcher, signal.SIGTERM)
+            until(lambda: not self.processes()["gateway"], "all gateways have ended", self.processes, BACK)
+            for serving in (self.front, self.own):
+                serving.end()
+        finally:
+            self.living.close()
 
 
 class Failed(NamedTuple):
@@ -198,6 +199,7 @@ def kill_all(system: System, kills: int, pause: float, seed: int) -> list[tuple[
 
 
 async def measured(system: System, given: argparse.Namespace) -> list[Figure]:
+    system.wait()
     clients = Clients(system, given.clients)
     port = int(system.front.url.rpartition(":")[2])
     holding = multiprocessing.get_context("spawn").Process(
