@@ -24,6 +24,7 @@ ENDED = """
         ended = 0
         while not ended:
             os.kill(watching, signal.SIGTERM)
+            time.sleep(0.0002)  # faster than they are handled, signals would pile up in their handler
             ended, status = os.waitpid(watching, os.WNOHANG)
         if code := os.waitstatus_to_exitcode(status):
             sys.exit(f"ended with {code}")
