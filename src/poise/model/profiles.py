@@ -153,7 +153,7 @@ def estimate_run(profile: Profile | None, declared: int) -> Estimate:
             closer = 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
             if closer or _is_unlike(profile, mean):
                 return Estimate(max(1, mean), deviation, "declared")
-        return Estimate(profile.mean, profile.deviation, "history")
+        return Estimate(max(1, profile.mean), profile.deviation, "history")
     if declared:
         return Estimate(declared, declared // 2, "declared")
     return Estimate(DEFAULT_RUN, DEFAULT_RUN, UNKNOWN)
@@ -167,7 +167,7 @@ def estimate_each(profile: Profile, declared: Any) -> tuple[Any, Any]:
     if most * max(1000, profile.ratio_deviation) > EXACT:  # plain integers have no limit
         each = [estimate_run(profile, one) for one in declared.tolist()]
         return np.array([one.mean for one in each], np.int64), np.array([one.deviation for one in each], np.int64)
-    means, deviations = np.full(len(declared), profile.mean), np.full(len(declared), profile.deviation)
+    means, deviations = np.full(len(declared), max(1, profile.mean)), np.full(len(declared), profile.deviation)
     if not profile.ratio:
         return means, deviations
     mean = declared * profile.ratio // 1000

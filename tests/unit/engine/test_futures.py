@@ -84,6 +84,15 @@ def test_a_class_that_always_took_as_long_takes_as_long() -> None:
         assert truth.pace.seconds == pytest.approx(10, rel=0.2)
 
 
+def test_a_class_whose_runs_took_no_time_has_futures() -> None:
+    run, now = stopped("fifo", [0.0, 0.0, 10.0, 10.0], at=2)
+    assert run.twin.ledger.profiles["work"].mean == 0
+    draws = draws_of(run, now)
+    happened = run_future(run.twin.ledger.fork(), policy_named("fifo"), Settings(), draws.draw(Random(3)), now)  # noqa: S311
+    assert happened.whole
+    assert happened.ended.keys() == {"j3.main", "j4.main"}
+
+
 def test_a_future_goes_on_from_now() -> None:
     run, now = stopped("fifo", [10.0] * 12, at=95)
     draws, fork = draws_of(run, now), run.twin.ledger.fork
