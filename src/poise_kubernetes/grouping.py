@@ -1,8 +1,8 @@
 """Pods that Poise places as the scheduler of a cluster: which of them start together, and what each needs of its node.
 
-Pure: no input or output, no clock. A group is a gang: Pods with the label of a pod group, a JobSet, a group of a
-LeaderWorkerSet, or an Indexed Job that runs all its Pods at once. Every other Pod is a group of its own. The size of a
-gang is the number of Pods that must start together; further Pods of it are placed one by one.
+Pure: no input or output, no clock. A group is a gang: Pods of a PodGroup, Pods with the label of a pod group, a JobSet,
+a group of a LeaderWorkerSet, or an Indexed Job that runs all its Pods at once. Every other Pod is a group of its own.
+The size of a gang is the number of Pods that must start together; further Pods of it are placed one by one.
 
 A gang has one shape in Poise. If its Pods differ, a place for one of them is large enough for any of them.
 """
@@ -21,6 +21,12 @@ NAME = "pod-group.scheduling.sigs.k8s.io/name"
 LABELS = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", NAME)
 LEAST = ("pod-group.scheduling.sigs.k8s.io/min-available", "scheduling.x-k8s.io/min-available")
 """Label or annotation with the number of Pods that start together."""
+
+POD_GROUPS = "/apis/scheduling.k8s.io/"
+POD_GROUP_VERSIONS = ("v1beta1", "v1alpha3", "v1alpha2")
+"""The group of Kubernetes' own PodGroup, and its versions, the latest first. A Pod names its PodGroup in
+`spec.schedulingGroup`.
+"""
 
 JOB_SET = "jobset.sigs.k8s.io/jobset-name"
 ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
@@ -156,6 +162,8 @@ def name_of(text: str) -> str:
 
 def _key(pod: PodObject) -> str:
     labels, space = pod.metadata.labels or {}, pod.metadata.namespace
+    if pod.pod_group:
+        return f"{space}/{pod.pod_group}"
     for label in LABELS:
         if name := labels.get(label):
             return f"{space}/{name}"
@@ -174,15 +182,22 @@ def _group(key: str, members: list[PodObject], least_of: Mapping[str, int]) -> G
     name = name_of(key.partition(" ")[0])
     if " " in key:
         return Group(key, name, (first,), 1)
-    told = next((int(text) for of in LEAST if (text := _said(first, of)).isdecimal()), 0)
-    told = told or int(_said(first, LEADER_SIZE) or 0)
+    told = 0 if first.pod_group else _told(first)
     asks = "" if told else _asks(first)
     return Group(key, name, tuple(members), told or least_of.get(asks, 0), asks)
+
+
+def _told(pod: PodObject) -> int:
+    """Return the size of the gang that a Pod states itself; 0 if it states none."""
+    told = next((int(text) for of in LEAST if (text := _said(pod, of)).isdecimal()), 0)
+    return told or int(_said(pod, LEADER_SIZE) or 0)
 
 
 def _asks(pod: PodObject) -> str:
     """Return the path of the object that tells the size of the gang."""
     labels, space = pod.metadata.labels or {}, pod.metadata.namespace
+    if pod.pod_group:
+        return f"{POD_GROUPS}{POD_GROUP_VERSIONS[0]}/namespaces/{space}/podgroups/{pod.pod_group}"
     for label in LABELS:
         if name := labels.get(label):
             return f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{space}/podgroups/{name}"
@@ -192,9 +207,19 @@ def _asks(pod: PodObject) -> str:
     return f"/apis/batch/v1/namespaces/{space}/jobs/{owner.name if owner else ''}"
 
 
+def paths_of(asks: str) -> list[str]:
+    """Return the paths at which the object may be that tells the size of a gang: one for each version of its kind."""
+    first = POD_GROUPS + POD_GROUP_VERSIONS[0]
+    if not asks.startswith(first):
+        return [asks]
+    return [POD_GROUPS + version + asks.removeprefix(first) for version in POD_GROUP_VERSIONS]
+
+
 def least_in(answer: Mapping[str, Any]) -> int:
-    """Return the size of a gang from its PodGroup, JobSet or Job; 1 for a Job whose Pods need not run at once."""
+    """Return the size of a gang from its PodGroup, JobSet or Job; 1 for Pods that need not run at once."""
     spec = answer.get("spec") or {}
+    if "schedulingPolicy" in spec:
+        return int((spec["schedulingPolicy"].get("gang") or {}).get("minCount", 1))
     if "minMember" in spec:
         return int(spec["minMember"])
     if "replicatedJobs" in spec:

@@ -40,7 +40,7 @@ from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node, contained
 from poise.units import SECOND
-from poise_kubernetes.grouping import Group, Needs, groups, is_held, name_of, needs_of, priority_of
+from poise_kubernetes.grouping import POD_GROUPS, Group, Needs, groups, is_held, name_of, needs_of, priority_of
 from poise_kubernetes.offers import device_at, labels_of
 from poise_kubernetes.records import (
     NodeObject,
@@ -63,6 +63,9 @@ NO_IMAGE = "nodes of this cluster run containers: name an image, `--image python
 
 SETTLED = 2 * SECOND
 """A gang of unknown size is complete if no Pod of it was created for this long."""
+
+ASK_AGAIN = 2 * SECOND
+"""Interval of questions to the cluster for the size of a gang, until there is an answer."""
 
 PATIENCE = 300 * SECOND
 """A gang that has had too few Pods for this long, while others of it wait, is given back."""
@@ -217,7 +220,7 @@ class Placer:
         self._used: dict[str, dict[str, int]] = {}  # by node, what the Pods of others hold
         self._ports: dict[str, set[str]] = {}
         self._least: dict[str, int] = {}
-        self._asked: set[str] = set()
+        self._asked: dict[str, int] = {}  # what the cluster was asked, and when
         self._settling: dict[str, tuple[int, int]] = {}  # the size of a gang, and since when
         self._short: dict[str, int] = {}  # since when a gang has had too few Pods
         self._again: dict[str, int] = {}  # Pods whose job was refused
@@ -444,8 +447,11 @@ class Placer:
             self._drop(known)
 
     def answered(self, path: str, least: int) -> None:
-        """So many Pods of a gang start together; 0: the cluster does not know."""
-        self._least[path] = least
+        """So many Pods of a gang start together; 0: the cluster does not know. A PodGroup of Kubernetes itself is then
+        asked for again: its Pods wait until it exists.
+        """
+        if least or not path.startswith(POD_GROUPS):
+            self._least[path] = least
 
     def tick(self, now: int) -> None:
         """Handle the passing of time: heartbeats, and writes that are repeated."""
@@ -761,7 +767,7 @@ class Placer:
         for known in (self._settling, self._short, self._rounds):
             for key in known.keys() - keys:
                 del known[key]
-        self._asked &= paths
+        self._asked = {path: at for path, at in self._asked.items() if path in paths}
         self._least = {path: least for path, least in self._least.items() if path in paths}
         if asked:
             self._doors.submit(asked)
@@ -813,10 +819,10 @@ class Placer:
 
     def _size_of(self, group: Group, now: int) -> int:
         """Return the size of a gang that does not name it: what the cluster says, or all that were created."""
-        if group.asks not in self._asked:
-            self._asked.add(group.asks)
-            self._doors.ask(group.asks)
         if group.asks not in self._least:
+            if now - self._asked.get(group.asks, now - ASK_AGAIN) >= ASK_AGAIN:
+                self._asked[group.asks] = now
+                self._doors.ask(group.asks)
             return 0
         count, since = self._settling.get(group.key, (0, now))
         if count != len(group.members):

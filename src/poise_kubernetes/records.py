@@ -175,6 +175,10 @@ class Affinity(Record, frozen=True):
     pod_anti_affinity: Present | None = None
 
 
+class SchedulingGroup(Record, frozen=True):
+    pod_group_name: str = ""
+
+
 class PodSpec(Record, frozen=True):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
@@ -186,6 +190,7 @@ class PodSpec(Record, frozen=True):
     tolerations: tuple[Toleration, ...] | None = None
     topology_spread_constraints: tuple[Present, ...] | None = None
     scheduler_name: str = ""
+    scheduling_group: SchedulingGroup | None = None
     scheduling_gates: tuple[Present, ...] | None = None
     active_deadline_seconds: int | None = None
 
@@ -251,6 +256,11 @@ class PodObject(Known, frozen=True):
     @property
     def priority(self) -> int:
         return self.spec.priority or 0
+
+    @property
+    def pod_group(self) -> str:
+        """The name of its PodGroup of Kubernetes itself; empty if it is in none."""
+        return self.spec.scheduling_group.pod_group_name if self.spec.scheduling_group else ""
 
     @property
     def key(self) -> str:

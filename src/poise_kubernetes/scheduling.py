@@ -40,7 +40,7 @@ from poise.model.reports import Explanation, Request
 from poise.units import SECOND, format_duration
 from poise_kubernetes import manifests
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
-from poise_kubernetes.grouping import least_in, name_of
+from poise_kubernetes.grouping import groups, least_in, name_of, paths_of
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written, launch_of
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
@@ -418,14 +418,15 @@ class Scheduler:
 
     def _ask(self, path: str) -> None:
         least = 0
-        try:
-            least = least_in(self._own.api.get(path))
-        except Refused as refused:
-            if refused.status != 404:
-                _log.warning("the size of a group is not known: %s", refused)
-        except Away:
-            threading.Timer(1.0, self.ask, (path,)).start()
-            return
+        for one in paths_of(path):
+            try:
+                least = least_in(self._own.api.get(one))
+                break
+            except Refused as refused:
+                if refused.status != 404:
+                    _log.warning("the size of a group is not known: %s", refused)
+            except Away:  # it is asked again
+                return
         self._answer(lambda: self.placer.answered(path, least))
 
     # --- reasons ------------------------------------------------------------------------------------------------------
@@ -530,6 +531,22 @@ def reason_of(told: Explanation, refusals: str) -> str:
 
 def _path(pod: PodObject) -> str:
     return f"/api/v1/namespaces/{quote(pod.metadata.namespace)}/pods/{quote(pod.metadata.name)}"
+
+
+def job_of_pod(settings: Settings, name: str) -> str:
+    """Return the name of the job for `NAMESPACE.POD`; empty if the cluster cannot be asked, or has no such Pod."""
+    space, _, pod = name.partition(".")
+    if not pod:
+        return ""
+    api = Api(find_access(settings.context))
+    try:
+        found = _pod.decode(api.raw(f"/api/v1/namespaces/{quote(space)}/pods/{quote(pod)}", {}))
+    except (Away, Refused):
+        return ""
+    finally:
+        api.close()
+    [group] = groups([found], {})
+    return group.name if found.spec.scheduler_name == settings.scheduler else ""
 
 
 class PodScheduler:

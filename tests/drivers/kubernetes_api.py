@@ -26,7 +26,7 @@ from poise_kubernetes.records import NodeObject, PodObject, left_of, requested
 
 COLLECTIONS = (
     "nodes", "pods", "secrets", "resourcequotas", "priorityclasses", "namespaces", "configmaps", "events",
-    "endpointslices",
+    "endpointslices", "podgroups",
 )  # fmt: skip
 NO_NAMESPACE = ("nodes", "priorityclasses", "namespaces")
 KINDS = {"nodes": "Node", "pods": "Pod", "secrets": "Secret", "resourcequotas": "ResourceQuota"}

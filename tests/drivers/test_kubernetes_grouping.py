@@ -41,6 +41,10 @@ def test_a_size_that_no_pod_tells_is_asked_of_its_object() -> None:
     group, job_set = {"scheduling.x-k8s.io/pod-group": "g"}, {"jobset.sigs.k8s.io/jobset-name": "s"}
     for made, path in (
         (pod("a", labels=group), "scheduling.x-k8s.io/v1alpha1/namespaces/ml/podgroups/g"),
+        (
+            pod("a", labels=group, schedulingGroup={"podGroupName": "k"}),
+            "scheduling.k8s.io/v1beta1/namespaces/ml/podgroups/k",
+        ),
         (pod("a", labels=job_set), "jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/s"),
         (pod("a", owner="j", annotations=COMPLETION), "batch/v1/namespaces/ml/jobs/j"),
     ):
@@ -51,6 +55,8 @@ def test_a_size_that_no_pod_tells_is_asked_of_its_object() -> None:
 
 def test_the_size_is_read_from_what_the_object_says() -> None:
     assert least_in({"spec": {"minMember": 3}}) == 3
+    assert least_in({"spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}}) == 3
+    assert least_in({"spec": {"schedulingPolicy": {"basic": {}}}}) == 1
     job = {"replicas": 2, "template": {"spec": {"parallelism": 4}}}
     assert least_in({"spec": {"replicatedJobs": [job, {}]}}) == 9
     assert least_in({"spec": {"parallelism": 4, "completions": 4}}) == 4

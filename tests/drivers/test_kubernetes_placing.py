@@ -68,6 +68,25 @@ def test_a_gang_waits_for_all_its_pods(world: Scheduled) -> None:
     assert set(world.on()) == {"g-0", "g-1", "g-2"}, "one beyond its least is placed as it comes"
 
 
+def test_pods_of_a_pod_group_of_kubernetes_wait_until_it_exists(world: Scheduled) -> None:
+    for number in range(2):
+        world.pod(f"g-{number}", schedulingGroup={"podGroupName": "g"})
+    world.run(10)
+    assert world.on() == {}
+    assert [of.why for of in world.placer.waiting()] == ["the size of its group is not known yet"]
+    path = "/apis/scheduling.k8s.io/v1beta1/namespaces/ml/podgroups/g"
+    world.groups[path] = {"spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}}
+    world.run(5)
+    assert [of.why for of in world.placer.waiting()] == ["its group waits for 1 more of 3 Pods"]
+    world.pod("g-2", schedulingGroup={"podGroupName": "g"})
+    world.run(5)
+    assert set(world.on()) == {"g-0", "g-1", "g-2"}
+    world.groups[path.replace("/g", "/b")] = {"spec": {"schedulingPolicy": {"basic": {}}}}
+    world.pod("b-0", schedulingGroup={"podGroupName": "b"})
+    world.run(5)
+    assert "b-0" in world.on(), "its Pods start one by one"
+
+
 def _term(key: str, operator: str, *values: str) -> dict[str, Any]:
     terms = [{"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}

@@ -27,14 +27,30 @@ class AsScheduler(OnCluster):
             kubelets = self.kubelets.values()
             self.small.output = lambda uid: next(filter(None, (kubelet.output(uid) for kubelet in kubelets)), b"")
 
-    def create(self, name: str, run: str = "true", cpu: str = "1", where: str = "", **metadata: Any) -> None:
-        """A Pod that Poise places, or that another scheduler has placed on a node."""
+    def create(
+        self, name: str, run: str = "true", cpu: str = "1", where: str = "", group: str = "", **metadata: Any
+    ) -> None:
+        """A Pod that Poise places, or that another scheduler has placed on a node; or one of a PodGroup."""
         held = {"requests": {"cpu": cpu}}
         container = {"name": "main", "image": "x", "command": ["sh", "-c", run], "resources": held}
         spec: dict[str, Any] = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+        spec |= {"schedulingGroup": {"podGroupName": group}} if group else {}
         spec |= {"nodeName": where} if where else {"schedulerName": "poise"}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
         self.api.create(f"/api/v1/namespaces/{SPACE}/pods", body)
+
+    def create_gang(self, name: str, count: int, cpu: str) -> list[str]:
+        """The Pods of a gang: of a PodGroup of Kubernetes itself where it is served (1.36), else with labels."""
+        names = [f"{name}-{number}" for number in range(count)]
+        if self.small is not None:
+            policy = {"gang": {"minCount": count}}
+            self.small.put("podgroups", name, SPACE, spec={"schedulingPolicy": policy})
+        for one in names:
+            if self.small is not None:
+                self.create(one, cpu=cpu, group=name)
+            else:
+                self.create(one, cpu=cpu, labels={GROUP: name, LEAST: str(count)})
+        return names
 
     def pods(self) -> dict[str, dict[str, Any]]:
         found = self.api.get(f"/api/v1/namespaces/{SPACE}/pods")["items"]
@@ -105,10 +121,12 @@ def test_a_pod_that_fits_nowhere_is_told_why_by_an_event_and_by_poise(on: AsSche
 
 def test_a_gang_is_bound_once_all_of_it_has_room(on: AsScheduler) -> None:
     on.create("theirs", "sleep 1000", "2", where="n1")
-    names = [f"gang-{number}" for number in range(3)]
-    for name in names:
-        on.create(name, cpu="2", labels={GROUP: "gang", LEAST: "3"})
+    names = on.create_gang("gang", 3, cpu="2")
     until(lambda: on.events("gang-0"), "it was told", on.messages)
+    told = on.living.poise("explain", f"{SPACE}.gang-1", "--json")
+    assert told.value["name"] == f"{SPACE}.gang", told.err
+    assert "n1" in on.living.poise("why-not", f"{SPACE}.gang-1", "n1").text
+    assert on.living.poise("explain", f"{SPACE}.gang-9").code == on.living.poise("explain", "no-job").code != 0
     assert not any(on.pods()[name]["spec"].get("nodeName") for name in names)
     on.delete("theirs")
     on.until_ended(*names)
