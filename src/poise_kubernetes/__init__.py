@@ -28,6 +28,18 @@ def examine(argument: str, folder: str) -> Iterator[Check]:
     return checks(parse_settings(argument))
 
 
+def job_of(argument: str, name: str) -> str:
+    """Return the name of the job for `NAMESPACE.POD`: that of its gang, if it is in one. Empty if this is no scheduler,
+    or the cluster has no such Pod.
+    """
+    settings = parse_settings(argument)
+    if not settings.scheduler:
+        return ""
+    from poise_kubernetes.scheduling import job_of_pod
+
+    return job_of_pod(settings, name)
+
+
 def connect(argument: str, home: str, folder: str) -> Substrate | PlacingSubstrate:
     """Connect to a Kubernetes cluster with the local credentials. Raises `Fault` if its API server does not answer, or
     does not grant the required rights.

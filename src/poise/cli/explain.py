@@ -1,8 +1,9 @@
 """`poise explain` (also `why-not` and `unblock`) and `plan`: the reasons for a state, and changes that would help."""
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 
@@ -15,7 +16,7 @@ from poise.cli.submit import asked_for
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked, user_name
-from poise.errors import located
+from poise.errors import NotFound, PoiseError, located
 from poise.model.decisions import SERVES, UNKNOWN, Reason, Spot
 from poise.model.reports import (
     Explanation,
@@ -30,6 +31,8 @@ from poise.model.reports import (
 )
 from poise.model.secrets import named
 from poise.units import format_bytes, format_cpu, format_duration
+
+Told = TypeVar("Told")
 
 ELSEWHERE = "OTHER_NODE"
 """The reason code of a node that the job does not allow."""
@@ -64,7 +67,7 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, at: st
     home = current_home()
     everything = everything or form == "wide"
     if at is None and _is_up(home):
-        told = connected(home).explain(job, everything=everything)
+        told = _ask(home, job, partial(connected(home).explain, everything=everything))
     else:
         from poise.cli import offline
 
@@ -108,7 +111,7 @@ def why_not(job: str, node: str, form: str) -> int:
 def _why_not(job: str, node: str, form: str) -> int:
     home = current_home()
     if _is_up(home):
-        told = connected(home).why_not(job, node)
+        told = _ask(home, job, lambda name: connected(home).why_not(name, node))
     else:
         from poise.cli import offline
 
@@ -162,7 +165,7 @@ def unblock(job: str, form: str) -> int:
 def _unblock(job: str, form: str) -> int:
     home = current_home()
     if _is_up(home):
-        told = connected(home).unblock(job)
+        told = _ask(home, job, connected(home).unblock)
     else:
         from poise.cli import offline
 
@@ -172,6 +175,34 @@ def _unblock(job: str, form: str) -> int:
         return 0
     _draw_unblock(told)
     return 0
+
+
+def _ask(home: Home, name: str, ask: Callable[[str], Told]) -> Told:
+    """Ask about a job. If there is none with this name, ask about the job that contains an object of the cluster with
+    this name, such as a Pod of a gang.
+    """
+    try:
+        return ask(name)
+    except NotFound:
+        if not (job := _containing(home, name)):
+            raise
+    say(f"poise: {name} belongs to the job {job}")
+    return ask(job)
+
+
+def _containing(home: Home, name: str) -> str:
+    """Return the name of the job that contains an object of this home's cluster; empty if there is none."""
+    from poise.drivers.clusters import kept_cluster  # few homes have a cluster
+    from poise.drivers.substrates import job_of
+
+    cluster = kept_cluster(home) if home.elsewhere is None else None
+    if cluster is None:
+        return ""
+    try:
+        job = job_of(cluster, name)
+    except PoiseError:  # no credentials for the cluster here
+        return ""
+    return job if job != name else ""
 
 
 def _is_up(home: Home) -> bool:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
-from poise.config import Home
+from poise.config import Cluster, Home
 from poise.errors import InputError, PoiseError
 from poise.model.document import near
 from poise.model.reports import Check
@@ -63,6 +63,14 @@ def examined(driver: SubstrateDriver, on: str, argument: str, folder: Path) -> I
         yield Check(on, "ok", "can be used from here")
         return
     yield from examine(argument, str(folder))
+
+
+def job_of(cluster: Cluster, name: str) -> str:
+    """Return the name of the job that contains this object of a cluster, such as a Pod; empty if there is none. Only
+    drivers with a method `job_of` have such objects.
+    """
+    find: Callable[[str, str], str] | None = getattr(driver_of(cluster.name), "job_of", None)
+    return find(cluster.address, name) if find is not None else ""
 
 
 HandOver = Callable[[Mapping[str, Any], Compiled, str], Handed]
