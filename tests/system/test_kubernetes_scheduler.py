@@ -126,7 +126,10 @@ def test_a_gang_is_bound_once_all_of_it_has_room(on: AsScheduler) -> None:
     told = on.living.poise("explain", f"{SPACE}.gang-1", "--json")
     assert told.value["name"] == f"{SPACE}.gang", told.err
     assert "n1" in on.living.poise("why-not", f"{SPACE}.gang-1", "n1").text
-    assert on.living.poise("explain", f"{SPACE}.gang-9").code == on.living.poise("explain", "no-job").code != 0
+    on.create("lone", labels={GROUP: "part", LEAST: "2"})
+    assert f"`{SPACE}.lone` has no job yet" in on.living.poise("explain", f"{SPACE}.lone").err
+    on.delete("lone")
+    assert "there is no job" in on.living.poise("explain", f"{SPACE}.gang-9").err
     assert not any(on.pods()[name]["spec"].get("nodeName") for name in names)
     on.delete("theirs")
     on.until_ended(*names)

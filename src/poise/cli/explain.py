@@ -186,8 +186,13 @@ def _ask(home: Home, name: str, ask: Callable[[str], Told]) -> Told:
     except NotFound:
         if not (job := _containing(home, name)):
             raise
+    try:
+        told = ask(job)
+    except NotFound:
+        hint = f"its Events and `poise doctor` say why; `poise explain {job}` works once all of its group is there"
+        raise NotFound(f"`{name}` has no job yet", field="job", have=name, hint=hint) from None
     say(f"poise: {name} belongs to the job {job}")
-    return ask(job)
+    return told
 
 
 def _containing(home: Home, name: str) -> str:
