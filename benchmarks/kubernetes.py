@@ -7,6 +7,8 @@ no kubelet runs. All Pods are there before a scheduler starts; the rate counts f
 
 * *plain*: each Pod for itself.
 * *gangs*: gangs of 1 to 100 Pods. kube-scheduler knows no gangs.
+* *time to bind*: then Pods come one by one, `OFFERED` a second; from the request that creates a Pod until a watch shows
+  its node.
 * *writes*: requests to the API server for each Pod, other than reads, from the server's own counts.
 """
 
@@ -18,22 +20,27 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from harness import Figure, absent, program, rate, ratio, say
+from harness import Figure, absent, percentile, program, rate, ratio, say
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 SPACE = "/api/v1/namespaces/poise/pods"
 SIZES = (1, 2, 3, 5, 8, 13, 20, 50, 100)
 CREATORS = 8
+OFFERED = 50.0
+LATER = 300
+"""Pods created one by one, and how many of them a second; kube-scheduler also keeps up with that."""
+
+LOOK = 0.002
 PATIENCE = 300.0
 GROUP = "pod-group.scheduling.sigs.k8s.io/name"
 LEAST = "pod-group.scheduling.sigs.k8s.io/min-available"
 WRITES = re.compile(r'^apiserver_request_total\{(?=[^}]*verb="(?:POST|PATCH|PUT|DELETE)")[^}]*\} (\S+)$', re.MULTILINE)
 
 
-def pods(count: int, scheduler: str, gangs: bool) -> Iterator[dict[str, Any]]:
+def pods(count: int, scheduler: str, gangs: bool = False, name: str = "pod") -> Iterator[dict[str, Any]]:
     """Manifests of Pods, alone or in gangs."""
     left = count
     for number, size in enumerate(itertools.cycle(SIZES if gangs else (1,))):
@@ -45,7 +52,7 @@ def pods(count: int, scheduler: str, gangs: bool) -> Iterator[dict[str, Any]]:
             labels = {GROUP: f"gang-{number}", LEAST: str(size)} if gangs else {}
             container = {"name": "main", "image": "x", "resources": {"requests": {"cpu": "1", "memory": "64Mi"}}}
             yield {
-                "metadata": {"name": f"pod-{number}-{member}", "labels": labels},
+                "metadata": {"name": f"{name}-{number}-{member}", "labels": labels},
                 "spec": {"schedulerName": scheduler, "containers": [container]},
             }
 
@@ -80,6 +87,42 @@ class Cluster:
     def clear(self) -> None:
         self.api.delete(SPACE, {"gracePeriodSeconds": 0})
 
+    def times_to_bind(self, scheduler: str) -> list[float]:
+        """Create Pods one by one for a scheduler that runs, and return the milliseconds until each has a node."""
+        from poise.drivers.kubernetes.api import Api
+        from poise.drivers.kubernetes.watching import Watched
+        from poise_kubernetes.records import PodObject
+
+        created: dict[str, float] = {}
+
+        def offer() -> None:
+            begun = time.perf_counter()
+            for number, one in enumerate(pods(LATER, scheduler, name="later")):
+                time.sleep(max(0.0, begun + number / OFFERED - time.perf_counter()))
+                created[one["metadata"]["name"]] = time.perf_counter()
+                self.api.create(SPACE, one)
+
+        copy, took = Watched(Api(self.access), SPACE, PodObject), dict[str, float]()
+        copy.list()
+        copy.start()
+        deadline = time.perf_counter() + PATIENCE
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                offering = thread.submit(offer)
+                while len(took) < LATER:
+                    now = time.perf_counter()
+                    for pod in copy.items():
+                        name = pod.metadata.name
+                        if pod.spec.node_name and name in created and name not in took:
+                            took[name] = 1000 * (now - created[name])
+                    if now > deadline:
+                        raise TimeoutError(f"{len(took)} of {LATER} Pods are bound after {PATIENCE:g} s")
+                    time.sleep(LOOK)
+                offering.result()
+        finally:
+            copy.stop()
+        return [*took.values()]
+
     def writes(self) -> float:
         return sum(map(float, WRITES.findall(self.api.raw("/metrics", {}).decode())))
 
@@ -107,8 +150,15 @@ class Cluster:
         return time.perf_counter() - (first or now)
 
 
-def ours(cluster: Cluster, count: int, gangs: bool) -> tuple[float, float]:
-    """Return the seconds of Poise, and its writes for each Pod."""
+class Round(NamedTuple):
+    """Seconds from the first binding to the last, writes for each Pod, and milliseconds until later Pods had a node."""
+
+    seconds: float
+    writes: float
+    later: list[float]
+
+
+def ours(cluster: Cluster, count: int, gangs: bool) -> Round:
     from system.living import Living, free_port
 
     living = Living()
@@ -118,18 +168,20 @@ def ours(cluster: Cluster, count: int, gangs: bool) -> tuple[float, float]:
     try:
         on = ("up", "--port", "0", "--on", "kubernetes:scheduler=poise", "--listen", f"127.0.0.1:{free_port()}")
         seconds = cluster.bound(count, lambda: living.poise(*on))
-        return seconds, (cluster.writes() - before) / count
+        writes = (cluster.writes() - before) / count
+        return Round(seconds, writes, [] if gangs else cluster.times_to_bind("poise"))
     finally:
         living.poise("down", "--leave")
         living.destroy()
         cluster.clear()
 
 
-def theirs(cluster: Cluster, count: int) -> float:
-    """Return the seconds of kube-scheduler."""
-    cluster.create(list(pods(count, "default-scheduler", gangs=False)))
+def theirs(cluster: Cluster, count: int) -> Round:
+    cluster.create(list(pods(count, "default-scheduler")))
+    before = cluster.writes()
     try:
-        return cluster.bound(count, cluster.real.start_scheduler)
+        seconds = cluster.bound(count, cluster.real.start_scheduler)
+        return Round(seconds, (cluster.writes() - before) / count, cluster.times_to_bind("default-scheduler"))
     finally:
         cluster.real.kill("kube-scheduler")
         cluster.clear()
@@ -141,29 +193,39 @@ def measure(nodes: int, count: int, rounds: int) -> list[Figure]:
     if not (PARTS / "kube-apiserver").exists() or not ETCD.exists():
         return [absent("Pods bound", "`make servers kubernetes-parts` builds the API server")]
     has_theirs = (PARTS / "kube-scheduler").exists()
-    plain, gangs, other, writes = list[float](), list[float](), list[float](), list[float]()
+    plain, gangs, other = list[Round](), list[Round](), list[Round]()
     with kubernetes(schedules=True) as real:
         cluster = Cluster(real, nodes)
         for number in range(rounds):
-            seconds, each = ours(cluster, count, gangs=False)
-            plain.append(seconds)
-            gangs.append(ours(cluster, count, gangs=True)[0])
-            writes.append(each)
+            plain.append(ours(cluster, count, gangs=False))
+            gangs.append(ours(cluster, count, gangs=True))
             if has_theirs:
                 other.append(theirs(cluster, count))
-            said = f", kube-scheduler {count / other[-1]:.0f}/s" if has_theirs else ""
-            say(f"round {number + 1}: plain {count / plain[-1]:.0f}/s, gangs {count / gangs[-1]:.0f}/s{said}")
+            said = f", kube-scheduler {count / other[-1].seconds:.0f}/s" if has_theirs else ""
+            rates = f"plain {count / plain[-1].seconds:.0f}/s, gangs {count / gangs[-1].seconds:.0f}/s"
+            say(f"round {number + 1}: {rates}{said}")
     found = [
-        rate("plain Pods", count, plain),
-        rate("Pods in gangs of 1 to 100", count, gangs, limit=300.0),
-        Figure(name="writes for each Pod", unit="", values=writes, limit=2.0),
+        rate("plain Pods", count, [one.seconds for one in plain]),
+        rate("Pods in gangs of 1 to 100", count, [one.seconds for one in gangs], limit=300.0),
+        Figure(name="writes for each Pod", unit="", values=[one.writes for one in plain], limit=2.0),
+        *times("time to bind", plain),
     ]
     if not has_theirs:
         return [*found, absent("kube-scheduler", "`make kubernetes-parts` builds it")]
     return [
         *found,
-        rate("kube-scheduler, plain Pods", count, other),
-        ratio("time, Poise / kube-scheduler", plain, other),
+        rate("kube-scheduler, plain Pods", count, [one.seconds for one in other]),
+        *times("kube-scheduler, time to bind", other),
+        ratio(
+            "time, Poise / kube-scheduler", [one.seconds for one in plain], [one.seconds for one in other], limit=1.0
+        ),
+    ]
+
+
+def times(name: str, found: list[Round]) -> list[Figure]:
+    return [
+        Figure(name=f"{name}, P{percent}", unit="ms", values=[percentile(one.later, percent) for one in found])
+        for percent in (50, 99)
     ]
 
 
