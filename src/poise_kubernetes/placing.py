@@ -431,14 +431,14 @@ class Placer:
             self._feed(node, message, now)
 
     def submitted(self, key: str, job: str, now: int, over: str = "") -> None:
-        """A job has this id; empty: it was refused, and is submitted again later. `over` is the status of one that is
-        not unfinished: a cancelled one is not submitted again.
+        """A job has this id; empty: it was refused, and is submitted again later. `over` is the status of one that an
+        earlier process submitted and that has ended: its Pods still wait, so they get another one.
         """
         known = self._jobs.get(key)
         if known is None:
             if job:
                 self._doors.cancel(job)
-        elif over and over != "cancelled":
+        elif over:
             self._drop(known)
         elif job:
             known.id = job
