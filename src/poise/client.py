@@ -597,8 +597,8 @@ class Client:
         return self._call("GET", "/v1/rules/orders", list[ServiceOrder])
 
     def endpoints(self, job: str, *, known: str = "", wait: float = 0.0) -> EndpointsReport:
-        """Return the places of the running tasks of a job, by its id, or by the name of an unfinished one. Waits at
-        most `wait` seconds for a complete answer other than the `known` one.
+        """Return the addresses of the running tasks of a job. `job` is its id, or the name of an unfinished job. Waits
+        at most `wait` seconds for a complete answer other than `known`.
         """
         path = f"/v1/endpoints?job={_quoted(job)}&known={known}&wait={wait:g}"
         return self._call("GET", path, EndpointsReport, timeout=PATIENCE + wait)

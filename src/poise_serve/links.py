@@ -52,8 +52,8 @@ _decode: msgspec.msgpack.Decoder[Batch] = msgpack_decoder(Batch)
 
 
 class Links:
-    """The links of one gateway. `state` returns all that it would tell to a new one, `take` is called with the news of
-    another gateway, by its number.
+    """The links of one gateway. `state` returns the complete report for a new gateway. `take` is called with the news
+    of another gateway, by its number.
     """
 
     def __init__(
@@ -207,9 +207,9 @@ class _Link:
     def _tell_whether_up(self, is_up: bool, why: str) -> None:
         if is_up != self._is_up:
             if not is_up:
-                self._say(f"the gateways at {self._url} do not hear from this one: {why}")
+                self._say(f"this gateway cannot report to the gateways at {self._url}: {why}")
             elif self._is_up is not None:
-                self._say(f"the gateways at {self._url} hear from this one again")
+                self._say(f"this gateway reports to the gateways at {self._url} again")
             self._is_up = is_up
 
 

@@ -110,7 +110,7 @@ def task_upstreams(place: JobPlace, like: Upstream, endpoints: Iterable[Endpoint
 
 
 class Conditions(Record, frozen=True):
-    """What is not said of an endpoint counts as true, except that it ends."""
+    """The conditions of an endpoint. A missing `ready` counts as true, a missing `terminating` as false."""
 
     ready: bool | None = None
     terminating: bool | None = None

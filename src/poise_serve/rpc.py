@@ -185,7 +185,7 @@ class Calls:
         try:
             key = await self._check(_chosen(context.invocation_metadata() or ()))
             if key and self._running[key] >= MOST_OF_A_KEY:
-                message = f"the key `{key}` has {MOST_OF_A_KEY} calls at once, which are the most"
+                message = f"the key `{key}` has {MOST_OF_A_KEY} calls at once, the maximum"
                 raise Refused(429, message, headers={"retry-after": "1"})
             self._running[key] += 1
             try:

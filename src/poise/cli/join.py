@@ -119,7 +119,7 @@ def join(
         if not wanted.service:
             say("poise: nothing starts the agent again when it ends: the same `poise join` does")
         if os.geteuid() != 0:
-            say("poise: commands of all users run as you here: only an agent of root runs them as their users")
+            say("poise: commands of all users run as you here: only an agent that runs as root changes users")
     return 0
 
 

@@ -48,16 +48,18 @@ NOT_FOUND = 127
 
 @click.command(cls=Asking, context_settings={"allow_interspersed_args": False})
 @asking
-@click.option("-g", "--gpu", metavar="N", help="Devices: a part of one, such as 0.25, or whole ones. [default: 0.5]")
-@click.option("--jupyter", is_flag=True, help="Start a Jupyter server there, and print its link.")
+@click.option(
+    "-g", "--gpu", metavar="N", help="Number of devices: a part of one, such as 0.25, or a whole number. [default: 0.5]"
+)
+@click.option("--jupyter", is_flag=True, help="Start a Jupyter server instead of a shell, and print its link.")
 @click.option("--port", type=WholeRange(min=0), default=0, help="Port of this machine for --jupyter. [default: any]")
 @click.option("--json", "as_json", is_flag=True, help="With --jupyter, print the job and the link as one JSON value.")
 @click.argument("command", nargs=-1, metavar="[[--] COMMAND...]")
 def shell(command: tuple[str, ...], gpu: str | None, jupyter: bool, port: int, as_json: bool, **flags: Any) -> int:
     """Open a terminal on a node, on half of a device if the fleet has any, and end it when you leave.
 
-    It runs your shell, or COMMAND. It is suspended when nobody and nothing has used it for 30 minutes, and ends after 8
-    hours: change that with --idle and --time-limit. Ctrl-P Ctrl-Q detaches; `poise attach` returns to it.
+    It runs your shell, or COMMAND. It is suspended after 30 minutes without use, and ends after 8 hours. Change
+    these limits with --idle and --time-limit. Ctrl-P Ctrl-Q detaches; `poise attach` returns to it.
 
     With --jupyter it starts a Jupyter server instead, and prints a link that works on this machine. Jupyter must be
     installed on the node, or in your virtual environment if the node sees it. Ctrl-C ends the session.

@@ -39,7 +39,7 @@ def token() -> None:
     "--account",
     default="",
     metavar="NAME",
-    help="Unix account as which its commands run, on nodes whose agent is root. [default: the user of the agent]",
+    help="Unix account that runs its commands, on nodes whose agent is root. [default: the user of the agent]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def add(tenant: str, role: str, name: str, expires: str | None, account: str, as_json: bool) -> int:

@@ -241,7 +241,7 @@ def up(
         if address := address_of(home):
             say(f"other machines: export POISE_ADDRESS={address}, and a token in POISE_TOKEN_FILE (`poise token add`)")
         if os.geteuid() != 0 and not no_agent and ("share" in flags or "listen" in flags):
-            say("poise: commands of all users run as you here: only an agent of root runs them as their users")
+            say("poise: commands of all users run as you here: only an agent that runs as root changes users")
     return 0
 
 

@@ -720,7 +720,7 @@ def make_app(
 
     @routes.post(
         "/v1/jobs/{name}/resume",
-        summary="Resume the suspended tasks of a job; the answer has the reasons why some wait for their resources",
+        summary="Resume the suspended tasks of a job; the answer says why some still wait for resources",
         status=200,
         role=SUBMITTER,
     )
@@ -732,7 +732,7 @@ def make_app(
         free.
         """
         if unit.suspended is not None and (waits := (await resume(bearer, unit.id)).waits):
-            what, hint = f"{unit.id} is suspended, and its resources are not free", "try again once they are"
+            what, hint = f"{unit.id} is suspended, and its resources are not free", "retry once they are"
             raise Conflict(what, field="job", have="; ".join(waits), hint=hint)
 
     @routes.post(
@@ -1342,8 +1342,8 @@ def make_app(
 
     @routes.get(
         "/v1/endpoints",
-        summary="The places of the running tasks of a `job` (its id, or the name of an unfinished one), for a gateway; "
-        "`wait` at most this many seconds for an answer other than `known`",
+        summary="Return the addresses of the running tasks of `job` (its id, or the name of an unfinished one), for a "
+        "gateway; wait at most `wait` seconds for an answer other than `known`",
         role=SUBMITTER,
     )
     async def places_of_tasks(bearer: Bearer, job: str = "", known: str = "", wait: float = 0.0) -> EndpointsReport:
@@ -1427,7 +1427,7 @@ def make_app(
         reason = not_to_promote(world)
         if reason and not data.force:
             what, hint = f"`{choice.label}` is not promoted: {reason}", f"`poise promote {policy} --force`"
-            raise Conflict(what, field="policy", need="an interval that excludes no better", hint=hint)
+            raise Conflict(what, field="policy", need="an interval that shows an improvement", hint=hint)
         why = f"by force: {reason}"
         if world is not None and not reason:
             why = f"mean completion {in_words(world.figures[0])} of {world.jobs} jobs in shadow"

@@ -229,9 +229,7 @@ def users() -> Check:
     """Check whether commands can run as the accounts of their owners."""
     if os.geteuid() != 0:
         me = pwd.getpwuid(os.geteuid()).pw_name
-        return Check(
-            "users", "ok", f"commands of all users run as {me}: only an agent of root runs them as their users"
-        )
+        return Check("users", "ok", f"commands of all users run as {me}: only an agent that runs as root changes users")
     missing = lacking()
     if any(line.startswith(USERS) for line in missing):
         text = f"commands of all users run as root: {missing[-1].partition(': ')[2]}"

@@ -1514,7 +1514,7 @@ class Keeper:
     def _owner(self, asked: object) -> Request:
         """Return the checked request for an account. Raises Unstartable."""
         if os.geteuid() != 0:
-            raise Unstartable(126, "only an agent of root runs commands as other users")
+            raise Unstartable(126, "only an agent that runs as root runs commands as other users")
         try:
             request: Request = owners().Request(asked)
         except owners().Refused as why:

@@ -293,7 +293,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 
 
 def drop(request: Request) -> None:
-    """Give up all rights but those of the account, for ever. Raises OSError if anything of it fails."""
+    """Give up all rights but those of the account, permanently. Raises OSError if anything of it fails."""
     account = request.account
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_NPROC)

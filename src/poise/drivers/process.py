@@ -617,7 +617,7 @@ class Keepers:
             return None, None
         try:
             if self._accounts is None:
-                raise Refused("only an agent of root runs commands as other users")
+                raise Refused("only an agent that runs as root runs commands as other users")
             if launch.image or launch.serves or launch.tree is not None:
                 raise Refused("a container, a service and files that follow do not run as another user")
             places = self._accounts.ensure(name)

@@ -665,7 +665,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "policy.reallocate": "Move work off nodes that stay hot.",
     "policy.fairness": "How much a long wait counts against a short run, from 0 (shortest first) to 1.",
     "policy.triggers": "Events that force a round.",
-    "policy.weights": "File of a network that picks the next start, from `poise learn`. `null`: none.",
+    "policy.weights": "File with the network that picks the next start, written by `poise learn`. `null`: none.",
     "preempt.by": "Rank by which work preempts other work.",
     "preempt.min_run": "Minimum run time before work is preempted.",
     "preempt.budget": "Maximum number of preemptions of one unit. After half an hour without preemption, the count "
@@ -689,9 +689,9 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "service.replicas": "Number of replicas, each a job. A range (`1..8`, `0..4`) follows the load.",
     "service.version": "Version of the model. Cached answers belong to one version. By default a hash of the model's "
     "file, its environment and its interpreter.",
-    "service.version_of": "The model of which this service is another version. It answers at "
+    "service.version_of": "The model that this service is another version of. It answers at "
     "`/v2/models/MODEL/versions/VERSION`, beside the version that has the model's name.",
-    "model.version_policy": "Which of the versions in the folder are served: `all`, the newest (`{latest: 2}`), or "
+    "model.version_policy": "Versions in the folder to serve: `all`, the newest (`{latest: 2}`), or "
     "these (`[1, 3]`). The newest of them is the default version. By default `{latest: 1}`.",
     "latest.latest": "Number of the newest versions that are served.",
     "service.cache": "Cache answers: equal requests, byte by byte, get the cached answer, and equal requests at the "
@@ -884,7 +884,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "intensity.unit": "CO2e or price of a kWh.",
     "upstreams.kind": "`upstreams`.",
     "upstreams.upstreams": "The servers, each with OpenAI's API.",
-    "upstreams.discover": "Where upstreams are found: names in DNS, jobs, Services of Kubernetes.",
+    "upstreams.discover": "Sources of upstreams: names in DNS, jobs, Services of Kubernetes.",
     "upstreams.peers": "Gateways on other machines with the same upstreams. They share what they learn.",
     "upstreams.aliases": "Other names of models: one model, or several with their shares of the requests.",
     "upstreams.fallbacks": "Models that answer in place of a model while no upstream of it can.",
@@ -920,8 +920,8 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "discover.job": "Job and port. Each running task is an upstream, at the port of its node; with `+part`, part 3 of "
     "an array is at the port plus 3.",
     "discover.kubernetes": "Namespace, Service and port (its name or number). Each ready endpoint is an upstream.",
-    "peers.urls": "Their addresses. The list may have the address of this gateway too.",
-    "peers.key_from": "Environment variable with a key that all gateways share. It signs what they exchange.",
+    "peers.urls": "Addresses of the gateways. The list may include this gateway.",
+    "peers.key_from": "Environment variable with a key that all gateways share. It signs their reports.",
     "discover.every": "Interval of look-ups in DNS. SRV records are looked up again when they expire, if that is "
     "earlier.",
     "upstream.concurrency": "Let the number of concurrent requests follow latencies, from `min` to `limit`.",

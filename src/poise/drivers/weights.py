@@ -48,7 +48,7 @@ def read_weights(path: Path) -> Network:
         check(network)
         digest = str(arrays["digest"])
     except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise _unreadable(path, f"it is no file of weights: {error}", "`poise learn` writes such files") from None
+        raise _unreadable(path, f"it is not a file of weights: {error}", "`poise learn` writes such files") from None
     if digest != network.digest():
         raise _unreadable(path, "its arrays do not have its digest", "copy it again, or run `poise learn` again")
     return network

@@ -189,7 +189,7 @@ def _nowhere(nodes: Sequence[Node], unit: Unit) -> SpecError:
             f"`{unit.name}`: no node runs commands as the account `{where.account}`",
             code="E110",
             field="account",
-            need="an agent of root, on a machine that has the account",
+            need="an agent that runs as root, on a machine that has the account",
             have=f"other accounts only: {some(others, FEW)}" if others else "no agent is root",
             hint="`poise doctor` on the node, `poise whoami` here",
         )

@@ -27,9 +27,9 @@ def owned(ledger: Ledger, compiled: Compiled, bearer: Bearer) -> Compiled:
     if not bearer.account:
         if bearer.role in (Role.SUBMITTER, Role.OPERATOR) and ledger.tokens.name_accounts():
             raise Forbidden(
-                "the token names no account, and other tokens of this home do",
+                "the token names no account, but other tokens of this home do",
                 field="Authorization",
-                need="an account as which its commands run",
+                need="an account to run its commands",
                 have=bearer.token,
                 hint=f"ask an admin: `poise token add --tenant {bearer.tenant} --role submitter --account NAME`",
             )

@@ -524,8 +524,8 @@ class IdleSpec(msgspec.Struct, forbid_unknown_fields=True):
     then: Annotated[
         IfIdle,
         Field(
-            "`suspend`: its processes are stopped and it keeps only its memory, until somebody uses it again. If a "
-            "process of it has a device open, it ends instead. `end`: it ends, and its outcome is `timeout`.",
+            "`suspend`: its processes are stopped and it keeps only its memory, until somebody uses it again. If one "
+            "of its processes has a device open, it ends instead. `end`: it ends, and its outcome is `timeout`.",
             example="end",
             flag=Flag("--if-idle", "WORD", "Action for an idle session: suspend or end it. [default: suspend]"),
         ),
@@ -763,7 +763,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             "while its devices are busy. Only for a single task. 0: never.",
             example="30m",
             form=DURATION,
-            flag=Flag("--idle", "TIME", "Suspend the task when nobody and nothing has used it for this long."),
+            flag=Flag("--idle", "TIME", "Suspend the task after this long without use."),
             calls=False,
         ),
     ] = 0

@@ -4,7 +4,7 @@ Each pick goes before the order of `poise`; everything else is decided by `poise
 shapes that fit, first in that order, and the state of the fleet. One scorer is shared by all shapes, so their order
 does not matter (network.py). It answers with a slot, or leaves the rest of the round to `poise`.
 
-Four rules protect from a bad network. It is not asked if a unit has waited too long, or if deadlines, shares or
+Four rules limit the harm of a bad network. It is not asked if a unit has waited too long, or if deadlines, shares or
 services decide (`reserved`). It is not asked outside the range of its training (`Brain.choose`). A pick may not be
 worth less per device than a fraction of the best one (`LEAST_WORTH`). The estimated delay of other units by all picks
 stays within a part of the time of all unfinished units (`BUDGET`).

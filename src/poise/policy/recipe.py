@@ -262,7 +262,7 @@ def _network(weights: str | dict[str, Any] | None) -> Network | None:
         network = convert(weights, Network)
         check(network)
     except (msgspec.ValidationError, ValueError) as error:
-        raise SpecError(f"the weights are no network: {error}", field="weights", hint="`poise learn`") from None
+        raise SpecError(f"the weights are not a network: {error}", field="weights", hint="`poise learn`") from None
     return network
 
 

@@ -56,7 +56,7 @@ def learn(trace: Path, method: Any, steps: int, draws: int, file: Path | None, f
     """Train a network that picks the next job to start, and compare it with `poise` on other jobs.
 
     Training uses workloads drawn from the first half of the trace, and the comparison uses others from the second half.
-    --apply is refused if the interval of the mean completion time does not exclude "no better".
+    --apply is refused unless the interval of the mean completion time shows an improvement.
     """
     if file is not None:
         if file.suffix not in (".yaml", ".yml"):
@@ -111,7 +111,7 @@ def _shown(told: "Learnt") -> Shown:
         f"{study.method} on {told.trace}: cloned `poise` from {told.choices} choices ({told.cloned:.0%} the same), "
         f"then {study.steps} choices of training; compared on {told.told.jobs} other jobs"
     ]
-    notes = [f"poise: it is not to be applied: {told.no_better}"] if told.no_better else []
+    notes = [f"poise: do not apply it: {told.no_better}"] if told.no_better else []
     return Shown(told, [name for name, _ in rows], columns, head=head, notes=notes)
 
 

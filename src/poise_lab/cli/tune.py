@@ -59,7 +59,7 @@ def tune(
     """Find the numbers of a policy that suit a trace: its weights, its fairness and its rules of preemption.
 
     The trace is split by time: policies are tried on the first third, one is chosen on the second, and the last tells
-    what it is worth. --apply is refused where the interval of its mean completion time does not exclude "no better".
+    what it is worth. --apply is refused unless the interval of its mean completion time shows an improvement.
     """
     from poise_lab.tune import objectives_named
     from poise_lab.tune import tune as tuned
@@ -120,7 +120,7 @@ def _notes(told: "Tuned") -> list[str]:
     figures = "; ".join(f"{figure.name} {in_words(figure)}" for figure in told.told.figures)
     notes = [f"poise: point {told.knee} on the last {told.told.jobs} jobs: {figures or 'too few for figures'}"]
     if told.no_better:
-        notes.append(f"poise: it is not to be applied: {told.no_better}")
+        notes.append(f"poise: do not apply it: {told.no_better}")
     return notes
 
 
@@ -143,7 +143,7 @@ def apply(told: "Tuned", path: Path) -> None:
 def refuse_no_better(why: str, hint: str) -> None:
     """Raise `Conflict` if there is a reason why a policy is no better."""
     if why:
-        need = "an interval that excludes no better"
+        need = "an interval that shows an improvement"
         raise Conflict(f"the policy is not applied: {why}", field="--apply", need=need, hint=hint)
 
 

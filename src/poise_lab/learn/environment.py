@@ -87,7 +87,7 @@ class Starts(gymnasium.Env[Observed, np.int64]):
         return self._observe(), {"episode": number}
 
     def step(self, action: np.int64) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
-        """Take an action, and go on to the next choice."""
+        """Take an action, and run to the next choice."""
         trial = self._trial
         if trial is None:
             raise gymnasium.error.ResetNeeded("call `reset` first")
@@ -194,7 +194,7 @@ class _Trial:
         """Do nothing: there is no process to stop."""
 
     def _send(self, answer: Answer | None) -> None:
-        """Go on with the round: to its next choice, or to its plan."""
+        """Continue the round to its next choice, or to its plan."""
         if self._round is None:
             return
         of, tell = self._round

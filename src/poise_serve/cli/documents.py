@@ -1,4 +1,4 @@
-"""Reads what `poise serve` and `poise service apply` are given: classes, files, and folders of models.
+"""Reads the arguments of `poise serve` and `poise service apply`: classes, files, and folders of models.
 
     models/
       twice/config.yaml     fields of a service file, all optional, and `version_policy`

@@ -88,7 +88,7 @@ GRPC_PORT = "POISE_GATEWAY_GRPC_PORT"
     "--grpc-port",
     type=WholeRange(0, 65535),
     metavar="N",
-    help="Answer KServe's protocol over gRPC, too, at this port. 0: a free port.",
+    help="Port for KServe's protocol over gRPC. 0: a free port. [default: no gRPC]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
 @click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml | FOLDER...")

@@ -59,8 +59,8 @@ def service() -> None:
 @AS_JSON
 def apply(files: tuple[Path, ...], check: bool, no_wait: bool, gateway: str, as_json: bool) -> int:
     """Change a service, or the upstreams, to what FILE says. A service that the gateway does not have is added; others
-    stay. A new version of a model starts beside the old one. FOLDER holds a model, or several; mistakes in one of them
-    do not keep the others from being applied.
+    stay. A new version of a model starts beside the old one. FOLDER holds a model, or several. A mistake in one
+    does not stop the others from being applied.
     """
     found, errors = some_of([partial(_compiled, read) for file in files for read in _readers(file)])
     if not found or not any(file.is_dir() for file in files):

@@ -197,10 +197,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="do not have its digest"):
         read_weights(path)
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(SpecError, match="no file of weights"):
+    with pytest.raises(SpecError, match="not a file of weights"):
         read_weights(path)
     np.savez(path, **{name: array for name, array in arrays.items() if name != "pick"})
-    with pytest.raises(SpecError, match="no file of weights"):
+    with pytest.raises(SpecError, match="not a file of weights"):
         read_weights(path)
     with pytest.raises(SpecError, match="cannot be read"):
         with_weights({"weights": "none.npz"}, tmp_path)
@@ -212,7 +212,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     ]  # fmt: skip
     for wrong in wrongs:
         document = {"kind": "policy", "name": "ours", "weights": msgspec.to_builtins(network()) | wrong}
-        with pytest.raises(SpecError, match="the weights are no network"):
+        with pytest.raises(SpecError, match="the weights are not a network"):
             choose_document(document)
     with pytest.raises(SpecError, match="read where the policy file is"):
         choose_document({"kind": "policy", "name": "ours", "weights": "ours.npz"})
