@@ -65,6 +65,9 @@ PIECE_SECONDS = 5.0
 SETTLE_SECONDS = 40.0
 """Seconds after which idle nodes have reached their longest heartbeat interval."""
 
+FLOOR_CONNECTIONS = 1000
+"""Maximum number of connections to the bare server, which share an interpreter with the nodes of this process."""
+
 PATIENCE = 120.0
 RECONNECT_SECONDS = (0.05, 1.0)
 CPU, MEMORY = 2000, 8 * 2**30
@@ -406,9 +409,10 @@ def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submission
             time.sleep(PIECE_SECONDS)
         client.cancel(job)
         client.wait(job)
-        bare_server = floor(home, nodes)
+        connections = min(nodes, FLOOR_CONNECTIONS)
+        bare_server = floor(home, connections)
     of = f"{nodes} nodes"
-    per_node, least = 1000 * alone.cpu / nodes, 1000 * bare_server / nodes
+    per_node, least = 1000 * alone.cpu / nodes, 1000 * bare_server / connections
     figures = [
         Figure(name=f"heartbeats of {of}, idle: CPU of a core", unit="%", values=idle, limit=TARGET_CPU_PERCENT),
         Figure(name=f"heartbeats of {of}, busy: CPU of a core", unit="%", values=busy, limit=TARGET_CPU_PERCENT),
