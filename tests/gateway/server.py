@@ -20,7 +20,7 @@ import uvloop
 
 from poise_serve.http import Server
 
-SOON = 5.0
+SOON = 30.0
 
 
 class Serving:
