@@ -931,7 +931,7 @@ def make_app(
     async def give_input(bearer: Bearer, name: str, data: InputRequest) -> InputReport:
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
-        check_enter(found.job.account, bearer)
+        check_enter(ledger, found.job.account, bearer)
         unit, index = the_one_that_takes_input(found)
         if data.hold and unit.spec.tty:
             attendance.heard(found.job.id, data.hold, bearer)
@@ -963,7 +963,7 @@ def make_app(
     async def execute(bearer: Bearer, name: str, data: ExecRequest) -> Stream:
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
-        check_enter(found.job.account, bearer)
+        check_enter(ledger, found.job.account, bearer)
         unit, index = the_one_that_runs(found, ledger, data.rank)
         tty = terminal(data.tty, "tty") if data.tty else 0
         argv = command_of(list(data.run), "run")
@@ -984,7 +984,7 @@ def make_app(
     async def connect(bearer: Bearer, name: str, data: ConnectRequest) -> Stream:
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
-        check_enter(found.job.account, bearer)
+        check_enter(ledger, found.job.account, bearer)
         unit, index = the_one_that_runs(found, ledger, data.rank)
         if bool(data.port) == bool(data.key):
             raise SpecError("a connection is to a port, or by SSH", field="port", need="`port` or `key`")
@@ -1005,7 +1005,7 @@ def make_app(
     async def take_capture(bearer: Bearer, name: str, data: CaptureRequest) -> Stream:
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
-        check_enter(found.job.account, bearer)
+        check_enter(ledger, found.job.account, bearer)
         unit, index = the_one_that_runs(found, ledger, data.rank)
         lasts = LASTS[data.kind]
         if data.lasts is not None:
@@ -1023,8 +1023,8 @@ def make_app(
     )
     async def get_files(bearer: Bearer, name: str, data: FilesRequest) -> Stream:
         plane.check_leading()
-        _, found = await settled_job(bearer, name, data.task)
-        check_enter(found.job.account, bearer)
+        ledger, found = await settled_job(bearer, name, data.task)
+        check_enter(ledger, found.job.account, bearer)
         check_files(found.job.account)
         unit, index = the_one_that_ran(found, data.rank)
         tree = found.job.tree

@@ -33,11 +33,12 @@ from poise.drivers.series import Series
 from poise.drivers.shipping import keep
 from poise.drivers.vault import Vault
 from poise.engine.host import Answer
-from poise.errors import Busy, Denied, ErrorRecord, InputError, NotFound, PoiseError, SpecError
+from poise.errors import Busy, Denied, ErrorRecord, Forbidden, InputError, NotFound, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel import messages
 from poise.kernel.dispatch import not_served
 from poise.kernel.frames import Broken, Frames
+from poise.kernel.owners import check_enter
 from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Over, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import (
     Attempt,
@@ -485,13 +486,13 @@ class CallerChannel:
                 if isinstance(message, Resume):
                     if job:
                         return
-                    await self._connect(message, bearer.tenant, channel)  # waits for the log: outside of the turn
+                    await self._connect(message, bearer, channel)  # waits for the log: outside of the turn
                     job = message.job
                     async with self._turns.of(bearer.tenant):
                         self._plane.hear_caller(job, bearer.tenant, channel, message)
         except UNREADABLE as error:
             _log.warning("the caller of %s sent what is no message: %s", job or "(unnamed)", error)
-        except NotFound as error:
+        except (NotFound, Forbidden) as error:
             self._gate.refused(error, scope["path"], bearer)
             await send({"type": "websocket.send", "bytes": _encode(Over(f"a call was refused: {error}"))})
         finally:
@@ -499,12 +500,16 @@ class CallerChannel:
             if job:
                 self._plane.disconnect_caller(job, channel)
 
-    async def _connect(self, resume: Resume, tenant: str, channel: "Channel") -> None:
-        """Connect the caller. Raises `NotFound` unless its key matches the job that it names."""
-        await self._plane.settled()  # a full disk may still take back what is not durable
-        if not same_token(resume.key, self._key_of(resume.job)):
+    async def _connect(self, resume: Resume, bearer: Bearer, channel: "Channel") -> None:
+        """Connect the caller. Raises `NotFound` unless its key matches the job that it names, and `Forbidden` unless it
+        may run code as the account of the job.
+        """
+        ledger = await self._plane.settled()  # a full disk may still take back what is not durable
+        job = ledger.jobs.get(resume.job)
+        if job is None or not same_token(resume.key, self._key_of(resume.job)):
             raise not_served(resume.job)
-        self._plane.connect_caller(resume.job, tenant, channel)
+        check_enter(ledger, job.account, bearer)
+        self._plane.connect_caller(resume.job, bearer.tenant, channel)
 
 
 class WorkerChannel:

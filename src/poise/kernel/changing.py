@@ -13,6 +13,7 @@ from poise.errors import Conflict
 from poise.kernel.find import Found, check_exist, find
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import ArrayState, JobState, Ledger, UnitState
+from poise.kernel.owners import check_enter
 from poise.model.arrays import each, first_unit, number_at, size_of, spans_of
 from poise.model.changing import AT_START, CHANGEABLE, HELD, changed
 from poise.model.events import JobChanged, JobsRemoved
@@ -166,11 +167,12 @@ def _with_value(spec: Unit, path: str, value: int) -> Unit:
 
 
 def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
-    """Return the unfinished part of an ended job as a new job, and the user of the job. Raises `NotFound` and
-    `Conflict`.
+    """Return the unfinished part of an ended job as a new job, and the user of the job. It runs as the account of the
+    job. Raises `NotFound`, `Conflict`, and `Forbidden` unless the bearer may run code as this account.
     """
     found = find(ledger, name, bearer=bearer)
     job = found.job
+    check_enter(ledger, job.account, bearer)
     if not found.whole:
         what, hint = "a job is tried again as a whole: what of it was not done", f"`poise retry {job.id}`"
         raise Conflict(what, field="job", have=found.name, hint=hint)

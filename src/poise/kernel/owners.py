@@ -20,19 +20,11 @@ _NOT_AS_ANOTHER = {
 
 
 def owned(ledger: Ledger, compiled: Compiled, bearer: Bearer) -> Compiled:
-    """Return the job as it runs for this bearer. Raises `Forbidden` for a token without an account where other tokens
-    have one, since its commands would run as the user of the agent; and `SpecError` for work that cannot run as another
-    user.
+    """Return the job as it runs for this bearer. Raises `Forbidden` as `_check_bound`, and `SpecError` for work that
+    cannot run as another user.
     """
+    _check_bound(ledger, bearer)
     if not bearer.account:
-        if bearer.role in (Role.SUBMITTER, Role.OPERATOR) and ledger.tokens.name_accounts():
-            raise Forbidden(
-                "the token names no account, but other tokens of this home do",
-                field="Authorization",
-                need="an account to run its commands",
-                have=bearer.token,
-                hint=f"ask an admin: `poise token add --tenant {bearer.tenant} --role submitter --account NAME`",
-            )
         return compiled
     if compiled.calls:
         raise _refused("calls", "its workers need the sockets of the home")
@@ -47,8 +39,11 @@ def owned(ledger: Ledger, compiled: Compiled, bearer: Bearer) -> Compiled:
     return compiled._replace(units=units, array=array, tree=None)
 
 
-def check_enter(account: str, bearer: Bearer) -> None:
-    """Raise `Forbidden` unless the bearer may run code beside work of this account and read its files."""
+def check_enter(ledger: Ledger, account: str, bearer: Bearer) -> None:
+    """Raise `Forbidden` unless the bearer may run code as this account (empty: as the user of the agent): run its work
+    again, run commands beside it, call its functions, and read its files.
+    """
+    _check_bound(ledger, bearer)
     if not bearer.may_enter(account):
         raise Forbidden(
             "the work runs as another user",
@@ -64,6 +59,20 @@ def check_files(account: str) -> None:
     if account:
         what = "the files of this job belong to an account of its node"
         raise Conflict(what, field="job", have=account, hint="read them on the node, or `poise exec JOB -- cat PATH`")
+
+
+def _check_bound(ledger: Ledger, bearer: Bearer) -> None:
+    """Raise `Forbidden` for a token without an account, except an admin's, if a token of the home has ever named one:
+    its commands would run as the user of the agent.
+    """
+    if not bearer.account and bearer.role in (Role.SUBMITTER, Role.OPERATOR) and ledger.tokens.name_accounts():
+        raise Forbidden(
+            "the token names no account, and this home runs commands as accounts",
+            field="Authorization",
+            need="an account to run its commands",
+            have=bearer.token,
+            hint=f"ask an admin: `poise token add --tenant {bearer.tenant} --role submitter --account NAME`",
+        )
 
 
 def _refused(field: str, why: str) -> SpecError:

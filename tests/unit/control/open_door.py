@@ -90,10 +90,10 @@ class OpenDoor:
         lifetime = cast(Lifetime, _Lifetime())
         self.app = make_app(plane, home, OWNER, lifetime, Deciders(lambda: plane.ledger.leader.began, Times()))
 
-    async def token(self, secret: str, tenant: str, role: Role, *, name: str = "") -> None:
-        hashed = digest(secret)
+    async def token(self, secret: str, tenant: str, role: Role, *, name: str = "", account: str = "") -> None:
+        hashed, name = digest(secret), name or secret
         await self.plane.request(
-            lambda request: AddToken(request=request, tenant=tenant, role=role, hash=hashed, name=name or secret)
+            lambda request: AddToken(request=request, tenant=tenant, role=role, hash=hashed, name=name, account=account)
         )
 
     def dial(self, path: str, secret: str | None, more: Mapping[str, str] | None = None) -> Line:

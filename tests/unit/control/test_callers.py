@@ -90,6 +90,36 @@ def test_a_job_is_spoken_for_by_who_submitted_it(who: str, tmp_path: Path) -> No
     live(tmp_path, use)
 
 
+@pytest.mark.parametrize(
+    ("who", "why"),
+    [
+        ("ann", "the token names no account, and this home runs commands as accounts"),
+        ("eve", "the work runs as another user"),
+    ],
+)
+def test_functions_of_an_admin_are_not_called_by_who_runs_as_another(who: str, why: str, tmp_path: Path) -> None:
+    """The records of the log tell a tenant the keys of its submissions, and a submission under such a key is told the
+    key of the caller.
+    """
+
+    async def use(door: OpenDoor) -> None:
+        await door.token("boss", "ann", Role.ADMIN)
+        await door.token("eve", "ann", Role.SUBMITTER, account="eve")
+        told = (await door.call("POST", "/v1/jobs", SERVES | {"key": "k"}, "boss")).value
+        same = (await door.call("POST", "/v1/jobs", SERVES | {"key": "k"}, who)).value
+        assert same["job"] == told["job"]
+        line = door.dial("/v1/calls", who)
+        line.say(Resume(same["job"], (), same["caller_key"]))
+        assert await refused(line) == f"a call was refused: {why}"
+        own = door.dial("/v1/calls", "boss")
+        own.say(Resume(told["job"], (), told["caller_key"]))
+        assert await own.accepted()
+        assert (await own.hear())["last"] == 0
+        await own.close()
+
+    live(tmp_path, use)
+
+
 def test_what_is_said_before_a_job_is_named_or_under_a_second_name_is_not_heard(tmp_path: Path) -> None:
     async def use(door: OpenDoor) -> None:
         job, key = await submit(door, "ann")

@@ -18,16 +18,16 @@ def a_desk(*accounts: str) -> Desk:
     desk = Desk(World(check=False))
     desk.world.join(msgspec.structs.replace(node("n1", cpu=16), accounts=accounts))
     for name, role in (("ann", Role.SUBMITTER), ("bob", Role.OPERATOR), ("", Role.SUBMITTER)):
-        made = AddToken(
-            request=desk.world.request(),
-            tenant="team",
-            role=role,
-            hash=digest(name or "none"),
-            name=name or "none",
-            account=name,
-        )
-        desk.world.ask(made)
+        add(desk, name or "none", role, name)
     return desk
+
+
+def add(desk: Desk, who: str, role: Role, account: str = "") -> str:
+    """Add a token to the team; its id."""
+    request = desk.world.request()
+    desk.world.ask(AddToken(request=request, tenant="team", role=role, hash=digest(who), name=who, account=account))
+    made: str = desk.world.replies[-1].value.id
+    return made
 
 
 def submit(desk: Desk, who: str, **fields: Any) -> Answer:
@@ -68,9 +68,31 @@ def test_a_change_and_a_retry_keep_the_account() -> None:
     changed = {"spec": {"resources": {"node": "n1", "cpu": 2, "label": {"node": "n1"}}}}
     assert desk.call("POST", f"/v1/jobs/{waits}/change", changed, who="bob").status == 202
     desk.world.round().start(f"{job}.main").finish(f"{job}.main", outcome="failed")
-    assert desk.call("POST", f"/v1/jobs/{job}/retry", who="bob").status == 201
+    assert desk.call("POST", f"/v1/jobs/{job}/retry", who="ann").status == 201
     assert {one.shape.where.account for one in launches(desk)} == {"ann"}
     assert len({one.attempt.task for one in launches(desk)}) >= 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"parts": 3}])
+@pytest.mark.parametrize(
+    ("owner", "who", "account"),
+    [("ann", "boss", "ann"), ("ann", "chief", "ann"), ("boss", "chief", "")]
+    + [("boss", who, None) for who in ("ann", "bob", "none")]
+    + [("ann", who, None) for who in ("bob", "none")],
+)
+def test_only_who_may_enter_a_job_retries_it_and_it_runs_as_its_account(
+    owner: str, who: str, account: str | None, fields: dict[str, Any]
+) -> None:
+    """`boss` and `chief` are admins, and `chief` has an account."""
+    desk = a_desk("ann", "bob")
+    add(desk, "boss", Role.ADMIN)
+    add(desk, "chief", Role.ADMIN, "bob")
+    job = submit(desk, owner, **fields).value["job"]
+    desk.world.round().finish_all(outcome="failed")
+    before = len(launches(desk))
+    answer = desk.call("POST", f"/v1/jobs/{job}/retry", who=who)
+    assert answer.status == (403 if account is None else 201), answer.body
+    assert {one.shape.where.account for one in launches(desk)[before:]} == ({account} - {None})
 
 
 def test_a_job_whose_account_no_node_offers_is_refused_at_once() -> None:
