@@ -95,6 +95,21 @@ def test_only_who_may_enter_a_job_retries_it_and_it_runs_as_its_account(
     assert {one.shape.where.account for one in launches(desk)[before:]} == ({account} - {None})
 
 
+def test_once_a_token_has_named_an_account_the_rule_stays_for_all_but_admins() -> None:
+    desk = a_desk("ann")
+    add(desk, "boss", Role.ADMIN)
+    job = submit(desk, "boss", stdin=True).value["job"]
+    desk.world.round().start(f"{job}.main")
+    for token in ("t1", "t2"):
+        assert desk.call("DELETE", f"/v1/tokens/{token}").status == 202
+    for _ in range(2):
+        assert submit(desk, "none").code == "E133"
+        for path, body in (("exec", {"run": ["id"]}), ("input", {"data": ""}), ("files", {"path": "."})):
+            assert desk.call("POST", f"/v1/jobs/{job}/{path}", body, who="none").code == "E133", path
+        assert submit(desk, "boss").status == 201
+        desk.world.restart(from_checkpoint=True)
+
+
 def test_a_job_whose_account_no_node_offers_is_refused_at_once() -> None:
     desk = a_desk("carol")
     error = submit(desk, "ann").value["error"]

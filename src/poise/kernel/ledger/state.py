@@ -217,7 +217,8 @@ class State(msgspec.Struct):
     """All state in a checkpoint. `yielded` maps preempted units to the units that they made room for and that still
     wait. `quotas` are by tenant, `cordons` by the identity of a device, `firings` by `RULE/SUBJECT`. `actions_spent`
     are the instants of the actions of rules in the last hour. `debts` are by the name of a node of the `share_tree`.
-    `before` is the previous policy, as in `Configured`; `shadow_better` is as in `ShadowJudged`.
+    `before` is the previous policy, as in `Configured`; `shadow_better` is as in `ShadowJudged`. `accounts`: whether a
+    token has ever named a Unix account.
     """
 
     revision: int = 0
@@ -241,6 +242,7 @@ class State(msgspec.Struct):
     quotas: dict[str, Quota] = {}
     tokens: dict[str, Token] = {}
     tokens_ever: int = 0
+    accounts: bool = False
     cordons: dict[str, Cordon] = {}
     began: Began | None = None
     schedules: dict[str, ScheduleState] = {}

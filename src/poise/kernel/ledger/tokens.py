@@ -12,11 +12,12 @@ PAST_TOKENS = 256
 
 
 class Tokens(Room, dict[str, Token]):
-    """Tokens by id, with the latest revoked ones for the audit. Owns `tokens` and `tokens_ever`."""
+    """Tokens by id, with the latest revoked ones for the audit. Owns `tokens`, `tokens_ever` and `accounts`."""
 
     def __init__(self, state: State) -> None:
         super().__init__(state.tokens)
         self._state, state.tokens = state, self
+        state.accounts = state.accounts or any(token.account for token in self.values())  # of an older checkpoint
         self._secrets = {token.hash: token.id for token in self.values() if not token.revoked}
 
     def next_id(self) -> str:
@@ -32,14 +33,17 @@ class Tokens(Room, dict[str, Token]):
         return any(token.tenant != tenant for token in self.values() if not token.revoked)
 
     def name_accounts(self) -> bool:
-        """Return whether a valid token names a Unix account: then work of the others must not run as somebody else."""
-        return any(token.account and not token.revoked for token in self.values())
+        """Return whether a token has ever named a Unix account. It may be revoked, or have expired: its work is still
+        there.
+        """
+        return self._state.accounts
 
     def handlers(self) -> Handlers:
         return {TokenAdded: self._added, TokenRevoked: self._revoked}
 
     def _added(self, event: TokenAdded) -> None:
         self._state.tokens_ever += 1
+        self._state.accounts = self._state.accounts or bool(event.token.account)
         self[event.token.id] = event.token
         self._secrets[event.token.hash] = event.token.id
 
