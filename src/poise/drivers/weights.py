@@ -5,9 +5,14 @@ the log holds it, and a replay needs no file.
 """
 
 import io
+import math
+import os
+import re
+import stat
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,6 +23,20 @@ from poise.policy.network import Network, check, layers_of
 
 MAX_FILE = 4 * 2**20
 """Maximum bytes of a file, and of its content; the largest network takes 200 kB."""
+
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_FLAGS = 0x80E
+"""Flags of members that NumPy may write: the level of compression, sizes after the data, and names in UTF-8."""
+
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<kind>[<>][iu][248]|\|[iu]1|[<>]f[48]|[<>]U[1-9][0-9]{0,6})', "
+    rb"'fortran_order': (?P<columns>True|False), 'shape': \((?P<shape>|[0-9]{1,7},|[0-9]{1,7}, [0-9]{1,7})\), \} *\n",
+    re.DOTALL,
+)
+"""The header of an array of at most two dimensions."""
+
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
+"""Errors that `zipfile` raises for a damaged file, besides ValueError."""
 
 SHIPPED = Path(__file__).with_name("learned.npz")
 """The weights of the policy `learned`."""
@@ -35,19 +54,18 @@ def with_weights(document: Any, folder: Path) -> Any:
 def read_weights(path: Path) -> Network:
     """Return the network in a file. Raises `SpecError` if it cannot be read, or is damaged."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error), "`poise learn --apply ours.yaml` writes one") from None
-    try:
-        arrays = _arrays(content)
+        arrays = _arrays(_content(path))
         layers = {name: arrays[name].tolist() for name in layers_of(1)}
         low, high = arrays["low"].tolist(), arrays["high"].tolist()
-        study = dict(zip(arrays["study_names"].tolist(), arrays["study_values"].tolist(), strict=True))
+        names, values = (convert(arrays[name].tolist(), list[str]) for name in ("study_names", "study_values"))
+        study = dict(zip(names, values, strict=True))
         network = convert({"arrays": layers, "low": low, "high": high, "study": study}, Network)
         check(network)
+        msgspec.msgpack.encode(study)  # raises for characters that no text may have
         digest = str(arrays["digest"])
-    except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error), "`poise learn --apply ours.yaml` writes one") from None
+    except (ValueError, KeyError, msgspec.ValidationError, *_DAMAGED) as error:
         raise _unreadable(path, f"it is not a file of weights: {error}", "`poise learn` writes such files") from None
     if digest != network.digest():
         raise _unreadable(path, "its arrays do not have its digest", "copy it again, or run `poise learn` again")
@@ -64,15 +82,49 @@ def write_weights(path: Path, network: Network) -> None:
     path.write_bytes(buffer.getvalue())
 
 
-def _arrays(content: bytes) -> dict[str, Any]:
-    """Return the arrays of a file. Raises ValueError, or `BadZipFile`, for content that is none or too large."""
+def _content(path: Path) -> bytes:
+    """Return the content of a regular file. Raises OSError, and ValueError for other files and for large ones."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no regular file")
+        content = file.read(MAX_FILE + 1)
     if len(content) > MAX_FILE:
         raise ValueError(f"it has more than {MAX_FILE:,} bytes")
+    return content
+
+
+def _arrays(content: bytes) -> dict[str, Any]:
+    """Return the arrays of a file. Raises ValueError, or an error of `_DAMAGED`."""
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
-        if sum(entry.file_size for entry in packed.infolist()) > MAX_FILE:
+        members = packed.infolist()
+        if sum(member.file_size for member in members) > MAX_FILE:
             raise ValueError(f"its arrays have more than {MAX_FILE:,} bytes")
-    with np.load(io.BytesIO(content), allow_pickle=False) as found:
-        return {name: found[name] for name in found.files}
+        for member in members:
+            if member.compress_type not in _PACKED or member.flag_bits & ~_FLAGS:
+                raise ValueError(f"`{member.filename}` is encrypted, or compressed in another way than by NumPy")
+        return {member.filename.removesuffix(".npy"): _array(_read(packed, member)) for member in members}
+
+
+def _read(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Return the content of a member. With a size, no more than that is decompressed, whatever is packed."""
+    with packed.open(member) as file:
+        return file.read(member.file_size + 1)
+
+
+def _array(content: bytes) -> Any:
+    """Return the array in a member of a file. Nothing is allocated by what its header says: NumPy's own reader does
+    that, and raises errors of many types for a damaged one. Raises ValueError.
+    """
+    header = _HEADER.match(content)
+    if header is None:
+        raise ValueError("a member is no array of numbers or texts, as NumPy writes it")
+    kind = np.dtype(header["kind"].decode())
+    shape = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
+    needed, have = math.prod(shape) * kind.itemsize, len(content) - header.end()
+    if needed != have or (not needed and len(shape) > 1):
+        raise ValueError(f"an array needs {needed:,} bytes by its header, and has {have:,}")
+    order: Literal["C", "F"] = "F" if header["columns"] == b"True" else "C"
+    return np.frombuffer(content, kind, offset=header.end()).reshape(shape, order=order)
 
 
 def _unreadable(path: Path, why: str, hint: str) -> SpecError:

@@ -84,6 +84,8 @@ def check(network: Network) -> dict[str, Ints]:
     features = len(SHAPE_FEATURES) + len(ROOM_FEATURES)
     if not len(network.low) == len(network.high) == features:
         raise ValueError(f"ranges of {features} features are needed, and there are {len(network.low)}")
+    if not np.isfinite([network.low, network.high]).all():
+        raise ValueError("the ranges of features must be finite numbers")
     layers = {name: np.array(rows, np.int64) for name, rows in network.arrays.items()}
     hidden = layers["shape_bias"].shape[-1] if "shape_bias" in layers else 1
     if not 1 <= hidden <= MAX_WIDTH:

@@ -1,5 +1,10 @@
 """Learned policies: which unit starts next, when the network is not asked, and files that hold it."""
 
+import io
+import os
+import re
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +209,106 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         read_weights(path)
     with pytest.raises(SpecError, match="cannot be read"):
         with_weights({"weights": "none.npz"}, tmp_path)
+
+
+HEADER = "{'descr': '<f8', 'fortran_order': False, 'shape': %s, }\n"
+Damage = Callable[[Path], object]
+
+
+def repacked(how: int, **changed: bytes) -> Damage:
+    """Give members other content, and pack all of them anew."""
+
+    def damage(path: Path) -> None:
+        with zipfile.ZipFile(path) as packed:
+            members = {name: packed.read(name) for name in packed.namelist()}
+        with zipfile.ZipFile(path, "w", how) as packed:
+            for name, content in (members | {f"{name}.npy": content for name, content in changed.items()}).items():
+                packed.writestr(name, content)
+
+    return damage
+
+
+def array(**changed: Any) -> Damage:
+    """Replace arrays, by name."""
+
+    def save(value: Any) -> bytes:
+        buffer = io.BytesIO()
+        np.save(buffer, np.array(value))
+        return buffer.getvalue()
+
+    return repacked(zipfile.ZIP_STORED, **{name: save(value) for name, value in changed.items()})
+
+
+def header(text: str) -> Damage:
+    """Give an array another header."""
+    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+    return repacked(zipfile.ZIP_STORED, low=start + text.encode() + bytes(8))
+
+
+def broken(how: int) -> Damage:
+    """Compress the members and overwrite them."""
+
+    def damage(path: Path) -> None:
+        repacked(how)(path)
+        content = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as packed:
+            for member in packed.infolist():
+                begin = member.header_offset + 30 + len(member.filename)
+                content[begin : begin + member.compress_size] = b"\xff" * member.compress_size
+        path.write_bytes(content)
+
+    return damage
+
+
+def marked(at: int, value: int) -> Damage:
+    """Overwrite two bytes of the header of each member, and of its copy at the end of the file."""
+
+    def damage(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        for start, ahead in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            for found in re.finditer(re.escape(start), bytes(content)):
+                content[found.start() + ahead + at : found.start() + ahead + at + 2] = value.to_bytes(2, "little")
+        path.write_bytes(content)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        pytest.param(header("{'descr': (((\n"), "no array", id="header"),
+        pytest.param(header(HEADER % "(1000000000000,)"), "no array", id="large"),
+        pytest.param(header(HEADER % "(1000000,)"), "needs 8,000,000 bytes", id="larger than its content"),
+        pytest.param(header(HEADER % f"({10**23},)"), "no array", id="beyond integers"),
+        pytest.param(header(HEADER % "(9999999, 0)"), "needs", id="empty rows"),
+        pytest.param(repacked(zipfile.ZIP_STORED, low=b"some text"), "no array", id="not an array"),
+        pytest.param(broken(zipfile.ZIP_DEFLATED), "not a file of weights", id="deflate"),
+        pytest.param(broken(zipfile.ZIP_LZMA), "compressed in another way", id="lzma"),
+        pytest.param(marked(0, 1), "encrypted", id="encrypted"),
+        pytest.param(marked(2, 99), "compressed in another way", id="unknown compression"),
+        pytest.param(array(study_names=5), "not a file of weights", id="scalar names"),
+        pytest.param(array(study_names=[["seed"]]), "not a file of weights", id="names in rows"),
+        pytest.param(array(study_values=["\ud800"]), "not a file of weights", id="no text"),
+        pytest.param(array(low=[float("nan")] * FEATURES), "must be finite", id="nan"),
+        pytest.param(array(high=[float("inf")] * FEATURES), "must be finite", id="infinity"),
+        pytest.param(lambda path: path.unlink() or os.mkfifo(path), "no regular file", id="fifo"),
+        pytest.param(lambda path: path.unlink() or path.mkdir(), "directory", id="folder"),
+    ],
+)
+def test_a_hostile_file_is_refused(damage: Damage, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "ours.npz"
+    write_weights(path, network(5))
+    damage(path)
+    with pytest.raises(SpecError, match=why):
+        read_weights(path)
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_file_that_is_packed_anew_is_read(how: int, tmp_path: Path) -> None:
+    path = tmp_path / "ours.npz"
+    write_weights(path, network(5))
+    repacked(how)(path)
+    assert read_weights(path) == network(5)
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
