@@ -1,8 +1,12 @@
 """What commands write on other machines, as the control plane keeps it."""
 
+import os
 from pathlib import Path
 
-from poise.drivers.logs import Moments
+import msgspec
+
+from poise.decoding import msgpack_decoder
+from poise.drivers.logs import Moments, piece
 from poise.drivers.places import log_paths
 from poise.drivers.shipping import Shipping, keep
 from poise.model.messages import Attempt, Kept, Output
@@ -57,6 +61,24 @@ def test_what_is_known_to_be_kept_is_not_sent_again_and_another_control_plane_ge
     shipping.kept(Kept(attempt=attempt, err=False, until=8))
     assert sent() == []
     assert not shipping.follows
+
+
+def test_output_beyond_a_large_hole_arrives(tmp_path: Path) -> None:
+    attempt = Attempt("j1.main", 1)
+    path = log_paths(tmp_path / "there", attempt)[0]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"one\n")
+    os.truncate(path, 2**42)
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    shipping = Shipping(tmp_path / "there")
+    shipping.began(attempt)
+    shipping.connected("here")
+    for part in shipping.parts():
+        keep(tmp_path / "here", msgpack_decoder(Output).decode(msgspec.msgpack.encode(part)))
+    arrived = log_paths(tmp_path / "here", attempt)[0]
+    assert piece(arrived, 2**20, 100) == (2**42, b"two\n")
+    assert Moments(arrived).at(2**62)[1] > 2**62, "or nothing there would ever be read to its end"
 
 
 def test_when_it_was_written_there_is_known_here(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class Moments:
             self._sizes, self._times = [size for size, _ in records], [time for _, time in records]
 
 
-_ENDLESS = 2**62
+_ENDLESS = 2**63  # more than the largest offset
 
 
 def line_at(path: Path, offset: int) -> int:

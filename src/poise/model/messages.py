@@ -204,7 +204,7 @@ class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
 
     attempt: Attempt
     err: bool
-    start: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+    start: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     data: Annotated[bytes, msgspec.Meta(max_length=2**20)]
     at: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
 
