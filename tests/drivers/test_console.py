@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from drivers.test_keeper import MILLISECOND, PATH, SECOND, Line, Open, alive, connect, wait_until
+from poise.drivers.logs import last_lines, piece, read
 
 __all__ = ["connect"]
 
@@ -309,6 +310,41 @@ def test_a_file_has_all_of_what_the_log_has_lost(connect: Open) -> None:
     assert line.ending()["outcome"] == "done"
     assert path.stat().st_size == 5_000_000
     assert (line.logs / "main.out").stat().st_blocks * 512 <= 2**20 + 2**16
+
+
+def test_a_hole_in_the_log_is_not_copied(connect: Open) -> None:
+    line = connect()
+    path = line.folder / "copy"
+    script = "echo one; truncate -s 4G /proc/self/fd/1; echo two; echo error >&2; sleep 60"
+    line.shell("main", script, output=str(path))
+    wait_until(lambda: read(path).endswith(b"error\n"))
+    line.say("stop", ["j1.main", 1])
+    ending = line.ending()
+    assert (ending["outcome"], ending.get("note")) == ("stopped", None)
+    assert path.stat().st_size < 2**20
+    assert sorted(path.read_bytes().replace(b"\0", b"").split()) == [b"error", b"one", b"two"]
+    log = line.logs / "main.out"
+    assert log.stat().st_size == 2**32 + 4
+    assert piece(log, 2**20, 100) == (2**32, b"two\n")
+    assert piece(log, last_lines(log, 1), 100) == (2**32, b"two\n")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_stop_ends_a_command_whose_output_is_still_copied(connect: Open, stopped: bool) -> None:
+    line = connect()
+    path, go = line.folder / "copy", line.folder / "go"
+    script = f"while [ ! -e {go} ]; do sleep 0.01; done; head -c 30000000 /dev/zero"
+    line.shell("main", script, output=str(path), bound=2**20)
+    pid = line.until("started")[2]
+    os.kill(line.pid, signal.SIGSTOP)
+    go.touch()
+    wait_until(lambda: not alive(pid))
+    if stopped:
+        line.say("stop", ["j1.main", 1])
+    os.kill(line.pid, signal.SIGCONT)
+    ending = line.ending()
+    assert ("before the rest was copied" in ending.get("note", "")) == stopped
+    assert (path.stat().st_size < 30_000_000) == stopped
 
 
 @pytest.mark.parametrize("name", ["", "fifo", "/dev/null", "/proc/none/file"])

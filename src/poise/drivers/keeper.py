@@ -59,7 +59,8 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
     progress, time_limit (ns), stdin, tty (rows << 16 | columns of a terminal; 0: none), output (a file that gets a copy
     of both logs), append (to that file), owner (a REQUEST of `owner.py`: the account that the command and its side
-    commands run as); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in
+    commands run as); only argv is needed. An attempt with `output` ends when its output is copied; one that is stopped
+    ends at once, with a note if the rest is larger than `bound`. UNTIL and until: an instant on CLOCK_BOOTTIME in
     nanoseconds, at which the command is killed, whether or not the agent is alive, and the attempt is `lost`. ENDING:
     outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
 
@@ -153,6 +154,7 @@ TICK = SECOND // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
 CREDIT = 256 << 10  # initial limit, in bytes, of a side command's output in transit to its reader
 COPIED = 1 << 20  # bytes of a log that are copied per write
+COPIED_AT_ONCE = 4 << 20  # the same per turn of the loop
 MOST_BESIDE = 16
 MOST_DRAINED = 64  # reads from one file descriptor
 LEAVE_WITHIN = 5 * SECOND  # time between SIGHUP and SIGKILL of a side command
@@ -433,8 +435,8 @@ class Log:
             self._size, self._changed = size, state.st_mtime_ns
         if size < self._punched:
             self._punched = 0
-        if most and size - self._punched > most and (upto is None or upto > self._punched):
-            upto = min(size - most // 2, size if upto is None else upto) // BLOCK * BLOCK
+        upto = min(size - most // 2, size if upto is None else upto) // BLOCK * BLOCK
+        if most and size - self._punched > most and upto > self._punched:
             if not punch(self.fd, self._punched, upto - self._punched):
                 with contextlib.suppress(OSError):
                     os.ftruncate(self.fd, 0)
@@ -492,8 +494,8 @@ class Log:
 
 
 class Copy:
-    """A user-named file that gets a copy of both logs. It is filled as the logs grow, before a log is truncated to its
-    limit.
+    """A user-named file that gets a copy of both logs, without their holes. It is filled as the logs grow, before a log
+    is truncated to its limit.
     """
 
     def __init__(self, path: str, logs: tuple[Log, Log], account: Account | None, *, append: bool) -> None:
@@ -501,6 +503,7 @@ class Copy:
         file, since a write must not block.
         """
         self.places = [0, 0]  # offset up to which each log is copied
+        self.behind = False  # whether there is more to copy at once
         self._fd = -1
         self._sources: list[int] = []
         try:
@@ -517,16 +520,24 @@ class Copy:
             self.close()
             raise
 
-    def take(self) -> str:
-        """Copy the new output. Return the reason if that failed, or ""."""
+    def take(self, most: int = COPIED_AT_ONCE) -> str:
+        """Copy at most this many bytes of the new output of each log. Return the reason if that failed, or ""."""
+        self.behind = False
         try:
             for number, source in enumerate(self._sources):
-                size = os.fstat(source).st_size
+                size, left = os.fstat(source).st_size, most
                 if size < self.places[number]:  # the log was truncated: start over
                     self.places[number] = 0
-                while (place := self.places[number]) < size:
-                    self.places[number] += os.write(self._fd, os.pread(source, min(COPIED, size - place), place))
+                while left and self.places[number] < size:
+                    start, end = data_at(source, self.places[number])
+                    data = os.pread(source, min(end - start, COPIED, left), start)
+                    self.places[number] = start + os.write(self._fd, data)
+                    if not data:
+                        break
+                    left -= len(data)
+                self.behind = self.behind or (not left and self.places[number] < size)
         except OSError as error:
+            self.behind = False  # try again later
             return error.strerror or "?"
         return ""
 
@@ -564,6 +575,16 @@ def moment_at(fd: int, place: int) -> tuple[int, int]:
     """Return a record of a log's index: a size and its time."""
     size, at = struct.unpack("<QQ", os.pread(fd, MOMENT, place))
     return size, at
+
+
+def data_at(fd: int, offset: int) -> tuple[int, int]:
+    """Return where the next data of a file begins and ends: its size twice if only a hole follows."""
+    try:
+        start = os.lseek(fd, offset, os.SEEK_DATA)
+        return start, os.lseek(fd, start, os.SEEK_HOLE)
+    except OSError as error:  # ENXIO: only a hole follows; otherwise the file system does not support holes
+        size = os.fstat(fd).st_size
+        return (size, size) if error.errno == errno.ENXIO else (offset, max(offset, size))
 
 
 def punch(fd: int, start: int, length: int) -> bool:
@@ -716,6 +737,8 @@ class Command:
             self.wake = self.hang_up_at
         if self.until and (over := now() + left(self.until)) < self.wake:
             self.wake = over
+        if self.copy is not None and self.copy.behind:
+            self.wake = 0
 
 
 class Beside:
@@ -1590,6 +1613,8 @@ class Keeper:
         if command.kill_at and moment >= command.kill_at:
             command.kill_at = moment + KILL_AGAIN
             self._kill_all(command)
+        if command.copy is not None and (command.copy.behind or moment >= command.watch_at):
+            command.copy.take()  # before a log loses its oldest output
         if command.left_at and moment >= command.left_at:
             self._on_exit()
             return
@@ -1619,12 +1644,9 @@ class Keeper:
         return b'["started",%b,%d,%d]' % (command.key, command.pid, command.ticks)
 
     def _watch(self, command: Command, moment: int) -> None:
-        places: list[int | None] = [None, None]
-        if command.copy is not None:
-            command.copy.take()  # before a log loses its oldest output
-            places[:] = command.copy.places
-        grown = self._out.bound(command.bound, places[0])
-        grown = self._err.bound(command.bound, places[1]) or grown
+        copied = (None, None) if command.copy is None else command.copy.places
+        grown = self._out.bound(command.bound, copied[0])
+        grown = self._err.bound(command.bound, copied[1]) or grown
         interval = WATCH_EVERY if grown else WATCH_QUIET
         self._reap(command.pid)
         for beside in self._beside.values():
@@ -1709,6 +1731,14 @@ class Keeper:
             command.left_at = now() + LEFT_EVERY
             command.plan()
             return
+        if command.copy is not None and not command.kill_at:
+            command.copy.take()
+            if command.copy.behind:  # copy from the loop, which heeds a stop meanwhile
+                self._kill_all(command)
+                self._look_away()
+                command.look_at, command.left_at = 0, now() + LEFT_EVERY
+                command.plan()
+                return
         pid, status, usage = os.wait4(command.pid, os.WNOHANG)
         if pid == 0:
             return
@@ -1796,7 +1826,10 @@ class Keeper:
         elif number:
             outcome = b"killed" if number == signal.SIGKILL else b"signal"
         if command.copy is not None:
-            if why := command.copy.take():
+            why = command.copy.take(command.bound or LOG_BOUND)
+            if not why and command.copy.behind:
+                why = "it was stopped before the rest was copied"
+            if why:
                 notes.append(f"not all of its output is in the file that was named: {why}")
             command.copy.close()
         for log in (self._out, self._err):

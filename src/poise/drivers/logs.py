@@ -6,7 +6,6 @@ Readers skip holes. A missing log counts as empty: silent commands leave no file
 
 import asyncio
 import contextlib
-import errno
 import os
 import struct
 from bisect import bisect_right
@@ -14,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from poise.drivers.keeper import MOMENT, TIMES
+from poise.drivers.keeper import MOMENT, TIMES, data_at
 
 Stream = Literal["out", "err"]
 
@@ -201,12 +200,7 @@ def piece(path: Path, offset: int, limit: int) -> tuple[int, bytes]:
             offset = max(size + offset, 0)
         elif offset > size:  # truncated: start over
             offset = 0
-        try:
-            offset = os.lseek(fd, offset, os.SEEK_DATA)
-            limit = min(limit, os.lseek(fd, offset, os.SEEK_HOLE) - offset)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # only a hole up to the end
-                return size, b""
-        return offset, os.pread(fd, limit, offset)
+        offset, end = data_at(fd, offset)
+        return offset, os.pread(fd, min(limit, end - offset), offset)
     finally:
         os.close(fd)
