@@ -410,6 +410,23 @@ def test_a_time_limit_is_changed_while_the_command_runs_and_before(connect: Open
     assert line.ending("last")["outcome"] == "done"
 
 
+def test_a_paused_command_that_somebody_else_continues_is_stopped_again(connect: Open) -> None:
+    line = connect()
+    line.shell("x", "sleep 60; exit 3")
+    pid = line.until("started")[2]
+    wait_until(lambda: len(keeper.family(line.pid)) == 2)
+    members = list(keeper.family(line.pid))
+    line.say("pause", ["j1.x", 1], True)
+    wait_until(lambda: all(map(keeper.is_stopped, members)))
+    for one in members:
+        os.kill(one, signal.SIGCONT)
+    wait_until(lambda: all(map(keeper.is_stopped, members)))
+    line.say("pause", ["j1.x", 1], False)
+    wait_until(lambda: not any(map(keeper.is_stopped, members)))
+    os.kill(next(one for one in members if one != pid), signal.SIGTERM)
+    assert line.ending()["code"] == 3
+
+
 def test_any_write_is_progress_and_the_next_agent_needs_to_do_nothing(connect: Open, tmp_path: Path) -> None:
     path = tmp_path / "steps"
     line = connect()

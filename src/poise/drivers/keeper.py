@@ -74,8 +74,9 @@ spawner's peak, so a peak below some 12 MB reads as the keeper's own.
 `timeout`: a command that has run for its `time_limit` is stopped as by `stop`. The time counts from its start on a
 monotonic clock, independently of the agent and the control plane, also while the command is paused.
 
-A paused command keeps its processes, stopped. A shell that sees that its child is stopped takes it for Ctrl-Z. So
-parents are stopped before their children, and continue after them.
+A paused command keeps its processes, stopped. A process that somebody else continues is stopped again. A shell that
+sees that its child is stopped takes it for Ctrl-Z. So parents are stopped before their children, and continue after
+them.
 
 `hung`: a command with `hang` must write to or touch the file `progress` at least that often; otherwise it is stopped as
 by `stop`. Silence is summed between checks on a monotonic clock: a paused keeper or a suspended machine does not count
@@ -1655,7 +1656,17 @@ class Keeper:
         if command.limit and command.cgroup is None:
             self._watch_memory(command)
             interval = max(WATCH_EVERY, 20 * (now() - moment))  # at most 5 % of a core
+        if command.paused:
+            self._stop_again()
+            interval = max(interval, 100 * (now() - moment))  # at most 1 % of a core
         command.watch_at = now() + interval
+
+    def _stop_again(self) -> None:
+        """Stop the processes of a paused command that somebody else has continued."""
+        for pid in family(os.getpid()):
+            if not is_stopped(pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGSTOP)
 
     def _look(self, command: Command, moment: int) -> None:
         """Check for progress since the last check. Read its CPU time only at the first silent check and at the last,
