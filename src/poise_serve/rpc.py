@@ -397,11 +397,15 @@ def _packed(tensor: Any) -> bytes:
     if kind == BYTES:
         return b"".join(len(one).to_bytes(4, "little") + one for one in contents.bytes_contents)
     if kind not in _CONTENTS:
+        if kind in KINDS:
+            raise Refused(400, f"`{tensor.name[:80]}`: {kind} has no typed contents; send raw_input_contents")
         return b""
-    try:
-        return np.array(getattr(contents, _CONTENTS[kind]), dtype=KINDS[kind]).tobytes()
-    except OverflowError as error:
-        raise Refused(400, f"`{tensor.name[:80]}`: {error}") from None
+    given = np.array(getattr(contents, _CONTENTS[kind]))  # of 32 or 64 bits
+    made = given.astype(KINDS[kind])
+    wrong = given[given != made] if made.dtype.kind in "iu" else given[:0]
+    if wrong.size:
+        raise Refused(400, f"`{tensor.name[:80]}`: {wrong[0]} is outside of the range of {kind}")
+    return made.tobytes()
 
 
 def _parted(told: _Told) -> tuple[Inferred, list[bytes]]:

@@ -27,11 +27,16 @@ from poise_serve.service_metrics import Registry, ServiceMetrics
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed")
 triton = pytest.importorskip("tritonclient.grpc.aio", reason="Triton's client is not for this platform")
-Calls = pytest.importorskip("poise_serve.rpc").Calls
+rpc = pytest.importorskip("poise_serve.rpc")
 
 Refused = triton.InferenceServerException
 MOST = 1 << 20
 KEY = {"authorization": "Bearer sk-app"}
+
+
+def asked(kind: str, contents: dict[str, Any]) -> Any:
+    given = {"name": "input", "datatype": kind, "shape": [1], "contents": contents}
+    return MESSAGES["ModelInferRequest"](model_name="m", inputs=[given])
 
 
 class Served:
@@ -80,9 +85,9 @@ def served(folder: Path, use: Callable[[Served], Awaitable[None]], *, tls: bool 
         with socket.create_server(("127.0.0.1", 0)) as held:
             port = held.getsockname()[1]
             with pytest.raises(Conflict) as raised:
-                await Calls(door, door.key_of).start(f"127.0.0.1:{port}", MOST)
+                await rpc.Calls(door, door.key_of).start(f"127.0.0.1:{port}", MOST)
             assert raised.value.record.field == "--grpc-port"
-        calls = Calls(door, door.key_of)
+        calls = rpc.Calls(door, door.key_of)
         await calls.start(f"127.0.0.1:{port}", MOST, certificate)
         made = Served(service, calls, port, options)
         try:
@@ -202,6 +207,37 @@ def test_names_are_those_of_models(tmp_path: Path, model: str, version: str, sta
         assert raised.value.status() == f"StatusCode.{status}"
 
     served(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    ("kind", "contents", "said"),
+    [
+        ("INT8", {"int_contents": [1, 300]}, "`input`: 300 is outside of the range of INT8"),
+        ("INT16", {"int_contents": [-32769]}, "`input`: -32769 is outside of the range of INT16"),
+        ("UINT8", {"uint_contents": [256]}, "`input`: 256 is outside of the range of UINT8"),
+        ("FP16", {"fp32_contents": [1.0]}, "`input`: FP16 has no typed contents; send raw_input_contents"),
+    ],
+)
+def test_typed_contents_that_have_no_binary_form_are_refused(kind: str, contents: dict[str, Any], said: str) -> None:
+    with pytest.raises(rpc.Refused) as raised:
+        rpc._asked(asked(kind, contents))
+    assert (raised.value.status, raised.value.message) == (400, said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "contents", "binary"),
+    [
+        ("INT8", {"int_contents": [-128, 127]}, b"\x80\x7f"),
+        ("UINT8", {"uint_contents": [255]}, b"\xff"),
+        ("UINT64", {"uint64_contents": [2**64 - 1]}, b"\xff" * 8),
+        ("INT16", {}, b""),
+        ("FP32", {"fp32_contents": [float("nan")]}, b"\0\0\xc0\x7f"),
+        ("BOOL", {"bool_contents": [True, False]}, b"\1\0"),
+    ],
+)
+def test_typed_contents_have_a_binary_form(kind: str, contents: dict[str, Any], binary: bytes) -> None:
+    _, parts = rpc._asked(asked(kind, contents))
+    assert parts == [binary]
 
 
 def test_a_message_over_the_limit_is_refused(tmp_path: Path) -> None:
