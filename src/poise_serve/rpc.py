@@ -4,13 +4,14 @@ so that keys, limits, deadlines, lanes and traces are the same.
 * The deadline of a call is the time limit of its request. A cancelled call cancels its request.
 * Metadata has the place of headers: `authorization` and `x-poise-lane`, for example.
 * An error has the status that stands for its HTTP status. `retry-after` is in the trailing metadata.
-* The answer has raw tensors if the request has them, and typed ones otherwise.
+* The answer has raw tensors if the request has them, or if an output is FP16, and typed ones otherwise.
 
 gRPC reads a whole message before the application can measure it. So keys are checked before that, and the calls of one
 key are limited.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -87,6 +88,7 @@ class _Failed(msgspec.Struct):
     error: str
 
 
+_log = logging.getLogger(__name__)
 _failed = json_decoder(_Failed).decode
 _inferred = json_decoder(Inferred).decode
 _told = json_decoder(dict[str, Any]).decode
@@ -273,7 +275,11 @@ class Calls:
                     await write(infer_response=told)
             except Refused as error:
                 await write(error_message=str(error), infer_response={"id": request.id})
-            room.release()
+            except Exception:
+                _log.exception("a request of a stream failed")
+                await write(error_message="the gateway failed at this request", infer_response={"id": request.id})
+            finally:
+                room.release()
 
         last: asyncio.Task[None] | None = None
         async with self._admitted(context), asyncio.TaskGroup() as group:
@@ -421,7 +427,10 @@ def _parted(told: _Told) -> tuple[Inferred, list[bytes]]:
 
 
 def _response(inferred: Inferred, parts: Sequence[bytes], *, is_raw: bool) -> Any:
-    """Return an answer as a message. `parts`: the binary data of its outputs."""
+    """Return an answer as a message. `parts`: the binary data of its outputs. `is_raw`: they stay binary, as all do
+    if one has no typed contents.
+    """
+    is_raw = is_raw or any(tensor.datatype not in (*_CONTENTS, BYTES) for tensor in inferred.outputs)
     made = MESSAGES["ModelInferResponse"](
         model_name=inferred.model_name, model_version=inferred.model_version, id=inferred.id
     )

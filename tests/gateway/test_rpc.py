@@ -4,8 +4,10 @@ replica, so its requests wait. Tensors and answers are in `tests/system/test_kse
 
 import asyncio
 import hashlib
+import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from poise.errors import Conflict
 from poise.model.serving import Limits
 from poise.units import MINUTE
 from poise_serve.app import Gateway
+from poise_serve.asgi import App, Receive, Scope, Send, answer
 from poise_serve.door import Door
 from poise_serve.keys import Keys, Usage
+from poise_serve.kserve import LENGTH
 from poise_serve.messages import MESSAGES
 from poise_serve.service import Service
 from poise_serve.service_metrics import Registry, ServiceMetrics
@@ -37,6 +41,11 @@ KEY = {"authorization": "Bearer sk-app"}
 def asked(kind: str, contents: dict[str, Any]) -> Any:
     given = {"name": "input", "datatype": kind, "shape": [1], "contents": contents}
     return MESSAGES["ModelInferRequest"](model_name="m", inputs=[given])
+
+
+async def unchecked(headers: object) -> str:
+    """A check of a gateway without keys."""
+    return ""
 
 
 class Served:
@@ -61,6 +70,24 @@ class Served:
         async with asyncio.timeout(10):
             while self.service.batcher.waiting != count:  # noqa: ASYNC110 — there is no event
                 await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def streaming(app: App) -> AsyncIterator[Callable[..., Any]]:
+    """The server before an application, and a call of `ModelStreamInfer`."""
+    calls = rpc.Calls(app, unchecked)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    await calls.start(f"127.0.0.1:{port}", MOST)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel.stream_stream(
+                "/inference.GRPCInferenceService/ModelStreamInfer",
+                request_serializer=MESSAGES["ModelInferRequest"].SerializeToString,
+                response_deserializer=MESSAGES["ModelStreamInferResponse"].FromString,
+            )
+    finally:
+        await calls.stop(0)
 
 
 def served(folder: Path, use: Callable[[Served], Awaitable[None]], *, tls: bool = False) -> None:
@@ -238,6 +265,36 @@ def test_typed_contents_that_have_no_binary_form_are_refused(kind: str, contents
 def test_typed_contents_have_a_binary_form(kind: str, contents: dict[str, Any], binary: bytes) -> None:
     _, parts = rpc._asked(asked(kind, contents))
     assert parts == [binary]
+
+
+HALVES = np.array([0.5, 2.0], dtype=np.float16)
+
+
+async def halves(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application whose model `broken` fails, and whose others answer in FP16."""
+    if "broken" in scope["path"]:
+        raise KeyError("broken")
+    output = {"name": "output", "datatype": "FP16", "shape": [2], "parameters": {"binary_data_size": HALVES.nbytes}}
+    head = json.dumps({"model_name": "m", "model_version": "1", "outputs": [output]}).encode()
+    await answer(send, 200, head + HALVES.tobytes(), [(LENGTH.encode(), str(len(head)).encode())])
+
+
+def test_a_request_that_fails_ends_no_stream_and_an_output_without_typed_contents_is_raw(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> None:
+        request = asked("FP32", {"fp32_contents": [1.0]})
+        broken = MESSAGES["ModelInferRequest"](model_name="broken", id="7", inputs=request.inputs)
+        async with streaming(halves) as stream:
+            told = [one async for one in stream([*[broken] * rpc.MOST_IN_STREAM, request])]
+        assert {(one.error_message, one.infer_response.id) for one in told[:-1]} == {
+            ("the gateway failed at this request", "7")
+        }
+        assert told[-1].error_message == "" and len(told) == rpc.MOST_IN_STREAM + 1
+        assert list(told[-1].infer_response.raw_output_contents) == [HALVES.tobytes()]
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert "KeyError: 'broken'" in caplog.text
 
 
 def test_a_message_over_the_limit_is_refused(tmp_path: Path) -> None:
