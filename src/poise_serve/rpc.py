@@ -7,7 +7,7 @@ so that keys, limits, deadlines, lanes and traces are the same.
 * The answer has raw tensors if the request has them, or if an output is FP16, and typed ones otherwise.
 
 gRPC reads a whole message before the application can measure it. So keys are checked before that, and the calls of one
-key are limited.
+client are limited: of one key, or of one address if the gateway has no keys.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from poise_serve.wire import EVENTS
 MOST_CALLS = 1024
 """Maximum number of calls at once. gRPC holds the message of each in memory."""
 
-MOST_OF_A_KEY = 768
-"""Maximum number of calls at once of one key."""
+MOST_OF_A_CLIENT = 768
+"""Maximum number of calls at once of one client."""
 
 MESSAGE_SECONDS = 60.0
-"""Seconds in which the message of a call must have come."""
+"""Seconds in which the message of a call must have come; of a stream, the next one if no request is in flight."""
 
 MOST_IN_STREAM = 64
 """Maximum number of requests of one stream that are answered at once."""
@@ -109,7 +109,7 @@ class Calls:
         self._check = check
         self._is_ending = False
         self._running: Counter[str] = Counter()
-        """Calls by key."""
+        """Calls by client: its key, otherwise its address."""
         self._server: Any = None
 
     async def start(self, address: str, most: int, certificate: bytes = b"") -> None:
@@ -186,14 +186,19 @@ class Calls:
         """Check the key of a call, and count the call. End it with an error if `Refused` is raised."""
         try:
             key = await self._check(_chosen(context.invocation_metadata() or ()))
-            if key and self._running[key] >= MOST_OF_A_KEY:
-                message = f"the key `{key}` has {MOST_OF_A_KEY} calls at once, the maximum"
+            address, _ = _client(context.peer()) or ("", 0)
+            client = key or address
+            if self._running[client] >= MOST_OF_A_CLIENT:
+                who = f"the key `{key}`" if key else f"the client {address}"
+                message = f"{who} has {MOST_OF_A_CLIENT} calls at once, the maximum"
                 raise Refused(429, message, headers={"retry-after": "1"})
-            self._running[key] += 1
+            self._running[client] += 1
             try:
                 yield
             finally:
-                self._running[key] -= 1
+                self._running[client] -= 1
+                if not self._running[client]:
+                    del self._running[client]
         except Refused as error:
             code = _CODES.get(error.status, "INTERNAL")
             if error.status == 503 and self._is_ending:
@@ -247,9 +252,12 @@ class Calls:
         return MESSAGES["ModelInferResponse"](model_name=request.model_name, id=request.id)
 
     async def _stream(self, requests: AsyncIterator[Any], context: Any) -> None:
-        """Answer the requests of a stream in their order, several at once. An error is an answer, too."""
+        """Answer the requests of a stream in their order, several at once. An error is an answer, too. A stream ends if
+        no request is in flight and none comes.
+        """
         room = asyncio.Semaphore(MOST_IN_STREAM)
         made = MESSAGES["ModelStreamInferResponse"]
+        in_flight = 0
 
         async def answer(request: Any, before: "asyncio.Task[None] | None") -> None:
             async def write(**told: Any) -> None:
@@ -279,13 +287,26 @@ class Calls:
                 _log.exception("a request of a stream failed")
                 await write(error_message="the gateway failed at this request", infer_response={"id": request.id})
             finally:
-                room.release()
+                ended()
+
+        def ended() -> None:
+            nonlocal in_flight
+            room.release()
+            in_flight -= 1
+            if not in_flight:
+                silence.reschedule(asyncio.get_running_loop().time() + MESSAGE_SECONDS)
 
         last: asyncio.Task[None] | None = None
-        async with self._admitted(context), asyncio.TaskGroup() as group:
-            async for request in requests:
-                await room.acquire()
-                last = group.create_task(answer(request, last))
+        async with self._admitted(context):
+            try:
+                async with asyncio.timeout(MESSAGE_SECONDS) as silence, asyncio.TaskGroup() as group:
+                    async for request in requests:
+                        in_flight += 1
+                        silence.reschedule(None)
+                        await room.acquire()
+                        last = group.create_task(answer(request, last))
+            except TimeoutError:
+                raise Refused(408, f"no message came within {MESSAGE_SECONDS:g} s, and none is in flight") from None
 
     # --- requests to the application ---------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ def test_a_call_needs_a_key_and_is_refused_before_its_message_is_read(tmp_path: 
 
 
 def test_a_key_has_only_a_part_of_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poise_serve.rpc.MOST_OF_A_KEY", 1)
+    monkeypatch.setattr("poise_serve.rpc.MOST_OF_A_CLIENT", 1)
 
     async def use(one: Served) -> None:
         waiting = asyncio.create_task(one.infer())
@@ -168,6 +168,53 @@ def test_a_message_that_does_not_come_ends_its_call(tmp_path: Path, monkeypatch:
             assert await empty.code() == grpc.StatusCode.INVALID_ARGUMENT
 
     served(tmp_path, use)
+
+
+def test_a_stream_that_says_nothing_ends_and_one_with_a_request_in_flight_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await go.wait()
+        await halves(scope, receive, send)
+
+    async def run() -> None:
+        async with streaming(app) as stream:
+            monkeypatch.setattr("poise_serve.rpc.MESSAGE_SECONDS", 0.2)
+            silent = stream()
+            assert await silent.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "no message came within 0.2 s" in await silent.details()
+            monkeypatch.setattr("poise_serve.rpc.MESSAGE_SECONDS", 2.0)
+            asks = stream()
+            await asks.write(asked("FP32", {"fp32_contents": [1.0]}))
+            await begun.wait()
+            await asyncio.sleep(2.5)
+            monkeypatch.setattr("poise_serve.rpc.MESSAGE_SECONDS", 0.2)
+            go.set()
+            assert (await asks.read()).infer_response.model_name == "m"
+            assert await asks.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_without_keys_an_address_has_only_a_part_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise_serve.rpc.MOST_OF_A_CLIENT", 1)
+
+    async def run() -> None:
+        async with streaming(halves) as stream:
+            first, request = stream(), asked("FP32", {"fp32_contents": [1.0]})
+            await first.write(request)
+            await first.read()
+            second = stream()
+            assert await second.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await second.details() == "the client 127.0.0.1 has 1 calls at once, the maximum"
+            await first.done_writing()
+            assert await first.code() == grpc.StatusCode.OK
+            assert len([one async for one in stream([request])]) == 1
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def test_a_deadline_is_the_time_limit_of_its_request(tmp_path: Path) -> None:
