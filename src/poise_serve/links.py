@@ -1,9 +1,10 @@
 """News for gateways on other machines, over HTTP: batches to the path `PEERS` of each named address.
 
 Each batch is signed with the key that all gateways share (HMAC-SHA256), so it needs no TLS to be authentic. A copy of
-an earlier batch is refused. One request at a time is sent to an address, so news arrive in order. If it fails, or a new
-gateway is heard, the next batch begins with everything that this gateway has in flight and knows of upstreams: no loss
-lasts. Several gateways may listen at one address: whichever gets a batch passes it on to the others there.
+an earlier batch is refused: its serial number is known, or it was made before this gateway started. One request at a
+time is sent to an address, so news arrive in order. If it fails, or a new gateway is heard, the next batch begins with
+everything that this gateway has in flight and knows of upstreams: no loss lasts. Several gateways may listen at one
+address: whichever gets a batch passes it on to the others there.
 
 All gateways may have the same list of addresses: a gateway that finds itself in it sends nothing there.
 """
@@ -66,6 +67,7 @@ class Links:
     ) -> None:
         self._group, self._gateway = group, gateway
         self._state, self._take, self._say = state, take, say
+        self._since = time.time()
         self._urls: tuple[str, ...] = ()
         self._key = b""
         self._links: dict[str, _Link] = {}
@@ -108,12 +110,14 @@ class Links:
             return WRONG
         try:
             batch = _decode.decode(body)
-        except msgspec.DecodeError:  # of another version of Poise
+        except msgspec.DecodeError:  # of another version of Poise, or with a number that cannot be
             return WRONG
         if batch.group == self._group:
             return SELF
+        now = time.time()
+        is_recent = max(self._since, now - CLOCKS_DIFFER) <= batch.at <= now + CLOCKS_DIFFER
         known = self._serials.pop(batch.gateway, None)
-        if not abs(time.time() - batch.at) <= CLOCKS_DIFFER or batch.serial <= (known or 0):
+        if not is_recent or batch.serial <= (known or 0):
             if known is not None:
                 self._serials[batch.gateway] = known
             return WRONG

@@ -29,7 +29,7 @@ import msgspec
 
 from poise.decoding import msgpack_decoder
 from poise_serve.links import Links
-from poise_serve.model.news import Alive, Joined, Message, News
+from poise_serve.model.news import FIRST_ELSEWHERE, Alive, Joined, Message, News
 
 ALIVE_EVERY = 1.0
 GONE_AFTER = 5.0
@@ -196,9 +196,6 @@ class Peers:
 
 
 SHOWN = ".shown"
-
-FIRST_ELSEWHERE = 1 << 32
-"""Gateways that are heard over HTTP have numbers from here on, drawn at random; those of one machine begin at 0."""
 
 
 def _number(path: Path) -> int:

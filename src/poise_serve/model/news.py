@@ -1,10 +1,15 @@
 """Messages between gateways before the same upstreams (`poise_serve.peers`)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from poise_serve.model.routing import Asked
+from poise_serve.model.routing import Amount, Asked
+
+FIRST_ELSEWHERE = 1 << 32
+"""Gateways that are heard over HTTP have numbers from here on, drawn at random; those of one machine begin at 0."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 Outcome = Literal["answered", "refused", "failed", "neither"]
 """Outcome of a request: a full answer; a refusal that is the request's fault, or means busy; a failure of the upstream;
@@ -36,8 +41,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=2):
     outcome: Outcome
     is_failure: bool
     took: int
-    wrote: float
-    cached: float | None
+    wrote: Amount
+    cached: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -54,8 +59,8 @@ class Spent(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """A key has spent requests and tokens of its allowances."""
 
     key: str
-    requests: int
-    tokens: int
+    requests: Count
+    tokens: Count
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -66,7 +71,7 @@ class Rests(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """An upstream has asked for a pause, of which this many nanoseconds are left."""
 
     server: str
-    left: int
+    left: Count
 
 
 class Probed(msgspec.Struct, frozen=True, array_like=True, tag=8):
@@ -80,8 +85,8 @@ class Ejected(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """An upstream is ejected, told to a gateway that did not see its failures. `left`: nanoseconds of the `pause`."""
 
     server: str
-    left: int
-    pause: int
+    left: Count
+    pause: Count
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -113,13 +118,14 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     """
 
     group: str
-    gateway: int
-    serial: int
-    at: float
+    gateway: Annotated[int, msgspec.Meta(ge=FIRST_ELSEWHERE)]
+    serial: Count
+    at: Amount
     news: list[News]
 
 
 __all__ = [
+    "FIRST_ELSEWHERE",
     "Alive",
     "Batch",
     "Began",

@@ -1,6 +1,12 @@
 """A router's view of a request and of the candidate replicas."""
 
+import sys
+from typing import Annotated
+
 import msgspec
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+"""A finite number from 0 on, when it is decoded."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -11,10 +17,10 @@ class Prompt(msgspec.Struct, frozen=True):
     the prompt is read.
     """
 
-    tokens: float
-    writes: float = 0.0
+    tokens: Amount
+    writes: Amount = 0.0
     blocks: tuple[int, ...] = ()
-    block: float = 1.0
+    block: Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)] = 1.0
     streams: bool = False
 
 
@@ -27,7 +33,7 @@ class Asked(msgspec.Struct, frozen=True):
     nothing is known of it.
     """
 
-    size: float = 1.0
+    size: Amount = 1.0
     key: str = ""
     due: int = 0
     prompt: Prompt | None = None
@@ -71,4 +77,4 @@ class Route(msgspec.Struct, frozen=True):
     replica: str
 
 
-__all__ = ["Asked", "Prompt", "ReplicaView", "Route", "RouteView"]
+__all__ = ["Amount", "Asked", "Prompt", "ReplicaView", "Route", "RouteView"]
