@@ -54,7 +54,7 @@ _decode: msgspec.msgpack.Decoder[Batch] = msgpack_decoder(Batch)
 
 class Links:
     """The links of one gateway. `state` returns the complete report for a new gateway. `take` is called with the news
-    of another gateway, by its number.
+    of another gateway: its number, the news, and the serial number of their batch.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Links:
         group: str,
         gateway: int,
         state: Callable[[], Iterable[News]],
-        take: Callable[[int, Sequence[News]], None],
+        take: Callable[[int, Sequence[News], int], None],
         say: Callable[[str], None],
     ) -> None:
         self._group, self._gateway = group, gateway
@@ -116,19 +116,21 @@ class Links:
             return SELF
         now = time.time()
         is_recent = max(self._since, now - CLOCKS_DIFFER) <= batch.at <= now + CLOCKS_DIFFER
-        known = self._serials.pop(batch.gateway, None)
-        if not is_recent or batch.serial <= (known or 0):
-            if known is not None:
-                self._serials[batch.gateway] = known
+        if not is_recent or batch.serial <= self._serials.get(batch.gateway, 0):
             return WRONG
+        self.know(batch.gateway, batch.serial)
+        self._take(batch.gateway, batch.news, batch.serial)
+        return TAKEN
+
+    def know(self, gateway: int, serial: int) -> None:
+        """Note a batch that was taken here, or by another gateway of this machine."""
+        known = self._serials.pop(gateway, None)
         if known is None:
             for link in self._links.values():
                 link.renew()
         if len(self._serials) >= MOST_GATEWAYS:
             del self._serials[next(iter(self._serials))]
-        self._serials[batch.gateway] = batch.serial
-        self._take(batch.gateway, batch.news)
-        return TAKEN
+        self._serials[gateway] = max(serial, known or 0)
 
     def _open(self, session: aiohttp.ClientSession) -> None:
         for link in self._links.values():

@@ -120,11 +120,11 @@ class Peers:
         self.links.tell(news)
         self._tell_here(self._number, news)
 
-    def _tell_here(self, gateway: int, news: News) -> None:
+    def _tell_here(self, gateway: int, news: News, serial: int = 0) -> None:
         """Tell the others of this machine."""
         if self._socket is None or not self._others:
             return
-        data = _encode(Message(gateway, news))
+        data = _encode(Message(gateway, news, serial))
         for other in self._others:
             with contextlib.suppress(OSError):
                 self._socket.sendto(data, other)
@@ -176,12 +176,14 @@ class Peers:
                 return
             except (OSError, msgspec.DecodeError):
                 continue
+            if message.serial:
+                self.links.know(message.gateway, message.serial)
             self._take(message.gateway, message.news)
 
-    def _take_on(self, gateway: int, news: Sequence[News]) -> None:
+    def _take_on(self, gateway: int, news: Sequence[News], serial: int) -> None:
         """Take news from another machine, and pass them on to the others of this one."""
         for one in news:
-            self._tell_here(gateway, one)
+            self._tell_here(gateway, one, serial)
             self._take(gateway, one)
 
     def _take(self, gateway: int, news: News) -> None:

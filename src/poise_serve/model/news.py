@@ -106,10 +106,11 @@ News = Sent | Began | Ended | Alive | Retried | Spent | Joined | Rests | Probed 
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """News of one gateway, by its number."""
+    """News of one gateway, by its number. `serial`: of the batch in which they came from another machine, or 0."""
 
     gateway: int
     news: News
+    serial: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
