@@ -183,7 +183,7 @@ def test_what_a_gateway_had_in_flight_that_is_gone_is_dropped_and_comes_back_wit
 
 def test_a_gateway_that_cannot_be_reached_is_told_everything_later(both: Both) -> None:
     both.one.change(peers={"urls": ["127.0.0.1:1"], "key_from": "KEY"})
-    until(lambda: any("do not hear" in text for text in both.one.said))
+    until(lambda: any("cannot report" in text for text in both.one.said))
     with both.held(0, 0):
         until(lambda: both.other.others == 0)
         both.one.change(peers={"urls": [both.urls[1]], "key_from": "KEY"})

@@ -101,8 +101,9 @@ def test_the_loopback_port_is_guarded_alike(caller: Caller) -> None:
                 f"Authorization: {token}\r\nConnection: close\r\n\r\n".encode()
             )
             assert read_answer(sock).status == status
-    addresses = {line.split()[1] for line in open("/proc/net/tcp").read().splitlines()[1:]}  # noqa: PTH123, SIM115
-    ours = {address for address in addresses if int(address.split(":")[1], 16) == endpoint.port}
+    sockets = [line.split() for line in open("/proc/net/tcp").read().splitlines()[1:]]  # noqa: PTH123, SIM115
+    listening = {address for _, address, _, state, *_ in sockets if state == "0A"}
+    ours = {address for address in listening if int(address.split(":")[1], 16) == endpoint.port}
     assert all(address.startswith("0100007F") for address in ours)
 
 
