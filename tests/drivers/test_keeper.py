@@ -35,11 +35,17 @@ class Line:
         self.logs = folder / "logs"
         self.logs.mkdir(exist_ok=True)
         command = [sys.executable, "-I", "-S", "-c", keeper.START, PROGRAM, str(folder), name]
-        self.code = subprocess.run(command, check=False).returncode
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(8)
-        where = os.open(folder, os.O_PATH)
-        self.socket.connect(f"/proc/self/fd/{where}/{name}.sock")
+        where, end = os.open(folder, os.O_PATH), time.monotonic() + 8
+        while True:
+            self.code = subprocess.run(command, check=False).returncode
+            try:
+                self.socket.connect(f"/proc/self/fd/{where}/{name}.sock")
+                break
+            except ConnectionRefusedError:  # a fork of a killed keeper has its lock a moment longer
+                if self.code != 3 or time.monotonic() > end:
+                    raise
         os.close(where)
         self.file = self.socket.makefile("rb")
         self.say("hello", {"spare": f"{self.logs}/.", "cgroup": cgroup})
