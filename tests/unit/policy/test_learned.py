@@ -273,6 +273,16 @@ def marked(at: int, value: int) -> Damage:
     return damage
 
 
+def replaced(make: Callable[[Path], None]) -> Damage:
+    """Put something else in the place of the file."""
+
+    def damage(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
@@ -291,8 +301,8 @@ def marked(at: int, value: int) -> Damage:
         pytest.param(array(study_values=["\ud800"]), "not a file of weights", id="no text"),
         pytest.param(array(low=[float("nan")] * FEATURES), "must be finite", id="nan"),
         pytest.param(array(high=[float("inf")] * FEATURES), "must be finite", id="infinity"),
-        pytest.param(lambda path: path.unlink() or os.mkfifo(path), "no regular file", id="fifo"),
-        pytest.param(lambda path: path.unlink() or path.mkdir(), "directory", id="folder"),
+        pytest.param(replaced(os.mkfifo), "no regular file", id="fifo"),
+        pytest.param(replaced(os.mkdir), "directory", id="folder"),
     ],
 )
 def test_a_hostile_file_is_refused(damage: Damage, why: str, tmp_path: Path) -> None:
