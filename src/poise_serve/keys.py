@@ -237,7 +237,10 @@ class Keys:
             return None
         name = who.name or who.token or "home"
         key = self._by_token.get(who.token) or Key(name=name, token=who.token)
-        scopes = SCOPES_OF[Role[who.role.upper()]]
+        role = Role[who.role.upper()]
+        scopes = SCOPES_OF[role]
+        if who.accounts and role is not Role.ADMIN:  # replicas run as the user of the agent
+            scopes -= {"admin"}
         scopes = scopes if key.scopes is None else scopes & key.scopes
         tenant = key.tenant or who.tenant
         held = self._holders.get(who.token)

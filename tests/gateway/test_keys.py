@@ -161,6 +161,7 @@ class Known:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.role: str | None = "submitter"
+        self.account, self.accounts = "", False
         self.is_away = False
         self.answers = {secret: threading.Event() for secret in (ANN, "")}
         """Whether it answers about this token, and about all others."""
@@ -177,7 +178,15 @@ class Known:
             raise Unreachable("away")
         if self.role is None or secret != ANN:
             raise Denied("no")
-        return WhoReport(tenant="ann", role=self.role, token=T1, name="laptop", expires=0)
+        return WhoReport(
+            tenant="ann",
+            role=self.role,
+            token=T1,
+            name="laptop",
+            expires=0,
+            account=self.account,
+            accounts=self.accounts,
+        )
 
 
 def test_a_token_of_the_control_plane_is_a_key_until_it_is_revoked(
@@ -194,6 +203,22 @@ def test_a_token_of_the_control_plane_is_a_key_until_it_is_revoked(
     assert (gate.ask("sk-ann").status, gate.ask("sk-ann", "/metrics", "GET").status) == (403, 200)
     known.role = None
     assert gate.ask("sk-ann").status == 401
+
+
+def test_only_admins_change_services_where_commands_run_as_accounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway submits replicas with the token of its home, so they run as the user of the agent."""
+    known, gate = Known(monkeypatch), Gate(tmp_path, home=Home(tmp_path))
+    told = []
+    for known.role, known.account, known.accounts in (
+        ("operator", "", False),
+        ("operator", "", True),
+        ("operator", "ann", True),
+        ("admin", "", True),
+    ):
+        told.append([gate.ask(ANN, "/admin/apply").status, gate.ask(ANN, "/cache/m", "DELETE").status])
+    assert told == [[200, 200], [403, 200], [403, 200], [200, 200]]
 
 
 def test_an_answer_of_the_control_plane_holds_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

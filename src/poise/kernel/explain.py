@@ -705,6 +705,7 @@ def who_report(ledger: Ledger, bearer: Bearer) -> WhoReport:
         name=bearer.name,
         expires=ledger.leader.wall(token.expires) if token is not None else 0.0,
         account=bearer.account,
+        accounts=ledger.tokens.name_accounts(),
     )
 
 

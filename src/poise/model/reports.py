@@ -368,7 +368,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of the client: the tenant and role of its token, and the token's id and name (empty: the home's own
-    token). `expires` and `account` are as in `TokenReport`.
+    token). `expires` and `account` are as in `TokenReport`. `accounts`: a token of this home has named an account.
     """
 
     tenant: str
@@ -377,6 +377,7 @@ class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     expires: float
     account: str = ""
+    accounts: bool = False
 
 
 class TokenReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -174,7 +174,9 @@ def test_a_token_names_no_account_that_cannot_be_a_persons(name: str) -> None:
 
 def test_a_token_tells_its_account() -> None:
     desk = a_desk("ann")
-    assert desk.call("GET", "/v1/whoami", who="ann").value["account"] == "ann"
+    told = desk.call("GET", "/v1/whoami", who="ann").value
+    assert (told["account"], told["accounts"]) == ("ann", True)
+    assert not Desk().call("GET", "/v1/whoami").value["accounts"]
     assert [one["account"] for one in desk.call("GET", "/v1/tokens").value] == ["ann", "bob", ""]
     told = desk.call("GET", "/v1/audit?after=0&follow=false").body.decode()
     assert "added token t1 (ann): submitter of team, account ann" in told
