@@ -110,6 +110,17 @@ def test_once_a_token_has_named_an_account_the_rule_stays_for_all_but_admins() -
         desk.world.restart(from_checkpoint=True)
 
 
+def test_what_was_submitted_before_the_first_account_runs_as_before() -> None:
+    desk = Desk(World(check=False))
+    desk.world.join(node("n1", cpu=16))
+    add(desk, "none", Role.SUBMITTER)
+    assert submit(desk, "none", every="1h", overlap="allow").status == 201
+    add(desk, "ann", Role.SUBMITTER, "ann")
+    desk.world.after("2h")
+    assert {one.shape.where.account for one in launches(desk)} == {""}
+    assert len(desk.world.ledger.jobs) > 1
+
+
 def test_a_job_whose_account_no_node_offers_is_refused_at_once() -> None:
     desk = a_desk("carol")
     error = submit(desk, "ann").value["error"]
