@@ -381,7 +381,7 @@ class Pool:
         """Pause an upstream that answered with Retry-After."""
         if not seconds:
             return
-        pause = min(round(seconds * SECOND), self._front.ejection.longest)
+        pause = round(min(seconds * SECOND, self._front.ejection.longest))  # it may be infinite
         self._rest(member, pause)
         if self._peers is not None:
             self._peers.tell(Rests(member.name, pause))

@@ -90,7 +90,7 @@ async def test_nobody_waits_for_those_that_are_away() -> None:
     waiting = asyncio.ensure_future(world.take())
     await asyncio.sleep(0)
     world.pool.rest(first.member, 7)
-    world.pool.rest(second.member, 7)
+    world.pool.rest(second.member, float("inf"))
     world.pool.give_back(first, "refused", 0)
     with pytest.raises(Refused, match="asked us to wait") as raised:
         await waiting
