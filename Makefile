@@ -78,7 +78,7 @@ test-kubernetes: setup servers kubernetes-parts  ## Poise on that Kubernetes, wi
 # these wait for most of their time, so three of them share a core
 test: setup style servers  ## style, layers, types; all tests: in memory beside real processes; then those that time something
 	@mkdir -p build; \
-	setsid nice sh -c '$(BIN)/mypy; types=$$?; $(BIN)/python -m pytest -p no:cacheprovider --numprocesses 2 --dist loadfile $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
+	setsid nice sh -c '$(BIN)/mypy; types=$$?; $(BIN)/python -m pytest -p no:cacheprovider $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
 	setsid $(BESIDE) --numprocesses 2 $(OF_LARGE) $(LARGE) > build/large.txt 2>&1 & large=$$!; \
 	trap "kill -- -$$memory -$$large" INT TERM; \
 	$(BESIDE) --numprocesses 5 $(REAL); real=$$?; \
