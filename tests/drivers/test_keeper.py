@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -124,6 +125,20 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
     except OSError:
         return False
+
+
+def test_a_keeper_is_the_listener_before_its_starter_ends(tmp_path: Path) -> None:
+    late = "detach = it.detach; import time; it.detach = lambda: detach() and not time.sleep(0.3); sys.exit("
+    (tmp_path / "logs").mkdir()
+    start = [sys.executable, "-I", "-S", "-c", keeper.START.replace("sys.exit(", late), PROGRAM, str(tmp_path), "slow"]
+    assert subprocess.run(start, check=False).returncode == 0
+    where = os.open(tmp_path, os.O_PATH)
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(f"/proc/self/fd/{where}/slow.sock")
+        os.close(where)
+        listener = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    assert alive(listener), "an agent would mark a process that has ended"
+    os.kill(listener, signal.SIGKILL)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

@@ -165,6 +165,8 @@ def test_a_canary_is_promoted_and_rolled_back_by_hand(home: Living, gateway: Ser
         until(lambda: (200, b"6.0") in answers, "the canary answers", lambda: gateway.text)
         change(home, "rollback", "times")
         assert "canary" not in change(home, "show")["documents"]["service times"]
+        asked = len(answers)
+        until(lambda: len(answers) > asked + 20 and (200, b"6.0") not in answers[-20:], "the canary answers no more")
         change(home, "apply", "next.json")
         asked = len(answers)
         until(lambda: (200, b"6.0") in answers[asked:], "the canary answers again", lambda: gateway.text)

@@ -2034,11 +2034,16 @@ def main(folder: str, name: str) -> int:
     listener = listen(folder, name)
     if listener is None:
         return 3
+    ready, done = os.pipe()
     if detach():
         listener.listen(8)  # again: peers now see this process as the listener
+        os.close(ready)
+        os.close(done)
         gc.collect()
         gc.freeze()
         gc.disable()
         Keeper(folder, name, listener).serve()
         os._exit(0)  # at once: the agent takes the end of the connection as the end of the keeper
+    os.close(done)
+    os.read(ready, 1)  # until the keeper is the listener: the agent marks whatever process it sees as that
     return 0
