@@ -85,7 +85,7 @@ class Accounts:
         return Places(account, f"{results}/", folder / "gangs", checkpoints, str(tmp))
 
     def tidy(self, held: Collection[str]) -> None:
-        """Remove the private /tmp and the results of accounts of which no attempt is held here."""
+        """Remove the private /tmp and the results of each account without an attempt on this node."""
         for folder in self.root.glob("*"):
             if folder.name not in {plain_name(name) for name in held}:
                 remove_folder(folder / self._node)

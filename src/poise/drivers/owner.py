@@ -231,7 +231,7 @@ def _view(request: Request) -> int:
         state = os.stat(request.tmp) if request.tmp else None  # noqa: PTH116 — pathlib is large
     except OSError:
         state = None
-    key = (request.tmp, state and (state.st_dev, state.st_ino), *request.hide)  # the folder may have been made anew
+    key = (request.tmp, state and (state.st_dev, state.st_ino), *request.hide)  # another folder may have this name now
     if key not in _views:
         while len(_views) >= MOST_VIEWS:
             os.close(_views.pop(next(iter(_views))))

@@ -1,4 +1,4 @@
-"""What the processes of a session have done, from /proc."""
+"""Counts the CPU time and the writes of a session's processes, from /proc."""
 
 import contextlib
 import os

@@ -175,7 +175,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
 
     @property
     def suspended(self) -> "Shape":
-        """What a suspended task of this shape keeps: its memory."""
+        """The resources that a task of this shape keeps while it is suspended: its memory."""
         return Shape(cpu=0, memory=self.memory)
 
     def key(self) -> str:

@@ -190,7 +190,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     share, with its password in the variable `password_from`. `record`: the file for recorded requests, the fraction to
     record, and its maximum size in bytes. `canary`: another version, on `trial`. `openai`: the OpenAI route that it
     also answers, if any. `precision`: the precision requested from the model. `concurrency`: number of requests that a
-    replica serves at once, if its model takes them one by one. `version_of`: the model of which it is another version.
+    replica serves at once, if its model takes them one by one. `version_of`: it is another version of this model.
     """
 
     name: str

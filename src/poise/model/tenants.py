@@ -91,7 +91,7 @@ _ACCOUNT = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,31}")
 
 
 def check_account(name: str, field: str) -> None:
-    """Check the name of a Unix account. Raises `SpecError` for one that cannot exist, and for root."""
+    """Check the name of a Unix account. Raises `SpecError` for root, and for a name that no account can have."""
     if not _ACCOUNT.fullmatch(name) or name == "root":
         what = "this is not the name of a Unix account of a person"
         raise SpecError(what, code="E107", field=field, have=ascii(name[:80]), hint="`getent passwd` lists accounts")

@@ -11,7 +11,7 @@ from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.errors import InputError
 from poise_lab.cli.simulate import TRACE_FLAGS, asked_of
-from poise_lab.cli.tune import put_in_shadow, refuse_no_better
+from poise_lab.cli.tune import check_policy_file, put_in_shadow, refuse_no_better
 
 if TYPE_CHECKING:  # imported late: it loads PyTorch
     from poise_lab.learn.training import Learnt
@@ -59,10 +59,7 @@ def learn(trace: Path, method: Any, steps: int, draws: int, file: Path | None, f
     --apply is refused unless the interval of the mean completion time shows an improvement.
     """
     if file is not None:
-        if file.suffix not in (".yaml", ".yml"):
-            hint = f"--apply {file.stem or 'learned'}.yaml"
-            raise InputError("the file of a policy ends with .yaml", field="--apply", have=str(file), hint=hint)
-        output.check_page(file, "--apply")
+        check_policy_file(file)
         output.check_page(file.with_suffix(".npz"), "--apply")
     told = _learnt(trace, method, steps, draws, flags)
     output.show(lambda: _shown(told), form, False)

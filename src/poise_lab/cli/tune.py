@@ -66,10 +66,7 @@ def tune(
 
     named = objectives_named(objectives)
     if file is not None:
-        if file.suffix not in (".yaml", ".yml"):
-            hint = f"--apply {file.stem or 'tuned'}.yaml"
-            raise InputError("the file of a policy ends with .yaml", field="--apply", have=str(file), hint=hint)
-        output.check_page(file, "--apply")
+        check_policy_file(file)
     asked = asked_of(field="--policy", trace=trace, **flags)
     name = file.stem if file is not None else "tuned"
     seen = sys.stderr.isatty()
@@ -138,6 +135,14 @@ def apply(told: "Tuned", path: Path) -> None:
         *(f"told on {told.told.jobs} jobs: {one.name} {in_words(one)}" for one in told.told.figures),
     ]
     put_in_shadow(path, head, told.document, told.document)
+
+
+def check_policy_file(file: Path) -> None:
+    """Check, before the work begins, that a policy can be written to a file. Raises `InputError`."""
+    if file.suffix not in (".yaml", ".yml"):
+        hint = f"--apply {file.stem or 'ours'}.yaml"
+        raise InputError("the file of a policy ends with .yaml", field="--apply", have=str(file), hint=hint)
+    output.check_page(file, "--apply")
 
 
 def refuse_no_better(why: str, hint: str) -> None:

@@ -62,7 +62,7 @@ def episode_of(workload: Workload, nodes: Sequence[Node], suite: Suite, settings
 
 
 class Starts(gymnasium.Env[Observed, np.int64]):
-    """The environment. `episodes` are the workloads, of which each reset draws one by its seed."""
+    """The environment. Each reset draws one of the `episodes` by its seed."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 as gymnasium declares it
 

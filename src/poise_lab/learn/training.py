@@ -51,8 +51,8 @@ RATE = 3e-4
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of a training: `episodes` workloads of `jobs` jobs, of which one is drawn for each episode; `told`
-    workloads for the comparison.
+    """The parameters of a training: `episodes` training workloads of `jobs` jobs, and
+    `told` workloads for the comparison.
     """
 
     method: Method = "dqn"
@@ -80,7 +80,7 @@ class Learnt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ground(NamedTuple):
-    """What a training needs: the two halves of a trace, and the fleet."""
+    """The input of a training: the two halves of a trace, and the fleet."""
 
     first: Workload
     second: Workload

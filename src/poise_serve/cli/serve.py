@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8080
 
 GRPC_PORT = "POISE_GATEWAY_GRPC_PORT"
-"""Variable with the port for gRPC of a gateway, for the next one that takes over."""
+"""Variable with the gRPC port of a gateway. A gateway that takes over listens there too."""
 
 
 @click.command()
