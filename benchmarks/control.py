@@ -16,9 +16,9 @@ from random import Random
 
 import msgspec
 
+from poise.policy.pid import Damping, Pid, damped
 from poise.units import SECOND
 from poise_serve.kernel.resilience import GAINS, NOISE
-from poise_serve.policy.pid import Damping, Pid, damped
 
 STEPS, LAST, TARGET, MOST, NEAR = 200, 60, 2.0, 4.2, 0.2
 GAINS_OF_PLANTS, DELAYS = (0.5, 1.0, 2.0, 3.0), (0, 1, 3, 5)

@@ -13,8 +13,8 @@ from statistics import median
 from typing import Literal
 
 from poise.model.serving_upstreams import Ejection, Following, Probing, Retries
+from poise.policy.pid import Damping, Gains, Pid, damped
 from poise.units import SECOND
-from poise_serve.policy.pid import Damping, Gains, Pid, damped
 
 WINDOW = 10 * SECOND
 """Time window of the retry budget, as in Finagle."""

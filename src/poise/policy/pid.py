@@ -15,7 +15,9 @@ and Hägglund, *Advanced PID Control*, 2006, chapters 3 and 6):
   because the integral absorbs the jump of the proportional term.
 * Steps may come at irregular intervals; `elapsed` is in nanoseconds.
 * `damped` watches the errors for an oscillation that does not fade, which an unknown delay or a steep response causes,
-  and returns the factor for the gains that ends it. So one set of gains serves where no model tells better ones.
+  and returns the factor for the gains that ends it. So one set of gains serves where no model tells better ones. The
+  factor grows again only while a large error lasts. Without that condition it would grow at rest, until the oscillation
+  begins again, just below the noise.
 
 The controller is stateless: each step takes the memory and returns the next one.
 """
@@ -61,7 +63,7 @@ DAMPS, LEAST_FACTOR = 0.7, 0.05
 """What an oscillation multiplies the factor by, and the least factor."""
 
 RECOVERS = 1.005
-"""Growth of the factor in a step, up to 1: it doubles in about 140 steps."""
+"""Growth of the factor, up to 1, in a step with an error above the noise: it doubles in about 140 such steps."""
 
 
 def damped(damping: Damping, error: float, noise: float) -> Damping:
@@ -71,7 +73,9 @@ def damped(damping: Damping, error: float, noise: float) -> Damping:
         if before >= 0 and reach >= FADES * before and min(reach, before) > noise:
             factor = max(LEAST_FACTOR, factor * DAMPS)
         reach, before = 0.0, reach
-    return Damping(factor=min(1.0, factor * RECOVERS), side=side, reach=max(reach, abs(error)), before=before)
+    if abs(error) > noise:
+        factor = min(1.0, factor * RECOVERS)
+    return Damping(factor=factor, side=side, reach=max(reach, abs(error)), before=before)
 
 
 class PidMemory(msgspec.Struct, frozen=True, kw_only=True):
