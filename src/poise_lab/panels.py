@@ -125,7 +125,7 @@ def _distribution(page: Page, trials: Sequence[Result]) -> None:
         page.tag("p", "No job has ended.", class_="faint")
         return
     page.tag("p", "The part of all jobs that had ended after so long; the axis is logarithmic.", class_="faint")
-    _names(page, trials)
+    _names(page, [trial.policy for trial in trials])
     least = math.log10(min(of[0] for of in times if of))
     most = max(math.log10(max(of[-1] for of in times if of)), least + 0.01)
     height = CURVE * 2
@@ -160,14 +160,15 @@ def _short(mark: int) -> str:
 
 def _curves(page: Page, trials: Sequence[Result]) -> None:
     length = max(trial.curves.width * len(trial.curves.waiting) for trial in trials)
-    _plot(page, "Jobs that waited", "queue length over time", trials, [_thin(_waiting(of)) for of in trials], length)
+    names = [trial.policy for trial in trials]
+    plot(page, "Jobs that waited", "queue length over time", names, [_thin(_waiting(of)) for of in trials], length)
     models = list(dict.fromkeys(name for trial in trials for name in trial.curves.held if name != CPU))
     text = "Devices that were held, of all" if models else "Cores held, of all"
     held = [_thin(_held(of, models or [CPU])) for of in trials]
-    _plot(page, text, "use over time", trials, held, length, most=1.0)
+    plot(page, text, "use over time", names, held, length, most=1.0)
     for model in models if len(models) > 1 else ():
         held = [_thin(_held(of, [model])) for of in trials]
-        _plot(page, f"{model} that were held", "use of one model over time", trials, held, length, most=1.0)
+        plot(page, f"{model} that were held", "use of one model over time", names, held, length, most=1.0)
 
 
 Curve = list[tuple[float, float]]
@@ -192,22 +193,23 @@ def _thin(curve: Curve) -> Curve:
     return [(group[0][0], sum(value for _, value in group) / len(group)) for group in groups]
 
 
-def _plot(
+def plot(
     page: Page,
     title: str,
     label: str,
-    trials: Sequence[Result],
+    names: Sequence[str],
     curves: Sequence[Curve],
     length: int,
     most: float = 0.0,
 ) -> None:
+    """Draw curves over `length` nanoseconds, each with its name. `most` is the top of the scale; 0: the largest."""
     page.tag("h2", title)
     most = most or max((value for curve in curves for _, value in curve), default=0.0)
     if not most:
         page.tag("p", "None.", class_="faint")
         return
     page.tag("p", f"At most {percent(most) if most == 1.0 else f'{most:,.4g}'} on this scale.", class_="faint")
-    _names(page, trials)
+    _names(page, names)
     page.raw(f'<svg viewBox="0 0 {WIDTH} {CURVE + 24}" role="img" aria-label="{label}">\n')
     ticks(page, length, CURVE + 24)
     for number, curve in enumerate(curves):
@@ -216,8 +218,8 @@ def _plot(
     page.raw("</svg>\n")
 
 
-def _names(page: Page, trials: Sequence[Result]) -> None:
-    page.key((_hue(number), trial.policy) for number, trial in enumerate(trials))
+def _names(page: Page, names: Sequence[str]) -> None:
+    page.key((_hue(number), name) for number, name in enumerate(names))
 
 
 def _hue(number: int) -> str:

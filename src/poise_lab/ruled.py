@@ -5,12 +5,12 @@ agents' measurements, so rules that read these do not fire.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from poise.drivers.plugins import choose_rule_policy, policy_settings, tried
+from poise.drivers.plugins import choice_of, choose_rule_policy, policy_settings, tried
 from poise.engine.paired import compare
 from poise.engine.twin import Twin
 from poise.kernel.backtest import backtest
@@ -30,16 +30,23 @@ from poise.units import DAY
 from poise_lab.trial import Result, row_of, simulate
 
 
-class _Set:
-    """The current policy of a twin: the one that a rule set, or the initial one."""
+class Following:
+    """The policy of a twin: `first`, or what rules have set since. `twin` is set before the first decision."""
 
-    def __init__(self, first: ClusterPolicy, others: dict[str, ClusterPolicy]) -> None:
+    def __init__(self, first: ClusterPolicy) -> None:
         self.name = first.name
-        self.now: Callable[[], str] = lambda: first.name
-        self._first, self._others = first, others
+        self.twin: Twin | None = None
+        self._first = first
+        self._known: dict[tuple[str, bytes], ClusterPolicy] = {}
 
     def decide(self, view: Snapshot, /) -> Plan:
-        return self._others.get(self.now(), self._first).decide(view)
+        began = self.twin.ledger.leader.began if self.twin is not None else None
+        if began is None or (began.policy == self.name and not began.recipe):
+            return self._first.decide(view)
+        key = began.policy, msgspec.json.encode(began.recipe)
+        if key not in self._known:
+            self._known[key] = tried(choice_of(began))
+        return self._known[key].decide(view)
 
 
 def backtest_on(
@@ -66,23 +73,21 @@ def effect_of(
     """Return the effect of the rules when all of them act, compared with the same jobs `without` them."""
     rules = [{**rule, "mode": "on"} for rule in document["rules"]]
     policies: dict[str, dict[str, Any]] = {}
-    others: dict[str, ClusterPolicy] = {}
     for place, rule in enumerate(compile_rules(document).rules):
         for action in rule.actions:
             if (wanted := policy_of(action)) is not None:
                 choice = choose_rule_policy(rule.name, wanted, place)
                 told = policy_settings(choice, 0.0)
                 policies[rule.name] = {key: told[key] for key in ("policy", "recipe", "code")}
-                others[choice.label] = tried(choice)
     firings: Counter[str] = Counter({str(rule["name"]): 0 for rule in rules})
-    decides = _Set(policy, others)
+    decides = Following(policy)
 
     def observe(event: Event) -> None:
         if isinstance(event, RuleFired):
             firings[event.rule] += 1
 
     def begin(twin: Twin) -> None:
-        decides.now = lambda: twin.ledger.leader.policy
+        decides.twin = twin
         twin.ask(lambda request: SetRules(request, {**document, "rules": rules}, policies), 0)
 
     ruled = simulate(workload, nodes, decides, settings, observe=observe, begin=begin)

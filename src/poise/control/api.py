@@ -157,7 +157,7 @@ from poise.model.reports import (
     WhyNot,
 )
 from poise.model.reservations import Zones, compile_reservations
-from poise.model.rule_actions import policy_of
+from poise.model.rule_actions import policy_of, sets_policy
 from poise.model.rules import compile_rules, targets_of
 from poise.model.secrets import named
 from poise.model.sharefile import compile_shares
@@ -1318,7 +1318,8 @@ def make_app(
             for action in rule.actions
             if (policy := policy_of(action)) is not None
         }
-        if wanted and not bearer.may(ADMIN):
+        actions = [action for rule in compiled.rules for action in rule.actions]
+        if any(sets_policy(action) for action in actions) and not bearer.may(ADMIN):
             raise Forbidden("a rule that sets the policy needs the role admin", hint="`poise whoami`")
         if any(targets_of(rule) for rule in compiled.rules) and not bearer.may(ADMIN):
             what = "a rule that notifies a target of its own needs the role admin"

@@ -12,6 +12,7 @@ import msgspec
 
 from poise.engine import scenario
 from poise.model import (
+    control,
     devicefile,
     expressions,
     fleetfile,
@@ -188,6 +189,51 @@ _ACTIONS: dict[str, Schema] = {
     "mirror_traffic": {
         "description": "Copy a share of the requests of a service to another one of the same gateway.",
         **_one_of(["service", "to"], service=_SERVICE, to={"type": "string", **NAMES}, share=SHARE),
+    },
+    "control": {
+        "description": "Adjust a number in small steps, so that a signal of the fleet reaches its target.",
+        **_one_of(
+            ["knob", "target", "least", "most"],
+            knob={
+                "description": "The number: extra replicas, an amount of a quota, or a parameter of the policy.",
+                "type": "string",
+                "pattern": r"^(?:replicas|quota\.cpu|quota\.memory|quota\.gpu|policy\..+)$",
+                "examples": ["quota.gpu", "replicas", "policy.fairness"],
+            },
+            of={"description": "The service, or the tenant of the quota.", "type": "string"},
+            target={
+                "description": "A signal and the value that it should have.",
+                "anyOf": [
+                    {"type": "string", "minLength": 1, "maxLength": expressions.MAX_LENGTH},
+                    {
+                        "type": "object",
+                        "propertyNames": {"enum": list(expressions.SIGNALS)},
+                        "additionalProperties": {"type": ["string", "number"]},
+                        "minProperties": 1,
+                        "maxProperties": 1,
+                    },
+                ],
+                "examples": [{"fleet_use": "80%"}, "avg_over(waiting, 10m) == 20"],
+            },
+            least={"description": "Smallest value of the number.", "type": ["string", "number"]},
+            most={"description": "Largest value of the number.", "type": ["string", "number"]},
+            every={"description": "Interval of steps.", **DURATION},
+            effect={
+                "description": "Whether a larger number raises the signal.",
+                "enum": list(get_args(control.Effect)),
+            },
+            gains={
+                "description": "Gains per step, relative to range and target; `poise rules tune` finds them.",
+                "anyOf": [
+                    {"const": "auto"},
+                    _one_of(
+                        [],
+                        proportional={"type": "number", "minimum": 0, "maximum": control.MAX_GAIN},
+                        integral={"type": "number", "minimum": 0, "maximum": control.MAX_GAIN},
+                    ),
+                ],
+            },
+        ),
     },
     "notify": {
         "description": "Open an incident, and notify the targets of the home, or these as well.",

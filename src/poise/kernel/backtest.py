@@ -5,12 +5,13 @@ mode, as if it had been in force from the first record on.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from poise.kernel.ledger import Ledger
 from poise.kernel.rules import Change, Engine
 from poise.model.events import Began, Event, NodesMeasured
-from poise.model.expressions import SIGNALS, reads_of
+from poise.model.expressions import SIGNALS
 from poise.model.reports import RulesTest, TestedChange, TestedRule
 from poise.model.rules import Rules
 from poise.units import HOUR
@@ -35,7 +36,7 @@ def backtest(events: Iterable[Event], rules: Rules, ledger: Ledger) -> RulesTest
         ledger.apply(event)
         engine.saw(event)
         measured |= isinstance(event, NodesMeasured)
-    read = {of.signal for rule in rules.rules for part in (rule.trigger, rule.clear) for of in reads_of(part)}
+    read = {of.signal for rule in rules.rules for of in rule.reads}
     return RulesTest(
         first=first,
         last=ledger.revision,
@@ -55,6 +56,30 @@ def backtest(events: Iterable[Event], rules: Rules, ledger: Ledger) -> RulesTest
         conflicts=_conflicts(changes),
         missing=() if measured else tuple(sorted(name for name in read if SIGNALS[name].measured)),
     )
+
+
+class Sample(NamedTuple):
+    """The signal of a control loop and its knob, in the unit of the knob, at an evaluation."""
+
+    at: int
+    measured: float
+    value: int
+
+
+def samples(events: Iterable[Event], rules: Rules, rule: str, ledger: Ledger) -> Iterator[Sample]:
+    """Yield the signal and the knob of the control loop of a rule at each evaluation while the rule has fired, and
+    before the steps of that evaluation.
+    """
+    engine = Engine(rules, ledger.now)
+    for event in events:
+        while not isinstance(event, Began) and engine.due <= event.at:
+            due = engine.due
+            engine.until(due, ledger)
+            firing = ledger.rules.firing(rule, "")
+            if firing is not None and not firing.over and "control" in firing.actions:
+                yield Sample(due, engine.sensed[rule], firing.before["control"]["value"])
+        ledger.apply(event)
+        engine.saw(event)
 
 
 def _rules(rules: Rules, changes: Iterable[Change]) -> tuple[TestedRule, ...]:

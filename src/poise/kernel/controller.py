@@ -144,6 +144,7 @@ from poise.model.events import (
     RuleFired,
     RuleOver,
     RulesSet,
+    RuleSteered,
     ScheduleAdded,
     ScheduleHeld,
     ScheduleRemoved,
@@ -313,6 +314,7 @@ QUIET = (
     ShadowJudged,
     RuleFired,
     RuleOver,
+    RuleSteered,
     RuleAnswered,
 )
 """Events that change nothing for the policy, unless they add pending work. Nodes that join request a round
@@ -423,6 +425,7 @@ class Controller:
             commit=self._commit,
             drain=self._drain,
             configure=self._configure,
+            set_quota=self._set_quota,
             change=self._commit_change,
         )
         self.rejections: Counter[tuple[str, str]] = Counter()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from poise.kernel.ledger import Ledger
-from poise.model.events import Began, Event, NodesMeasured
+from poise.model.events import Began, Event, NodesMeasured, RuleSteered
 from poise.model.expressions import SIGNALS, Both, Compare, Condition, Not, Read, reads_of
 from poise.model.fleet import CPU, LOST, MEMORY, OPEN, SUSPECT, UNFIT, Floats, Ints
 from poise.model.load import Load
@@ -101,7 +101,7 @@ class Engine:
         self._spent_in_shadow: deque[int] = deque()
         self._measured: dict[str, tuple[int, ...]] = {}
         active = [rule for rule in rules.rules if rule.mode != "off"]
-        reads = {read for rule in active for of in (rule.trigger, rule.clear) for read in reads_of(of)}
+        reads = {read for rule in active for read in rule.reads}
         self._signals = sorted({read.signal for read in reads})
         self._windows = {
             signal: max((read.window for read in reads if read.signal == signal), default=0) for signal in self._signals
@@ -109,6 +109,8 @@ class Engine:
         self._past: dict[str, deque[tuple[int, Floats]]] = {signal: deque() for signal in self._signals}
         self._names: tuple[str, ...] = ()
         self._active = active
+        self.sensed: dict[str, float] = {}
+        """Signal of the control loop of each rule at the last evaluation; NaN if it is unknown."""
 
     def taking_over(self, old: "Engine", now: int) -> "Engine":
         """Continue from the engine of another set of rules: it keeps the state of common rules and drops no
@@ -151,6 +153,8 @@ class Engine:
         match event:
             case NodesMeasured():
                 self._measured.update(event.nodes)
+            case RuleSteered():
+                self._spent.append(event.due)
             case Began():  # nothing was evaluated in between, and the measurements are old
                 self._measured.clear()
                 for past in self._past.values():
@@ -205,6 +209,8 @@ class Engine:
         changes: list[Change] = []
         for rule in self._active:
             changes += self._judge(rule, due, values, found)
+            if rule.control is not None:
+                self.sensed[rule.name] = float(self._read(rule.control.target.read, values, found)[0])
         return changes
 
     def _follow(self, names: tuple[str, ...]) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from poise.errors import Conflict, NotFound, PoiseError
 from poise.kernel.changing import Adjustment, adjusting, adjustment, check_adjustment, undoing
 from poise.kernel.ledger import Firing, Ledger
-from poise.kernel.messages import AnswerRule, Configure, Drain, SetRules
+from poise.kernel.messages import AnswerRule, Configure, Drain, SetQuota, SetRules
 from poise.kernel.rules import Change, Engine, Standing
+from poise.kernel.steering import Steering, acting_as
 from poise.kernel.watch import Watch
 from poise.model.events import (
     Began,
@@ -24,12 +25,10 @@ from poise.model.events import (
     RuleOver,
     RulesSet,
 )
-from poise.model.expressions import reads_of
 from poise.model.load import Load, has_changed
 from poise.model.reports import RuleFiring, RuleReport, RulesReport, ServiceOrder
-from poise.model.rule_actions import ADJUSTED, OF_SERVICES, Mirror, Rescale
+from poise.model.rule_actions import ADJUSTED, OF_SERVICES, Control, Mirror, Rescale
 from poise.model.rules import Rule, compile_rules, targets_of
-from poise.model.tenants import DEFAULT, Bearer, Role
 from poise.units import format_duration
 
 WHOLE_FLEET = "the fleet"
@@ -58,10 +57,12 @@ class Ruling:
         commit: Callable[[Event], None],
         drain: Callable[[Drain, int], Any],
         configure: Callable[[Configure, int], Any],
+        set_quota: Callable[[SetQuota, int], Any],
         change: Callable[[JobChanged], None],
     ) -> None:
         self._ledger = ledger
         self._commit, self._drain, self._configure, self._change = commit, drain, configure, change
+        self._steering = Steering(commit, configure, set_quota)
         self.engine: Engine | None = None
         self._changes: list[Change] = []
         self._recorded = 0
@@ -70,6 +71,7 @@ class Ruling:
         """Start again from the state in the ledger."""
         self._ledger, self.engine = ledger, engine_of(ledger, now)
         self._changes.clear()
+        self._steering.restart()
 
     def before(self, event: Event) -> None:
         """Evaluate what is due before this event is applied."""
@@ -99,19 +101,14 @@ class Ruling:
             self._recorded = engine.evaluated
             if any(action.name == "promote" for rule in engine.rules.rules for action in rule.actions):
                 self._take_turns(now)
+            self._steering.step(self._ledger, engine, now)
             if engine.rules.measured:
                 self._measure(engine, watch, now)
 
     def reads(self, signal: str) -> bool:
         """Whether an enabled rule reads a signal."""
         rules = self.engine.rules.rules if self.engine is not None else ()
-        return any(
-            read.signal == signal
-            for rule in rules
-            if rule.mode != "off"
-            for of in (rule.trigger, rule.clear)
-            for read in reads_of(of)
-        )
+        return any(read.signal == signal for rule in rules if rule.mode != "off" for read in rule.reads)
 
     def set(self, message: SetRules, now: int) -> int:
         """Replace the rules. Undo the actions of removed and changed rules; the others keep their state."""
@@ -205,6 +202,9 @@ class Ruling:
                 match action.value:
                     case Rescale(service=service, by=by):
                         found.append(ServiceOrder(service=service, rule=name, by=by))
+                    case Control(knob="replicas", of=service):
+                        by = firing.before["control"]["value"]
+                        found.append(ServiceOrder(service=service, rule=name, by=by))
                     case Mirror(service=service, to=to, share=share):
                         found.append(ServiceOrder(service=service, rule=name, to=to, share=share / 1000))
         return found
@@ -220,7 +220,7 @@ class Ruling:
         if failed := next((firing.failed for _, firing in reversed(standing) if not firing.over and firing.failed), ""):
             return failed
         if any(not firing.over for _, firing in standing):
-            return "it only records, in shadow" if rule.mode == "shadow" else ""
+            return "it only records, in shadow" if rule.mode == "shadow" else self._steering.why_not(rule.name)
         if not engine.evaluated:
             return "it was not evaluated yet"
         under_way = list(engine.unsettled(rule.name))
@@ -279,6 +279,8 @@ class Ruling:
                         before |= self._set_policy(rule.name, self._ledger.rules.policies[rule.name], now)
                     case "promote":
                         before |= self._promoting(rule.name, now)
+                    case "control":
+                        before["control"] = self._steering.begin(self._ledger, action.value)
                     case name if name in ADJUSTED:
                         made = adjustment(self._ledger, action.value, subject)
                         check_adjustment(self._ledger, ADJUSTED[name], made)
@@ -300,10 +302,10 @@ class Ruling:
             raise NotFound(f"node {node} has gone", field="node", have=node)
         if state.drained:
             raise Conflict(f"node {node} is closed already", field="node", have=node)
-        self._drain(Drain(0, node, True, _as(rule), moves=moves), now)
+        self._drain(Drain(0, node, True, acting_as(rule), moves=moves), now)
 
     def _adjust(self, rule: str, action: str, made: Adjustment, now: int) -> None:
-        for event in adjusting(self._ledger, ADJUSTED[action], made, _as(rule).token, now):
+        for event in adjusting(self._ledger, ADJUSTED[action], made, acting_as(rule).token, now):
             self._change(event)
 
     def _promoting(self, rule: str, now: int) -> dict[str, Any]:
@@ -339,7 +341,7 @@ class Ruling:
 
     def _set_policy(self, rule: str, policy: dict[str, Any], now: int, why: str = "") -> dict[str, Any]:
         before, asked = self._policy_now(), self._ledger.leader.wall(now)
-        self._configure(Configure(request=0, asked=asked, bearer=_as(rule), why=why, **policy), now)
+        self._configure(Configure(request=0, asked=asked, bearer=acting_as(rule), why=why, **policy), now)
         return {"instead": policy["policy"], "before": before}
 
     def _undo(self, rule: str, subject: str, firing: Firing, have: str, now: int) -> tuple[str, ...]:
@@ -352,13 +354,16 @@ class Ruling:
                 if self._policy_now().get("policy") != firing.before["instead"]:
                     continue
                 self._set_policy(rule, firing.before["before"], now, why=f"rule {rule} is over: {have}")
+            elif name == "control":
+                if not self._steering.end(self._ledger, rule, firing, now):
+                    continue
             elif name in ADJUSTED:
                 self._adjust(rule, name, undoing(self._ledger, ADJUSTED[name], firing.before[name]), now)
             elif name not in OF_SERVICES:  # an order ends with the firing
                 state = self._ledger.nodes.get(subject)
                 if state is None or not state.drained:
                     continue
-                self._drain(Drain(0, subject, False, _as(rule)), now)
+                self._drain(Drain(0, subject, False, acting_as(rule)), now)
             undone.append(name)
         return tuple(undone)
 
@@ -387,8 +392,3 @@ def _asks(firing: Firing) -> bool:
 def _answer(rule: str, subject: str) -> str:
     """Return the command that allows what a rule asks for."""
     return f"poise rules approve {rule} {subject}".strip()
-
-
-def _as(rule: str) -> Bearer:
-    """Return the identity with which a rule acts."""
-    return Bearer(DEFAULT, Role.ADMIN, token=f"rule:{rule}")

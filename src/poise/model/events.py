@@ -644,6 +644,19 @@ class RuleAnswered(msgspec.Struct, frozen=True, tag="rule-answered", kw_only=Tru
     by: str = ""
 
 
+class RuleSteered(msgspec.Struct, frozen=True, tag="rule-steered", kw_only=True, omit_defaults=True):
+    """The control loop of a rule set its knob to `value` at the evaluation at the instant `due`, because the signal was
+    `have`. The value is in the unit of the knob (`model/control.py`).
+    """
+
+    at: int
+    due: int
+    rule: str
+    value: int
+    subject: str = ""
+    have: str = ""
+
+
 class FunctionTold(msgspec.Struct, frozen=True, tag="function", kw_only=True):
     """A function was registered with a job that serves calls; calls name it by its number, counted from 0."""
 
@@ -773,6 +786,7 @@ Event = (
     | RuleFired
     | RuleOver
     | RuleAnswered
+    | RuleSteered
     | FunctionTold
     | Called
     | CallTried

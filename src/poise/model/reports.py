@@ -745,6 +745,39 @@ class RulesTest(msgspec.Struct, frozen=True, kw_only=True):
     effect: RulesEffect | None = None
 
 
+class LoopResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The simulated response of a control loop with the gains of this `label`. `error` is the mean error relative to
+    the target in the second half of the `steps`, `within` the fraction of these within 10 % of the target, and
+    `changes` counts changes of the knob. `at` (seconds), `measured` and `output` (fraction of the range) are the
+    course.
+    """
+
+    label: str
+    proportional: float
+    integral: float
+    steps: int
+    error: float
+    within: float
+    changes: int
+    at: tuple[float, ...] = ()
+    measured: tuple[float, ...] = ()
+    output: tuple[float, ...] = ()
+
+
+class TunedLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """A control loop of a rule, tuned in the twin. Under a relay, its signal oscillates with this `period` in steps of
+    `every` seconds; 0: it did not oscillate, and there are no tuned gains.
+    """
+
+    rule: str
+    knob: str
+    signal: str
+    target: float
+    every: float
+    period: float
+    responses: tuple[LoopResponse, ...] = ()
+
+
 class LoadWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The forecast of one window that begins `at` (seconds since 1970): the expected load with its interval, of which
     `announced` comes at known times. Without enough history, `low` and `high` are unknown.

@@ -7,6 +7,7 @@
     mirror_traffic: {service: chat, to: chat-v2, share: 10%}
     promote: {policy: srtf, share: 25%, for: 2d}
     notify: webhook:https://hooks.example.org/poise
+    control: {knob: quota.gpu, of: ann, target: {fleet_use: 80%}, least: 4, most: 64}   # poise.model.control
 
 A setting is a kind of thing and the one thing that is meant, such as the replicas of `chat`. Two settings overlap if
 they are of the same kind and one of them means all things, or both mean the same.
@@ -18,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from poise.errors import SpecError
+from poise.model.control import POLICY, Control, compile_control
 from poise.model.document import Findings, near
 from poise.model.expressions import Scope
 from poise.model.fields import LEAST_MEMORY, MAX_BYTES, Quantity, parse_or_raise
@@ -46,6 +48,7 @@ ACTIONS: Mapping[str, Scope | Literal[""]] = {
     "migrate_task": "node",
     "set_policy": "fleet",
     "promote": "fleet",
+    "control": "fleet",
     "change_priority": "",
     "adjust_memory_limit": "",
     "scale_up_replicas": "",
@@ -208,8 +211,15 @@ def setting_of(action: Action) -> Setting | None:
             return Setting("the mirrored requests", action.value.service)
         case Promote():
             return Setting("the policy")
+        case Control(knob=knob, of=of):
+            return Setting("the policy" if knob.startswith(POLICY) else f"the {knob}", of)
     kinds = {"cordon": CORDON, "migrate_task": CORDON, "set_policy": "the policy"}
     return Setting(kinds[action.name]) if action.name in kinds else None
+
+
+def sets_policy(action: Action) -> bool:
+    """Return whether an action sets the policy, or a parameter of it."""
+    return setting_of(action) == Setting("the policy")
 
 
 def policy_of(action: Action) -> str | dict[str, Any] | None:
@@ -228,16 +238,16 @@ def _named(jobs: WhichJobs) -> str:
 # --- compiling -------------------------------------------------------------------------------------------------------
 
 
-def compile_action(name: str, value: Any, field: str, found: Findings) -> Iterator[Action]:
-    """Yield the compiled action, or nothing after errors."""
+def compile_action(name: str, value: Any, field: str, every: int, found: Findings) -> Iterator[Action]:
+    """Yield the compiled action of a rule that is evaluated `every` nanoseconds, or nothing after errors."""
     if name in UNAVAILABLE:
         what = f"Poise cannot do `{name}` here: {UNAVAILABLE[name]}"
         found.add(SpecError(what, field=field, need=", ".join(ACTIONS), have=name, hint="notify: true"))
     elif name not in ACTIONS:
         hint = near(name, ACTIONS) or "notify: true"
         found.add(SpecError("there is no such action", field=field, need=", ".join(ACTIONS), have=name, hint=hint))
-    elif name in _READ:
-        made = _READ[name](value, field, found)
+    elif name in _READ or name == "control":
+        made = _READ[name](value, field, found) if name in _READ else compile_control(value, field, every, found)
         if made is not None and not found.doubts(field):
             yield Action(name, made)
     elif value is not True:
@@ -391,6 +401,7 @@ __all__ = [
     "OF_SERVICES",
     "UNAVAILABLE",
     "Action",
+    "Control",
     "Mirror",
     "Promote",
     "Relimit",
@@ -400,5 +411,6 @@ __all__ = [
     "WhichJobs",
     "compile_action",
     "policy_of",
+    "sets_policy",
     "setting_of",
 ]

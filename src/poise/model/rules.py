@@ -22,9 +22,9 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings, near
-from poise.model.expressions import SIGNALS, Both, Condition, Not, Scope, cost_of, parse_condition, reads_of
+from poise.model.expressions import SIGNALS, Both, Condition, Not, Read, Scope, cost_of, parse_condition, reads_of
 from poise.model.fields import Quantity, parse_or_raise
-from poise.model.rule_actions import ACTIONS, CORDON, Action, Setting, compile_action, setting_of
+from poise.model.rule_actions import ACTIONS, CORDON, Action, Control, Setting, compile_action, setting_of
 from poise.model.spec import check_name
 from poise.units import DAY, MINUTE, SECOND, parse_duration
 
@@ -76,6 +76,21 @@ class Rule(NamedTuple):
     cool_down: int = COOL_DOWN
     nodes: frozenset[str] | None = None
 
+    @property
+    def control(self) -> Control | None:
+        """The control loop that runs while the rule has fired; None if there is none."""
+        return next((action.value for action in self.actions if isinstance(action.value, Control)), None)
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All conditions that the engine evaluates: trigger, clear, and the target of the control loop."""
+        return (self.trigger, self.clear) if self.control is None else (self.trigger, self.clear, self.control.target)
+
+    @property
+    def reads(self) -> Iterator[Read]:
+        """All reads of signals, in order."""
+        return (read for condition in self.conditions for read in reads_of(condition))
+
 
 class Rules(NamedTuple):
     """The rules of a file: evaluated every `every` nanoseconds, with at most `budget` actions per hour."""
@@ -87,7 +102,7 @@ class Rules(NamedTuple):
     @property
     def measured(self) -> bool:
         """Whether an enabled rule reads signals that agents measure."""
-        reads = (read for rule in self.rules if rule.mode != "off" for of in rule[2:4] for read in reads_of(of))
+        reads = (read for rule in self.rules if rule.mode != "off" for read in rule.reads)
         return any(SIGNALS[read.signal].measured for read in reads)
 
 
@@ -138,7 +153,7 @@ def _compile(spec: RulesSpec, found: Findings) -> Rules:
     if not found:
         _check_names(spec, found)
         _check_owners(rules, found)
-        total = sum(cost_of(of, every) for rule in rules for of in (rule.trigger, rule.clear))
+        total = sum(cost_of(of, every) for rule in rules for of in rule.conditions)
         if total > MAX_TOTAL_COST:
             need, hint = f"at most {MAX_TOTAL_COST} samples", "use shorter windows, or a longer `every`"
             found.add(SpecError("the rules cost too much", field="rules", need=need, have=str(total), hint=hint))
@@ -151,7 +166,7 @@ def _rule(spec: RuleSpec, at: str, every: int, found: Findings) -> Rule | None:
     clear = found.get(None, _condition, spec.clear, f"{at}.clear", every) if spec.clear is not None else None
     sustained = found.get(0, parse_or_raise, parse_duration, spec.sustained_for, f"{at}.sustained_for", DAY)
     cool = found.get(COOL_DOWN, parse_or_raise, parse_duration, spec.cool_down, f"{at}.cool_down", 7 * DAY)
-    actions = tuple(_actions(spec, at, found))
+    actions = tuple(_actions(spec, at, every, found))
     if trigger is None or found.doubts(at):
         return None
     scope = found.get("fleet", _scope_of, trigger, clear, at)
@@ -206,13 +221,13 @@ def _scope_of(trigger: Condition, clear: Condition | None, at: str) -> Scope:
     return scopes.pop()
 
 
-def _actions(spec: RuleSpec, at: str, found: Findings) -> Iterator[Action]:
+def _actions(spec: RuleSpec, at: str, every: int, found: Findings) -> Iterator[Action]:
     if not 1 <= len(spec.actions) <= MAX_ACTIONS:
         have = str(len(spec.actions))
         found.add(SpecError("a rule has actions", field=f"{at}.actions", need=f"1 to {MAX_ACTIONS}", have=have))
     for place, written in enumerate(spec.actions[:MAX_ACTIONS]):
         for name, value in written.items():
-            yield from compile_action(name, value, f"{at}.actions[{place}].{name}", found)
+            yield from compile_action(name, value, f"{at}.actions[{place}].{name}", every, found)
 
 
 def _check_names(spec: RulesSpec, found: Findings) -> None:
@@ -233,8 +248,14 @@ def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
     for place, rule in enumerate(rules):
         at = f"rules[{place}].actions"
         settings = [setting for action in rule.actions if (setting := setting_of(action)) is not None]
-        if any(one.overlaps(other) for one, other in combinations(settings, 2)):
-            what, hint = f"`{rule.name}` sets one thing twice", "one action for each"
+        loops = [action for action in rule.actions if isinstance(action.value, Control)]
+        if len(loops) > 1 or any(one.overlaps(other) for one, other in combinations(settings, 2)):
+            what = (
+                f"`{rule.name}` has {len(loops)} control loops"
+                if len(loops) > 1
+                else f"`{rule.name}` sets one thing twice"
+            )
+            hint = "one rule for each" if len(loops) > 1 else "one action for each"
             found.add(SpecError(what, code="E107", field=at, have=rule.name, hint=hint))
         for setting in dict.fromkeys(settings):
             for theirs, other in owners:

@@ -1,18 +1,22 @@
-"""`poise rules test`: test rules on a log or a trace."""
+"""`poise rules test` and `poise rules tune`: test rules on a log or a trace, and tune their control loops."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from poise.cli import output
 from poise.cli.render import ago, print_json, say
 from poise.cli.rules import read_rules, rules
 from poise.client import current_home
 from poise.errors import NotFound
 
 if TYPE_CHECKING:  # imported late: the ledger loads numpy
-    from poise.model.reports import RulesEffect, RulesTest
+    from poise.kernel.controller import Settings
+    from poise.model.reports import RulesEffect, RulesTest, TunedLoop
     from poise.model.rules import Rules
+    from poise.policy.suites import ClusterPolicy
+    from poise_lab.compare import Loaded
 
 SHOWN = 20
 """Maximum number of firings to list."""
@@ -42,7 +46,7 @@ def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None
     compiled, document = read_rules(file)
     path = _log_here() if source is None else source
     if not is_log(path):
-        told = _on_trace(path, fleet, policy or "poise", document, effect=effect)
+        told = _on_trace(path, fleet, policy, document, effect=effect)
     else:
         told = _on_log(path, compiled)
         if effect:
@@ -52,6 +56,60 @@ def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None
     else:
         _draw(told)
     return 0
+
+
+@rules.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="LOG|TRACE",
+    help="Log or trace. [default: the log of this home]",
+)
+@click.option("--fleet", type=click.Path(path_type=Path), metavar="FILE|HOME", help="Fleet file, for a trace.")
+@click.option("--policy", metavar="NAME|FILE", help="Policy of the simulation. [default: that of LOG, or poise]")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with plots, for any browser."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def tune(
+    file: Path, source: Path | None, fleet: Path | None, policy: str | None, report: Path | None, as_json: bool
+) -> int:
+    """Find gains for the control loops of FILE, in simulations of the jobs of a log or a trace. A relay makes the
+    signal oscillate; its period and size give the gains. Then the loop is simulated with automatic gains and with
+    these.
+    """
+    from poise_lab.loops import render, tune_loops
+
+    compiled, document = read_rules(file)
+    if all(rule.control is None for rule in compiled.rules):
+        hint = "control: {knob: quota.gpu, of: ann, target: {fleet_use: 80%}, least: 4, most: 64}"
+        raise NotFound(f"no rule of {file} has a control loop", field="rules", hint=hint)
+    loaded, decides, settings = _to_simulate(_log_here() if source is None else source, fleet, policy)
+    told = tune_loops(
+        loaded.workload, loaded.fleet.nodes, decides, settings, document, lambda text: say(f"poise: {text}")
+    )
+    if as_json:
+        print_json(told)
+    else:
+        for loop in told:
+            _draw_loop(loop)
+    if report is not None:
+        output.write_page(report, render(told), "--report")
+    return 0
+
+
+def _draw_loop(loop: "TunedLoop") -> None:
+    click.echo(f"{loop.rule}: {loop.knob}, so that {loop.signal} is {loop.target:g}")
+    if not loop.period:
+        click.echo("  no gains: under a relay the signal does not oscillate; use a longer trace, or wider limits")
+    else:
+        click.echo(f"  under a relay, it oscillates with a period of {loop.period:.1f} steps of {loop.every:g} s")
+    for one in loop.responses:
+        gains = f"{{proportional: {one.proportional:.4g}, integral: {one.integral:.4g}}}"
+        figures = f"mean error {one.error:.1%}, within 10% of the target in {one.within:.0%} of the steps"
+        click.echo(f"  {one.label:<6}gains: {gains}  {figures}, {one.changes} changes")
 
 
 def _log_here() -> Path:
@@ -78,14 +136,12 @@ def _on_log(path: Path, compiled: "Rules") -> "RulesTest":
         )
 
 
-def _on_trace(path: Path, fleet: Path | None, policy: str, document: dict[str, Any], *, effect: bool) -> "RulesTest":
-    from poise.drivers.plugins import choose, tried
-    from poise.kernel.controller import Settings
-    from poise_lab.compare import Asked, load
+def _on_trace(
+    path: Path, fleet: Path | None, policy: str | None, document: dict[str, Any], *, effect: bool
+) -> "RulesTest":
     from poise_lab.ruled import backtest_on, effect_of, with_effect
 
-    decides, loaded = tried(choose(policy)), load(Asked(trace=path, fleet=fleet))
-    settings = Settings(throughputs=loaded.fleet.throughputs)
+    loaded, decides, settings = _to_simulate(path, fleet, policy)
     told, without = backtest_on(loaded.workload, loaded.fleet.nodes, decides, settings, document)
     if not effect:
         return told
@@ -94,18 +150,26 @@ def _on_trace(path: Path, fleet: Path | None, policy: str, document: dict[str, A
 
 def _with_effect(told: "RulesTest", path: Path, policy: str | None, document: dict[str, Any]) -> "RulesTest":
     """Return the test with the effect of the rules on the jobs of a log, on its nodes."""
+    from poise_lab.ruled import effect_of, with_effect
+    from poise_lab.trial import simulate
+
+    loaded, decides, settings = _to_simulate(path, None, policy)
+    without = simulate(loaded.workload, loaded.fleet.nodes, decides, settings)
+    return with_effect(told, effect_of(loaded.workload, loaded.fleet.nodes, decides, settings, document, without))
+
+
+def _to_simulate(path: Path, fleet: Path | None, policy: str | None) -> "tuple[Loaded, ClusterPolicy, Settings]":
+    """Return a log, on its nodes and with its policy, or a trace on a fleet."""
     from poise.drivers.plugins import choice_of, choose, tried
     from poise.kernel.controller import Settings
     from poise_lab.compare import Asked, load
-    from poise_lab.ruled import effect_of, with_effect
-    from poise_lab.trial import simulate
+    from poise_lab.traces.poiselog import is_log
     from poise_lab.what_if import recorded_in
 
-    known, loaded = recorded_in(path), load(Asked(trace=path, fleet=None))
-    choice = choose(policy or "poise") if policy or known.began is None else choice_of(known.began)
-    decides, settings = tried(choice), Settings(throughputs=loaded.fleet.throughputs)
-    without = simulate(loaded.workload, loaded.fleet.nodes, decides, settings)
-    return with_effect(told, effect_of(loaded.workload, loaded.fleet.nodes, decides, settings, document, without))
+    began = recorded_in(path).began if policy is None and is_log(path) else None
+    choice = choose(policy or "poise") if began is None else choice_of(began)
+    loaded = load(Asked(trace=path, fleet=fleet))
+    return loaded, tried(choice), Settings(throughputs=loaded.fleet.throughputs)
 
 
 def _draw(told: "RulesTest") -> None:

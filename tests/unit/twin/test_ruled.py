@@ -13,6 +13,7 @@ from poise.kernel.controller import Settings
 from poise.model.workload import Arrival, Workload
 from poise.policy.suites import policy_named
 from poise.units import HOUR
+from poise_lab.loops import render, tune_loops
 from poise_lab.ruled import backtest_on, effect_of
 from unit.engine.test_twin import arrival, node
 
@@ -92,3 +93,66 @@ def test_the_command_simulates_a_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert "with the rules in force, 40 jobs simulated: fired long-queue" in out
     assert main([*line, "--json"]) == 0
     assert json.loads(capsys.readouterr().out).get("effect") is None
+
+
+LOOP = {
+    "kind": "rules",
+    "rules": [
+        {
+            "name": "leave-room",
+            "trigger": "nodes_up > 0",
+            "actions": [
+                {
+                    "control": {
+                        "knob": "quota.gpu",
+                        "of": "default",
+                        "target": {"fleet_use": "50%"},
+                        "least": 1,
+                        "most": 16,
+                    }
+                }
+            ],
+        }
+    ],
+}
+
+
+def test_a_control_loop_is_tuned_in_simulations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A backlog of jobs of 20 minutes on 16 devices: the use follows the quota as jobs end."""
+    workload = Workload(name="made", arrivals=tuple(arrival(60 * at, 1200) for at in range(400)))
+    nodes = [node(f"n{at}", gpus=8) for at in range(2)]
+    [loop] = tune_loops(workload, nodes, policy_named("fifo"), Settings(), LOOP)
+    assert (loop.rule, loop.knob, loop.target) == ("leave-room", "quota.gpu of default", 0.5)
+    assert loop.period > 2
+    auto, tuned = loop.responses
+    assert (auto.label, tuned.label) == ("auto", "tuned")
+    for one in (auto, tuned):
+        assert one.steps == pytest.approx(400, abs=5)
+        assert one.error < 0.1, "eight of 16 devices are in use, or seven or nine"
+        assert one.within > 0.5
+    page = render([loop])
+    assert "leave-room: fleet_use, target 0.5" in page
+    assert page.count("<polyline") == 4
+
+    rules, fleet = tmp_path / "rules.yaml", Path(__file__).resolve().parents[3] / "examples" / "cluster.yaml"
+    rules.write_text(json.dumps(LOOP))
+    line = ["rules", "tune", str(rules), "--from", "poisson:jobs=60,rate=200", "--fleet", str(fleet), "--json"]
+    assert main([*line, "--report", str(tmp_path / "page.html")]) == 0
+    [told] = json.loads(capsys.readouterr().out)
+    assert told["rule"] == "leave-room"
+    assert "polyline" in (tmp_path / "page.html").read_text()
+    rules.write_text(json.dumps(SHORTEST_FIRST))
+    assert main(line[:-1]) == 1
+    assert "has a control loop" in capsys.readouterr().err
+
+
+def test_a_parameter_of_the_policy_changes_in_the_twin() -> None:
+    """Only the wait counts with full fairness, so the order becomes that of arrival."""
+    control = {"knob": "policy.fairness", "target": {"waiting": 5}, "effect": "lowers", "least": 0, "most": 1}
+    rule = {"name": "fair", "trigger": "nodes_up > 0", "actions": [{"control": control}]}
+    workload, nodes, policy = Workload(name="made", arrivals=ARRIVALS), [node("n1"), node("n2")], policy_named("poise")
+    document = {"kind": "rules", "rules": [rule], "budget": 1000}
+    _, without = backtest_on(workload, nodes, policy, Settings(), document)
+    effect = effect_of(workload, nodes, policy, Settings(), document, without)
+    assert effect.firings == {"fair": 1}
+    assert effect.figures[0].difference != 0

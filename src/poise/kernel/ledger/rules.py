@@ -7,7 +7,7 @@ import msgspec
 
 from poise.kernel.ledger.room import Handlers, Room
 from poise.kernel.ledger.state import Firing, State
-from poise.model.events import NodesMeasured, RuleAnswered, RuleFired, RuleOver, RulesSet, ShadowJudged
+from poise.model.events import NodesMeasured, RuleAnswered, RuleFired, RuleOver, RulesSet, RuleSteered, ShadowJudged
 from poise.units import HOUR
 
 MAX_PAST = 10_000
@@ -61,6 +61,7 @@ class RuleBook(Room):
             RuleFired: self._fired,
             RuleOver: self._over,
             RuleAnswered: self._answered,
+            RuleSteered: self._steered,
             NodesMeasured: self._only_recorded,
             ShadowJudged: self._judged,
         }
@@ -83,12 +84,22 @@ class RuleBook(Room):
             failed=event.failed,
             before=event.before,
         )
-        if event.spent:
-            recent = [at for at in self._state.actions_spent if at > event.due - HOUR]
-            self._state.actions_spent = [*recent, *[event.due] * event.spent]
+        self._spend(event.due, event.spent)
         past = [known for known, firing in firings.items() if firing.over]
         for known in past[: max(0, len(past) - MAX_PAST)]:
             del firings[known]
+
+    def _spend(self, due: int, actions: int) -> None:
+        if actions:
+            recent = [at for at in self._state.actions_spent if at > due - HOUR]
+            self._state.actions_spent = [*recent, *[due] * actions]
+
+    def _steered(self, event: RuleSteered) -> None:
+        key = key_of(event.rule, event.subject)
+        firing = self._state.firings[key]
+        before = firing.before | {"control": firing.before["control"] | {"value": event.value}}
+        self._state.firings[key] = msgspec.structs.replace(firing, before=before)
+        self._spend(event.due, 1)
 
     def _over(self, event: RuleOver) -> None:
         key = key_of(event.rule, event.subject)
