@@ -20,6 +20,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from poise.control.worlds import LOOK_SECONDS
+from poise.drivers.system import settle_memory
 from poise.engine.paired import compare
 from poise.engine.parallel import Worlds
 from poise.engine.twin import Twin
@@ -90,11 +92,12 @@ def cost(asked: argparse.Namespace) -> dict[str, float]:
     told: dict[str, float] = {"decisions": decisions, "rate": asked.rate}
     for name, shadows in (("both", ["srtf"]), ("current", [])):
         worlds, taken = worlds_of(events, shadows, Settings(), len(nodes))
+        settle_memory()
         began, look = time.process_time(), worlds.since
         for event in events[taken:]:
             if event.at > look:
                 worlds.advance(look)
-                look = event.at + 2 * SECOND
+                look = event.at + round(LOOK_SECONDS * SECOND)
             worlds.take(event)
         worlds.advance(twin.began + twin.now + DAY)
         told[f"{name} ms"] = 1000 * (time.process_time() - began) / decisions

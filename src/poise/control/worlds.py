@@ -22,7 +22,7 @@ from poise.control.beside import run_beside
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.past import Moment, state_at
 from poise.drivers.plugins import choice_of, tried
-from poise.drivers.system import boot_id, boottime
+from poise.drivers.system import boot_id, boottime, settle_memory
 from poise.drivers.verified import VerifiedLog
 from poise.drivers.worlds import Asked, read_asked, read_told, write_told
 from poise.engine.host import load_ledger
@@ -40,8 +40,10 @@ SHARE = 0.1
 SLICE = 0.1
 """Seconds of processor time after which the process rests."""
 
-LOOK_SECONDS, WRITE_SECONDS = 2.0, 10.0
-"""Minimum interval between reads of the log, and between writes of the results."""
+LOOK_SECONDS, WRITE_SECONDS = 10.0, 10.0
+"""Minimum interval between reads of the log, and between writes of the results. After each read, a world asks about
+every unit that it has waited for: the fewer reads, the fewer questions.
+"""
 
 SETTLED = 2 * SECOND
 """Events older than this are assumed to be in the log."""
@@ -103,6 +105,7 @@ class Shadowing:
             policies = {one.choice.label: tried(one.choice) for one in asked}
             now = ledger.now if again is not None else self._now(ledger)
             worlds = Worlds(ledger, live, policies, view_settings(ledger), now)
+            settle_memory()
             written = 0.0
             while not self._stopping():
                 before = time.process_time()

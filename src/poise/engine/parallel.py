@@ -78,6 +78,11 @@ PATIENCE = 6 * HOUR
 LONGER = 1.5
 """Minimum estimate once that patience is over, as a multiple of the time that the unit has run."""
 
+RATE = 20
+"""Maximum number of rounds of a world in a second, after a burst. A live control plane that is as busy decides on many
+events in one round, too.
+"""
+
 LIVE = ""
 """The name of the world of the live policy."""
 
@@ -170,7 +175,7 @@ class Known:
 
     def guess(self, unit: UnitState, now: int) -> Truth:
         """Return the estimated truth of a running unit, from the estimates for its class."""
-        spec, fleet = unit.spec, self._ledger.columns.fleet()
+        spec, fleet = unit.spec, self._ledger.columns.room()
         speeds = Speeds(fleet.models, self._ledger.profiles, self._throughputs)
         devices = unit.shape.gpus > 0
         told = speeds.of(spec.kind, unit.shape.wants.precision, spec.declared, spec.work, devices=devices)
@@ -199,15 +204,14 @@ class Known:
         """Return the rate on each device model that it could run on, relative to the fastest."""
         found = self._rates.get(unit.id)
         if found is None:
-            spec, fleet = unit.spec, self._ledger.columns.fleet()
+            spec, fleet = unit.spec, self._ledger.columns.room()
             devices = unit.shape.gpus > 0
+            models = [(at, model) for at, model in enumerate(fleet.models) if (model.kind != "cpu") == devices]
+            if len(models) < 2:
+                return {}  # not kept, since another model may join
             speeds = Speeds(fleet.models, self._ledger.profiles, self._throughputs)
             told = speeds.of(spec.kind, unit.shape.wants.precision, spec.declared, spec.work, devices=devices)
-            means = {
-                model.called: max(1, told[at].mean)
-                for at, model in enumerate(fleet.models)
-                if (model.kind != "cpu") == devices
-            }
+            means = {model.called: max(1, told[at].mean) for at, model in models}
             best = min(means.values(), default=1)
             found = self._rates[unit.id] = {name: best / mean for name, mean in means.items() if mean != best}
         return found
@@ -283,6 +287,7 @@ class World:
             truths={unit.id: known.truth(unit, unit.id, at) for unit in unfinished},
             progress={unit.id: known.kept(unit) for unit in unfinished},
             at=at,
+            rate=RATE,
         )
         self.since = self.twin.began
         self.twin.add_nodes([state.node for state in fork.nodes.values() if state.status == "up"])

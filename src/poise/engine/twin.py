@@ -110,22 +110,42 @@ class VirtualStore:
         """Do nothing: there is nothing to close."""
 
 
-class VirtualDecider:
-    """The `Decider` port: the policy answers at once, or after a `delay` in nanoseconds."""
+BURST = 100
+"""Number of rounds after a calm time that a limit of the rate does not delay."""
 
-    def __init__(self, policy: ClusterPolicy, process: Process, delay: int = 0) -> None:
+
+class VirtualDecider:
+    """The `Decider` port: the policy answers at once, or after a `delay` in nanoseconds. `rate` limits the rounds in a
+    second (0: no limit): beyond a burst, each round takes its share of the second, and further events share the next.
+    """
+
+    def __init__(self, policy: ClusterPolicy, process: Process, delay: int = 0, rate: int = 0) -> None:
         self.policy = policy
         self.rounds = 0
         self._process = process
         self._delay = delay
+        self._rate = rate
+        self._left, self._since = float(BURST), 0
 
     def decide(self, view: Snapshot, answer: Callable[[Plan], None], /) -> None:
         self.rounds += 1
         plan = self.policy.decide(view)
-        if self._delay:
-            self._process.call_later(self._delay / SECOND, answer, plan)
+        if delay := self._delay or self._pause():
+            self._process.call_later(delay / SECOND, answer, plan)
         else:
             answer(plan)
+
+    def _pause(self) -> int:
+        """Return the nanoseconds that this round takes because of the limit of the rate."""
+        if not self._rate:
+            return 0
+        now = self._process.timeline.now
+        self._left = min(BURST, self._left + (now - self._since) * self._rate / SECOND)
+        self._since = now
+        if self._left < 1:
+            return SECOND // self._rate
+        self._left -= 1
+        return 0
 
     def close(self) -> None:
         """Do nothing: there is no process to stop."""
@@ -220,6 +240,7 @@ class Twin:
         at: int = 0,
         interference: Interference = lambda share, others: 1.0,
         delay: int = 0,
+        rate: int = 0,
         waste: Callable[[Waste], None] = lambda waste: None,
         decider: Decider | None = None,
     ) -> None:
@@ -251,7 +272,7 @@ class Twin:
         settings = msgspec.structs.replace(
             settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62, declared=tuple(ledger.nodes)
         )
-        self.decider = VirtualDecider(policy, self.process, delay)
+        self.decider = VirtualDecider(policy, self.process, delay, rate)
         self.host = Host(
             Controller(ledger, settings),
             VirtualStore(ledger.revision, observe),
