@@ -116,9 +116,18 @@ def groups(pods: Iterable[PodObject], least_of: Mapping[str, int]) -> list[Group
     what the cluster was asked.
     """
     found: dict[str, list[PodObject]] = {}
-    for pod in sorted(pods, key=lambda of: (of.metadata.creation_timestamp, of.key)):
-        found.setdefault(_key(pod), []).append(pod)
-    return [_group(key, members, least_of) for key, members in found.items()]
+    for pod in pods:
+        found.setdefault(key_of(pod), []).append(pod)
+    return oldest_first(group_of(key, members, least_of) for key, members in found.items())
+
+
+def oldest_first(found: Iterable[Group]) -> list[Group]:
+    """Return groups in the order in which their first Pod was created."""
+    return sorted(found, key=lambda of: _age(of.members[0]))
+
+
+def _age(pod: PodObject) -> tuple[str, str]:
+    return pod.metadata.creation_timestamp, pod.key
 
 
 def needs_of(pods: Sequence[PodObject]) -> Needs:
@@ -160,7 +169,8 @@ def name_of(text: str) -> str:
     return plain if len(plain) <= 63 else f"{plain[:54]}-{_digest(text)[:8]}"
 
 
-def _key(pod: PodObject) -> str:
+def key_of(pod: PodObject) -> str:
+    """Return the key of the group of a Pod: one of its own if it is in none."""
     labels, space = pod.metadata.labels or {}, pod.metadata.namespace
     if pod.pod_group:
         return f"{space}/{pod.pod_group}"
@@ -177,7 +187,9 @@ def _key(pod: PodObject) -> str:
     return f"{pod.key} {pod.metadata.uid}"
 
 
-def _group(key: str, members: list[PodObject], least_of: Mapping[str, int]) -> Group:
+def group_of(key: str, pods: Iterable[PodObject], least_of: Mapping[str, int]) -> Group:
+    """Return the group of these Pods, which all have this key."""
+    members = sorted(pods, key=_age)
     first = members[0]
     name = name_of(key.partition(" ")[0])
     if " " in key:

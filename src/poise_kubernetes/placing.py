@@ -11,16 +11,22 @@ too few Pods for `PATIENCE` while others of it wait.
 
 A node offers what the Pods of others leave. What the ledger does not count (other amounts, ports, selectors, taints) is
 one label of the node for each kind of waiting Pod. No input or output, and no clock: `Doors` are the ways out.
+
+A change of the cluster costs the same whatever its size: what it may have an effect on is noted, and looked at. Only
+what waits for time to pass is gone through each `SWEEP`, and all nodes for a kind of Pod that is new.
 """
 
 import contextlib
 import hashlib
+import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from poise.decoding import json_decoder
+from poise.drivers.kubernetes.watching import Changes
 from poise.kernel.node import (
     Changed,
     Connected,
@@ -40,7 +46,19 @@ from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node, contained
 from poise.units import SECOND
-from poise_kubernetes.grouping import POD_GROUPS, Group, Needs, groups, is_held, name_of, needs_of, priority_of
+from poise_kubernetes.copies import Pods, Room
+from poise_kubernetes.grouping import (
+    POD_GROUPS,
+    Group,
+    Needs,
+    group_of,
+    is_held,
+    key_of,
+    name_of,
+    needs_of,
+    oldest_first,
+    priority_of,
+)
 from poise_kubernetes.offers import device_at, labels_of
 from poise_kubernetes.records import (
     NodeObject,
@@ -75,6 +93,22 @@ UNKNOWN = 30 * SECOND
 
 AVOIDED = 30 * SECOND
 """A node that has refused a Pod gets no such Pod for this long."""
+
+SWEEP = SECOND
+"""Interval of looks at what waits for time to pass."""
+
+DOUBT = 90 * SECOND
+"""For this long after a node was lost or came back, jobs without a place may have ended there before their launch came
+here. The control plane is then asked again about them, each `ASK_ANEW`, at most `ASKED_AT_ONCE` in a sweep.
+"""
+
+ASK_ANEW = 15 * SECOND
+ASKED_AT_ONCE = 50
+
+KIND = 600 * SECOND
+"""Nodes keep the label of a kind of Pod for this long after the last such Pod. Each change of it is a message of each
+node, so Pods that come one after another must not change it.
+"""
 
 FEW = 3
 """Names of nodes in a reason."""
@@ -162,6 +196,11 @@ class _Placed(msgspec.Struct, eq=False):
         return self.launch.attempt
 
     @property
+    def is_settled(self) -> bool:
+        """Whether only a change of its Pod, or the control plane, can change anything here."""
+        return self.state == "bound" and self.began and not self.stopping and not self.seen
+
+    @property
     def gang(self) -> tuple[str, int]:
         return self.launch.gang or self.attempt.task, self.attempt.epoch
 
@@ -176,22 +215,39 @@ class _Placed(msgspec.Struct, eq=False):
 
 
 class _Job(msgspec.Struct, eq=False):
-    """A submitted job for these Pods, by uid. `id` is empty until it is known."""
+    """A submitted job for these Pods, by uid. `id` is empty until it is known. One that an earlier process submitted is
+    not `asked` for here.
+    """
 
     key: str
     uids: tuple[str, ...]
     needs: Needs
+    label: str
     since: int
+    asked: Asked | None = None
     id: str = ""
     failed: bool = False
 
 
+class _Kind(msgspec.Struct, eq=False):
+    """What some waiting Pods need of a node, and the number of their jobs: since when there is none, if there is none."""
+
+    needs: Needs
+    jobs: int = 0
+    since: int = 0
+
+
 class _Machine(msgspec.Struct, eq=False):
+    """A node. `due` is when its machine must tick at the latest, as the placer has noted it."""
+
     machine: NodeMachine
     object: NodeObject | None
+    size: dict[str, int]
+    labels: dict[str, str]
     dialled: bool = False
     connected: bool = False
     why: str = ""
+    due: int = 0
 
 
 class Waiting(NamedTuple):
@@ -209,16 +265,27 @@ class Placer:
     def __init__(self, home: str, doors: Doors) -> None:
         self._home, self._doors = home, doors
         self._machines: dict[str, _Machine] = {}
+        self._due: list[tuple[int, str, Attempt | None]] = []  # a heap: when a node ticks, or a write is repeated
         self._placed: dict[Attempt, _Placed] = {}
         self._by_pod: dict[str, _Placed] = {}
         self._here: dict[str, dict[Attempt, _Placed]] = {}
         self._gangs: dict[tuple[str, int], list[_Placed]] = {}
+        self._unsettled: dict[Attempt, _Placed] = {}
+        self._vacant: dict[Attempt, _Placed] = {}
         self._jobs: dict[str, _Job] = {}
+        self._places: Counter[str] = Counter()  # the number of attempts of each job
         self._covered: dict[str, str] = {}  # the job of each Pod, by uid
-        self._pods: dict[str, PodObject] = {}  # those that chose this scheduler
-        self._needs: dict[str, tuple[PodObject, dict[str, int]]] = {}
-        self._used: dict[str, dict[str, int]] = {}  # by node, what the Pods of others hold
-        self._ports: dict[str, set[str]] = {}
+        self._kinds: dict[str, _Kind] = {}  # by the label of the nodes
+        self._nodes: dict[str, NodeObject] = {}
+        self._own, self._others = Pods(), Pods()  # those that chose this scheduler, and all others
+        self._pods = self._own.by_uid
+        self._room = Room()  # what Pods hold that this scheduler has not placed
+        self._held: dict[str, tuple[PodObject, dict[str, int]]] = {}  # what its own Pods hold
+        self._keys: dict[str, str] = {}  # the group of each of its Pods, by uid
+        self._groups: dict[str, dict[str, PodObject]] = {}
+        self._idle: dict[str, list[Waiting]] = {}  # what waits without a job, by group
+        self._paths: dict[str, str] = {}  # what the cluster is asked about a group
+        self._asking: dict[str, str] = {}  # the group that a path is about
         self._least: dict[str, int] = {}
         self._asked: dict[str, int] = {}  # what the cluster was asked, and when
         self._settling: dict[str, tuple[int, int]] = {}  # the size of a gang, and since when
@@ -228,64 +295,170 @@ class Placer:
         self._refused: dict[str, tuple[int, str]] = {}  # nodes that refused a Pod, until when, and why
         self._kept: dict[Attempt, PodObject] = {}  # Pods of ended tasks, until their ends are durable
         self._rounds: dict[str, int] = {}
-        self._waiting: list[Waiting] = []
+        self._changed_pods: dict[str, None] = {}  # what the next look has to look at
+        self._changed_groups: dict[str, None] = {}
+        self._changed_nodes: dict[str, None] = {}
+        self._changed_jobs: dict[str, None] = {}
+        self._swept: int | None = None
+        self._doubted = self._asked_anew = -DOUBT  # when a node was lost or came back, and when jobs were asked about
+        self._doubtful: dict[str, None] = {}  # jobs to be asked about
         self._explicit: frozenset[Attempt] = frozenset()
-        self._begun = False
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
-    def look(
-        self, nodes: Iterable[NodeObject], everything: Iterable[PodObject], own: Iterable[PodObject], now: int
-    ) -> None:
-        """Take in the objects of the cluster: all nodes, all Pods that have not ended, and those that chose this
-        scheduler, also ended ones.
+    def look(self, nodes: Changes[NodeObject], others: Changes[PodObject], own: Changes[PodObject], now: int) -> None:
+        """Take in what has changed in the cluster since the last look: nodes, Pods of other schedulers that have not
+        ended, and Pods that chose this scheduler, also ended ones.
         """
-        there = {node.metadata.name: node for node in nodes}
-        self._pods = {pod.metadata.uid: pod for pod in own}
-        if not self._begun:
-            self._adopt(there, now)
-        self._count(everything)
-        for placed in list(self._placed.values()):
-            self._check(placed, now)
+        self._take(nodes, others, own)
+        if self._swept is None:
+            self._adopt(now)
+        if self._swept is None or now - self._swept >= SWEEP:
+            self._swept = now
+            self._sweep(now)
+        changed, self._changed_pods = self._changed_pods, {}
+        for uid in changed:
+            if (placed := self._by_pod.get(uid)) is not None:
+                self._check(placed, now)
         self._regroup(now)
-        self._offer_all(there, now)
-        for gang in list(self._gangs.values()):
-            self._begin(gang, now)
-        self._fill_vacant(now)
+        self._offer_changed(now)
+        if self._vacant:
+            self._fill_vacant(now)
         self.tick(now)
-        self._begun = True
+
+    @property
+    def is_stirred(self) -> bool:
+        """Whether the next look has something to do, even if nothing has changed in the cluster."""
+        return bool(self._changed_pods or self._changed_groups or self._changed_nodes or self._changed_jobs)
 
     def waiting(self) -> list[Waiting]:
         """Return the Pods that wait, as of the last look."""
-        return self._waiting
+        found = [one for idle in self._idle.values() for one in idle]
+        for job in self._jobs.values():
+            pods = tuple(
+                pod
+                for uid in job.uids
+                if uid not in self._by_pod
+                and self._covered.get(uid) == job.key
+                and (pod := self._pods.get(uid)) is not None
+                and self._is_pending(pod)
+            )
+            if pods:
+                found.append(Waiting(pods, job.id, "", job.since))
+        return found
 
-    def _count(self, everything: Iterable[PodObject]) -> None:
-        """Sum what Pods that this scheduler has not placed hold of each node."""
-        before, self._needs, self._used, self._ports = self._needs, {}, {}, {}
-        for pod in everything:
-            node = pod.spec.node_name
-            if not node or pod.ended or pod.metadata.uid in self._by_pod:
+    def _take(self, nodes: Changes[NodeObject], others: Changes[PodObject], own: Changes[PodObject]) -> None:
+        for (_, name), node in nodes.items():
+            if node is None:
+                self._nodes.pop(name, None)
+            else:
+                self._nodes[name] = node
+            self._changed_nodes[name] = None
+        for uid in self._others.take(others):
+            self._count(uid, self._others.by_uid.get(uid))
+        for uid in self._own.take(own):
+            pod = self._pods.get(uid)
+            self._count(uid, pod)
+            self._sort_in(uid, pod)
+            self._changed_pods[uid] = None
+            if (job := self._covered.get(uid)) is not None:
+                self._changed_jobs[job] = None
+            if pod is None:
+                self._held.pop(uid, None)
+
+    def _count(self, uid: str, pod: PodObject | None) -> None:
+        """Count what a Pod holds of its node, unless this scheduler has placed it there."""
+        self._changed_nodes.update(dict.fromkeys(self._room.count(uid, None if uid in self._by_pod else pod)))
+
+    def _sort_in(self, uid: str, pod: PodObject | None) -> None:
+        """Note the group of a Pod, or that it has left."""
+        before, key = self._keys.pop(uid, None), key_of(pod) if pod is not None else None
+        if before is not None and before != key:
+            self._changed_groups[before] = None
+            del self._groups[before][uid]
+        if key is not None and pod is not None:
+            self._changed_groups[key] = None
+            self._keys[uid] = key
+            self._groups.setdefault(key, {})[uid] = pod
+
+    def _sweep(self, now: int) -> None:
+        """Look at what waits for time to pass."""
+        for attempt, placed in list(self._unsettled.items()):
+            if self._placed.get(attempt) is not placed or placed.is_settled:
+                del self._unsettled[attempt]
                 continue
-            known = self._amounts(pod, before)
-            _add(self._used.setdefault(node, {}), known)
-            self._ports.setdefault(node, set()).update(pod.ports)
-        for placed in self._placed.values():
             if placed.pod is not None:
-                self._amounts(placed.pod, before)
+                self._changed_pods[placed.pod.metadata.uid] = None
+            if placed.state == "waits" and (gang := self._gangs.get(placed.gang)) is not None:
+                self._begin(gang, now)
+        self._changed_groups.update(dict.fromkeys([*self._idle, *self._short]))
+        self._again = {uid: until for uid, until in self._again.items() if until > now}
+        for key, until in list(self._avoided.items()):
+            if until <= now:
+                del self._avoided[key]
+                self._changed_nodes[key[0]] = None
+        for name, (until, _) in list(self._refused.items()):
+            if until <= now:
+                del self._refused[name]
+                self._changed_nodes[name] = None
+        self._ask_anew(now)
+        for label, kind in list(self._kinds.items()):
+            if kind.jobs:
+                kind.since = 0
+            elif not kind.since:
+                kind.since = now
+            elif now - kind.since > KIND:
+                del self._kinds[label]
+                self._changed_nodes.update(dict.fromkeys(self._machines))
 
-    def _amounts(self, pod: PodObject, before: Mapping[str, tuple[PodObject, dict[str, int]]]) -> dict[str, int]:
-        known = before.get(pod.metadata.uid)
-        if known is None or known[0].spec is not pod.spec:
-            known = pod, requested(pod)
-        self._needs[pod.metadata.uid] = known
+    def _ask_anew(self, now: int) -> None:
+        """Ask about jobs that may have ended without a word: to submit one again does nothing if it is still there."""
+        if now - self._doubted < DOUBT and now - self._asked_anew >= ASK_ANEW:
+            self._asked_anew = now
+            self._doubtful.update((key, None) for key, job in self._jobs.items() if job.id and not self._places[key])
+        asked: list[Asked] = []
+        while self._doubtful and len(asked) < ASKED_AT_ONCE:
+            job = self._jobs.get(self._doubtful.popitem()[0])
+            if job is not None and job.asked is not None and job.id and not self._places[job.key]:
+                asked.append(job.asked)
+        if asked:
+            self._doors.submit(asked)
+
+    def _holds(self, pod: PodObject) -> dict[str, int]:
+        """Return what a Pod holds of its node, computed once."""
+        known = self._held.get(pod.metadata.uid)
+        if known is None or known[0] is not pod:
+            known = self._held[pod.metadata.uid] = pod, requested(pod)
         return known[1]
 
-    def _adopt(self, nodes: Mapping[str, NodeObject], now: int) -> None:
+    def _pair(self, placed: _Placed, pod: PodObject) -> None:
+        """An attempt has this Pod."""
+        placed.pod = pod
+        self._by_pod[pod.metadata.uid] = placed
+        self._count(pod.metadata.uid, None)
+        self._changed_nodes[placed.node] = None
+
+    def _part(self, placed: _Placed) -> None:
+        """An attempt has no Pod any more; the Pod, if it is still there, is like one of others."""
+        if placed.pod is not None:
+            uid = placed.pod.metadata.uid
+            self._by_pod.pop(uid, None)
+            self._count(uid, self._pods.get(uid))
+            if uid not in self._pods:
+                self._held.pop(uid, None)
+            self._note_group(uid)
+        self._changed_nodes[placed.node] = None
+
+    def _note_group(self, uid: str) -> None:
+        if (key := self._keys.get(uid)) is not None:
+            self._changed_groups[key] = None
+
+    def _adopt(self, now: int) -> None:
         """Take over the Pods that an earlier process of this home has placed."""
         held: dict[str, list[tuple[int, Launch, tuple[int, ...], Running | None]]] = {}
         for pod in sorted(self._pods.values(), key=lambda of: of.key):
             notes = pod.metadata.annotations or {}
-            if notes.get(HOME) != self._home or not pod.spec.node_name or pod.spec.node_name not in nodes:
+            if notes.get(HOME) != self._home or pod.spec.node_name not in self._nodes:
                 continue
             launch = launch_of(pod)
             if launch is None or launch.attempt in self._placed:
@@ -295,10 +468,8 @@ class Placer:
             self._add(placed)
             running = Running(attempt=launch.attempt, pid=0) if placed.runs else None
             held.setdefault(placed.node, []).append((len(held.get(placed.node, ())), launch, (), running))
-        for name, node in nodes.items():
-            machine = NodeMachine(Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0), ())
-            machine.adopt(held.get(name, ()), ())
-            self._machines[name] = _Machine(machine, node)
+        for name, node in self._nodes.items():
+            self._machine(name, node).machine.adopt(held.get(name, ()), ())
         for gang in self._gangs.values():
             if not gang[0].is_task:
                 self._recover(gang, now)
@@ -308,53 +479,59 @@ class Placer:
         first = gang[0]
         bound = [placed.pod for placed in gang if placed.pod is not None]
         left = first.launch.world - len(gang)
-        key = first.launch.argv[1]
-        pending = [
-            pod
-            for group in groups(self._pods.values(), self._least)
-            if group.key == key
-            for pod in group.members
-            if self._is_pending(pod)
-        ]
+        members = self._groups.get(first.launch.argv[1], {}).values()
+        pending = [pod for pod in members if self._is_pending(pod)]
         others = sorted(pending, key=lambda of: of.key)[:left]
         pods = [*bound, *others]
-        job = _Job(first.job, tuple(pod.metadata.uid for pod in pods), needs_of(pods), now)
+        job = self._cover(first.job, pods, now)
         job.id = first.attempt.task.partition(".")[0]
-        self._jobs[job.key] = job
-        self._covered.update(dict.fromkeys(job.uids, job.key))
         for placed in gang:
             placed.began, placed.partial = not left, bool(left)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def _offer_all(self, nodes: Mapping[str, NodeObject], now: int) -> None:
-        needs = {job.needs.label: job.needs for job in self._jobs.values()}
-        self._avoided = {key: until for key, until in self._avoided.items() if until > now}
-        for name in sorted({*nodes, *self._machines}):
-            node, held = nodes.get(name), list(self._here.get(name, {}).values())
-            known = self._machines.get(name)
-            if known is None:
-                if node is None:
-                    continue
-                machine = NodeMachine(Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0), ())
-                known = self._machines[name] = _Machine(machine, node)
-            elif node is None or (known.object is not None and node.metadata.uid != known.object.metadata.uid and held):
-                if not held:
-                    del self._machines[name]
-                    self._doors.leave(name)
-                    continue
-                node = None
-            known.object = node
-            self._fit(name, known, now)
-            if node is not None:
-                offer = self._offer(node, held, needs)
-                if offer != known.machine.node:
-                    known.machine.node = offer
-                    if known.connected:
-                        self._feed(name, Connected(), now)
-            if not known.dialled:
-                known.dialled = True
-                self._doors.dial(name)
+    def _machine(self, name: str, node: NodeObject) -> _Machine:
+        machine = NodeMachine(Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0), ())
+        known = self._machines[name] = _Machine(machine, node, amounts(node.status.allocatable), labels_of(node))
+        return known
+
+    def _offer_changed(self, now: int) -> None:
+        changed, self._changed_nodes = self._changed_nodes, {}
+        for name in sorted(changed):
+            self._offer_one(name, now)
+
+    def _offer_one(self, name: str, now: int) -> None:
+        node, held = self._nodes.get(name), list(self._here.get(name, {}).values())
+        known = self._machines.get(name)
+        if known is None:
+            if node is None:
+                return
+            known = self._machine(name, node)
+        elif node is None or (known.object is not None and node.metadata.uid != known.object.metadata.uid and held):
+            self._doubted = now
+            if not held:
+                del self._machines[name]
+                self._doors.leave(name)
+            if name in self._nodes:  # one of the same name has come
+                self._changed_nodes[name] = None
+            if not held:
+                return
+            node = None
+        if node is not None and node is not known.object:
+            if node.metadata.uid != known.machine.node.incarnation:
+                self._doubted = now
+            known.size, known.labels = amounts(node.status.allocatable), labels_of(node)
+        known.object = node
+        self._fit(name, known, now)
+        if node is not None:
+            offer = self._offer(known, node, held)
+            if offer != known.machine.node:
+                known.machine.node = offer
+                if known.connected:
+                    self._feed(name, Connected(), now)
+        if not known.dialled:
+            known.dialled = True
+            self._doors.dial(name)
 
     def _fit(self, name: str, known: _Machine, now: int) -> None:
         why = _unfit(known.object)
@@ -365,16 +542,16 @@ class Placer:
             known.why = why
             self._feed(name, Fitness(why), now)
 
-    def _offer(self, node: NodeObject, held: Sequence[_Placed], needs: Mapping[str, Needs]) -> Node:
+    def _offer(self, known: _Machine, node: NodeObject, held: Sequence[_Placed]) -> Node:
         """Return what a node offers beside the Pods of others, and which kinds of waiting Pods it may hold."""
-        name, (size, free, ports) = node.metadata.name, self._left(node)
-        others, device = self._used.get(name, {}), device_of(size)
+        name, size, (free, ports) = node.metadata.name, known.size, self._left(known, node)
+        others, device = self._room.used(name), device_of(size)
         offer = {of: max(0, size.get(of, 0) - others.get(of, 0)) for of in ("cpu", "memory", device)}
         taken = {index for placed in held for index in placed.launch.devices}
         admitted = {
             label: "yes"
-            for label, one in sorted(needs.items())
-            if (name, label) not in self._avoided and not one.refuses(node, size, free, ports)
+            for label, kind in sorted(self._kinds.items())
+            if (name, label) not in self._avoided and not kind.needs.refuses(node, size, free, ports)
         }
         tolerated = (Toleration(key=device, operator="Exists"),) if device else ()
         devices = _devices(node, size.get(device, 0), offer[device] if device else 0, taken)
@@ -386,22 +563,22 @@ class Placer:
             cpu=offer["cpu"],
             memory=offer["memory"],
             devices=devices,
-            labels={**labels_of(node), ALLOCATED: "kubernetes", **containers, **admitted},  # others may come
+            labels={**known.labels, ALLOCATED: "kubernetes", **containers, **admitted},  # others may come
         )
 
     def _left(
-        self, node: NodeObject, without: _Placed | None = None
-    ) -> tuple[dict[str, int], dict[str, int], frozenset[str]]:
-        """Return the size of a node, what no Pod holds of it, and the ports that Pods use; `without` does not count."""
-        name, size = node.metadata.name, amounts(node.status.allocatable)
-        others, ports = self._used.get(name, {}), self._ports.get(name, set())
-        free = {of: amount - others.get(of, 0) for of, amount in size.items()}
+        self, known: _Machine, node: NodeObject, without: _Placed | None = None
+    ) -> tuple[dict[str, int], frozenset[str]]:
+        """Return what no Pod holds of a node, and the ports that Pods use; `without` does not count."""
+        name = node.metadata.name
+        others, ports = self._room.used(name), {*self._room.ports(name)}
+        free = {of: amount - others.get(of, 0) for of, amount in known.size.items()}
         for placed in self._here.get(name, {}).values():
             if placed.pod is not None and placed is not without and placed.state != "vacant":
-                ports = ports | placed.pod.ports
-                for of, amount in self._amounts(placed.pod, self._needs).items():
+                ports.update(placed.pod.ports)
+                for of, amount in self._holds(placed.pod).items():
                     free[of] = free.get(of, 0) - amount
-        return size, free, frozenset(ports)
+        return free, frozenset(ports)
 
     def refusals(self, job: str) -> list[str]:
         """Return why nodes cannot hold the Pods of a job, as far as the ledger does not see it."""
@@ -409,7 +586,8 @@ class Placer:
         needs = next((one.needs for one in self._jobs.values() if one.id == job), None)
         for name, known in sorted(self._machines.items()):
             if needs is not None and known.object is not None:
-                why = _unfit(known.object) or needs.refuses(known.object, *self._left(known.object))
+                free, ports = self._left(known, known.object)
+                why = _unfit(known.object) or needs.refuses(known.object, known.size, free, ports)
                 found.setdefault(why, []).append(name)
         return [f"{some(names, FEW)}: {why}" for why, names in found.items() if why]
 
@@ -423,6 +601,7 @@ class Placer:
     def disconnected(self, node: str, now: int) -> None:
         if (known := self._machines.get(node)) is not None:
             known.connected = False
+            self._doubted = now
             self._feed(node, Disconnected(), now)
 
     def hear(self, node: str, message: ToAgent, now: int) -> None:
@@ -450,28 +629,41 @@ class Placer:
         """So many Pods of a gang start together; 0: the cluster does not know. A PodGroup of Kubernetes itself is then
         asked for again: its Pods wait until it exists.
         """
-        if least or not path.startswith(POD_GROUPS):
+        key = self._asking.get(path)
+        if key is not None and (least or not path.startswith(POD_GROUPS)):
             self._least[path] = least
+            self._changed_groups[key] = None
 
     def tick(self, now: int) -> None:
         """Handle the passing of time: heartbeats, and writes that are repeated."""
-        for name, known in list(self._machines.items()):
-            due = known.machine.wakeup()
-            if due is not None and due <= now:
-                self._perform(name, known.machine.tick(now), now)
-        for placed in list(self._placed.values()):
-            if placed.state == "binds" and 0 < placed.again_at <= now:
-                placed.again_at = 0
-                self._bind(placed)
+        due: list[tuple[int, str, Attempt | None]] = []
+        while self._due and self._due[0][0] <= now:
+            due.append(heapq.heappop(self._due))
+        for at, name, attempt in due:
+            if attempt is not None:
+                placed = self._placed.get(attempt)
+                if placed is not None and placed.state == "binds" and placed.again_at == at:
+                    placed.again_at = 0
+                    self._bind(placed)
+            elif (known := self._machines.get(name)) is not None and known.due == at:
+                known.due = 0
+                wakes = known.machine.wakeup()
+                self._perform(name, known.machine.tick(now) if wakes is not None and wakes <= now else (), now)
 
     def wakeup(self) -> int | None:
         """Return when to tick next if nothing happens before."""
-        due = [of.machine.wakeup() for of in self._machines.values()]
-        due += [placed.again_at for placed in self._placed.values() if placed.again_at]
-        return min((one for one in due if one is not None), default=None)
+        return self._due[0][0] if self._due else None
 
     def _feed(self, name: str, message: Message, now: int) -> None:
         self._perform(name, self._machines[name].machine.handle(message, now), now)
+
+    def _note_due(self, name: str) -> None:
+        """Note when a node must tick, unless that is later than what is noted already."""
+        known = self._machines.get(name)
+        due = known.machine.wakeup() if known is not None else None
+        if known is not None and due is not None and (not known.due or due < known.due):
+            known.due = due
+            heapq.heappush(self._due, (due, name, None))
 
     def _perform(self, name: str, effects: Sequence[Effect], now: int) -> None:
         for effect in effects:
@@ -492,15 +684,18 @@ class Placer:
                             self._doors.delete(pod)
                 case _:  # nothing here has a lease, orders or another time limit
                     pass
+        self._note_due(name)
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def _add(self, placed: _Placed) -> None:
-        self._placed[placed.attempt] = placed
+        self._placed[placed.attempt] = self._unsettled[placed.attempt] = placed
         self._here.setdefault(placed.node, {})[placed.attempt] = placed
+        self._changed_nodes[placed.node] = None
         if placed.pod is not None:
-            self._by_pod[placed.pod.metadata.uid] = placed
+            self._pair(placed, placed.pod)
         self._gangs.setdefault(placed.gang, []).append(placed)
+        self._places[placed.job] += 1
 
     def _begin(self, gang: list[_Placed], now: int) -> None:
         """Bind a gang once all its places are there."""
@@ -530,7 +725,7 @@ class Placer:
             return
         for placed, pod in pairs:
             placed.state = "binds"
-            self._by_pod[pod.metadata.uid] = placed
+            self._pair(placed, pod)
         for placed in waits:
             self._bind(placed)
 
@@ -548,13 +743,12 @@ class Placer:
         known = self._machines[placed.node]
         if known.object is None or _unfit(known.object):
             return _unfit(known.object)
-        size, free, ports = self._left(known.object, placed)
-        needs = needs_of([pod])
-        why = needs.refuses(known.object, size, free, ports)
-        short = next((of for of, amount in requested(pod).items() if amount > max(0, free.get(of, 0))), "")
+        free, ports = self._left(known, known.object, placed)
+        why = needs_of([pod]).refuses(known.object, known.size, free, ports)
+        short = next((of for of, amount in self._holds(pod).items() if amount > max(0, free.get(of, 0))), "")
         if why or short:
-            label = self._jobs[placed.job].needs.label
-            self._avoided[placed.node, label] = now + AVOIDED
+            self._avoided[placed.node, self._jobs[placed.job].label] = now + AVOIDED
+            self._changed_nodes[placed.node] = None
         return why or (f"{short} of the node is in use" if short else "")
 
     def _bind(self, placed: _Placed) -> None:
@@ -583,13 +777,15 @@ class Placer:
                 self._doors.delete(pod)
             return
         if pod is not None:
-            placed.pod = pod
-            self._by_pod[pod.metadata.uid] = placed
+            self._pair(placed, pod)
         if outcome == "again":
             pause = min(PAUSES[1], PAUSES[0] << min(placed.tries, 10))
             placed.tries, placed.again_at = placed.tries + 1, now + max(after, pause)
+            heapq.heappush(self._due, (placed.again_at, "", attempt))
         elif outcome == "bound":
             placed.state, placed.tries, placed.since = "bound", 0, now
+            if placed.pod is not None:
+                self._changed_pods[placed.pod.metadata.uid] = None  # it may have ended already
             if placed.stopping:
                 self._delete(placed)
                 return
@@ -604,11 +800,10 @@ class Placer:
 
     def _missed(self, placed: _Placed, why: str, now: int) -> None:
         """A Pod can never be bound: its gang does not begin, and what was bound of it is given back."""
-        if placed.pod is not None:
-            self._by_pod.pop(placed.pod.metadata.uid, None)
         if placed.began:
-            placed.state, placed.pod = "vacant", None
+            self._vacate(placed)
             return
+        self._part(placed)
         gang = list(self._gangs[placed.gang])
         if (job := self._jobs.get(placed.job)) is not None:
             job.failed = True
@@ -620,6 +815,7 @@ class Placer:
     def _give_back(self, placed: _Placed, now: int) -> None:
         """Undo a place, whatever has happened there."""
         placed.stopping = True
+        self._unsettled[placed.attempt] = placed
         match placed.state:
             case "waits":
                 self._end(placed, Ending(outcome="returned"), now)
@@ -713,9 +909,8 @@ class Placer:
             return
         others = [one for one in self._gangs[placed.gang] if one is not placed and one.state != "vacant"]
         if placed.began and others:
-            if placed.pod is not None:
-                self._by_pod.pop(placed.pod.metadata.uid, None)
-            placed.state, placed.pod, placed.ending = "vacant", None, ending
+            self._vacate(placed)
+            placed.ending = ending
             return
         gang = list(self._gangs[placed.gang])
         self._end(placed, ending, now)
@@ -725,14 +920,23 @@ class Placer:
             elif one is not placed and not placed.began:
                 self._give_back(one, now)
 
+    def _vacate(self, placed: _Placed) -> None:
+        """The place of a gang that runs has lost its Pod."""
+        self._part(placed)
+        placed.state, placed.pod = "vacant", None
+        self._vacant[placed.attempt] = self._unsettled[placed.attempt] = placed
+
     def _end_all(self, every: Iterable[_Placed], ending: Ending, now: int) -> None:
         for placed in list(every):
             self._end(placed, ending, now)
 
     def _end(self, placed: _Placed, ending: Ending, now: int) -> None:
         del self._placed[placed.attempt], self._here[placed.node][placed.attempt]
-        if placed.pod is not None:
-            self._by_pod.pop(placed.pod.metadata.uid, None)
+        self._vacant.pop(placed.attempt, None)
+        self._places[placed.job] -= 1
+        if not self._places[placed.job]:
+            del self._places[placed.job]
+        self._part(placed)
         gang = self._gangs[placed.gang]
         gang.remove(placed)
         if not gang:
@@ -744,66 +948,80 @@ class Placer:
             left = any(one.job == job.key for one in gang)
             if not left and (job.failed or ending.outcome != "returned"):
                 self._drop(job, cancels=job.failed)
+            self._changed_jobs[job.key] = None
         self._feed(placed.node, Changed(ended=(Ended(attempt=placed.attempt, ending=ending),)), now)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def _regroup(self, now: int) -> None:
         """Submit a job for Pods that have none, and cancel those whose Pods have gone."""
-        for job in list(self._jobs.values()):
-            if any(job.key == placed.job for uid in job.uids if (placed := self._by_pod.get(uid))):
-                continue
-            if any(one.job == job.key for gang in self._gangs.values() for one in gang):
-                continue
-            if not all((pod := self._pods.get(uid)) is not None and self._is_pending(pod) for uid in job.uids):
+        doubtful, self._changed_jobs = self._changed_jobs, {}
+        for key in doubtful:
+            job = self._jobs.get(key)
+            if job is not None and not self._is_wanted(job):
                 self._drop(job, cancels=True)
-        self._again = {uid: until for uid, until in self._again.items() if until > now}
-        self._waiting = []
+        changed, self._changed_groups = self._changed_groups, {}
+        found: list[Group] = []
+        for key in changed:
+            if members := self._groups.get(key):
+                found.append(group_of(key, members.values(), self._least))
+            else:
+                self._forget(key)
         asked: list[Asked] = []
-        found = groups(self._pods.values(), self._least)
-        for group in found:
+        for group in oldest_first(found):
             self._look_at(group, asked, now)
-        keys, paths = {group.key for group in found}, {group.asks for group in found}
-        for known in (self._settling, self._short, self._rounds):
-            for key in known.keys() - keys:
-                del known[key]
-        self._asked = {path: at for path, at in self._asked.items() if path in paths}
-        self._least = {path: least for path, least in self._least.items() if path in paths}
         if asked:
             self._doors.submit(asked)
+
+    def _is_wanted(self, job: _Job) -> bool:
+        """Whether a job has a place, or all its Pods still wait for one."""
+        return bool(self._places[job.key]) or all(
+            (pod := self._pods.get(uid)) is not None and self._is_pending(pod) for uid in job.uids
+        )
+
+    def _forget(self, key: str) -> None:
+        """A group has no Pods any more."""
+        self._groups.pop(key, None)
+        for known in (self._settling, self._short, self._rounds, self._idle):
+            known.pop(key, None)
+        if (path := self._paths.pop(key, None)) is not None:
+            for told in (self._asking, self._asked, self._least):
+                told.pop(path, None)
 
     def _look_at(self, group: Group, asked: list[Asked], now: int) -> None:
         pending = [pod for pod in group.members if self._is_pending(pod)]
         free = [pod for pod in pending if pod.metadata.uid not in self._covered]
-        self._note_waiting(pending)
-        there = len([pod for pod in group.members if self._is_there(pod)])
+        if group.asks:
+            self._paths[group.key], self._asking[group.asks] = group.asks, group.key
+        idle = self._jobs_for(group, free, asked, now)
+        if idle:
+            self._idle[group.key] = idle
+        else:
+            self._idle.pop(group.key, None)
+        self._give_up_if_short(group, pending, now)
+
+    def _jobs_for(self, group: Group, free: list[PodObject], asked: list[Asked], now: int) -> list[Waiting]:
+        """Ask for jobs for the Pods of a group that have none; return those that cannot have one yet."""
         least = group.least or self._size_of(group, now)
-        missing = least - there
-        if not free or not least:
-            self._give_up_if_short(group, pending, now)
-            if free:
-                self._waiting.append(Waiting(tuple(free), "", "the size of its group is not known yet", now))
-            return
+        if not free:
+            return []
+        if not least:
+            return [Waiting(tuple(free), "", "the size of its group is not known yet", now)]
+        missing = least - len([pod for pod in group.members if self._is_there(pod)])
+        idle: list[Waiting] = []
         if refused := tuple(pod for pod in free if pod.metadata.uid in self._again):
-            self._waiting.append(Waiting(refused, "", "the control plane has not taken its job", now))
+            idle.append(Waiting(refused, "", "the control plane has not taken its job", now))
         free = [pod for pod in free if pod.metadata.uid not in self._again]
         if missing > len(free) > 0:
             why = f"its group waits for {missing - len(free)} more of {least} Pods"
-            self._waiting.append(Waiting(tuple(free), "", why, now))
+            idle.append(Waiting(tuple(free), "", why, now))
         elif missing > 0 and free:
             first = sorted(free, key=lambda of: of.key)[:missing]
             asked.append(self._asked_for(group, group.name, first, now))
+            self._changed_groups[group.key] = None  # it may have more
         else:
             asked.extend(self._asked_for(group, name_of(pod.key), [pod], now) for pod in free)
-        self._give_up_if_short(group, pending, now)
-
-    def _note_waiting(self, pending: Sequence[PodObject]) -> None:
-        jobs: dict[str, list[PodObject]] = {}
-        for pod in pending:
-            if (key := self._covered.get(pod.metadata.uid)) and pod.metadata.uid not in self._by_pod:
-                jobs.setdefault(key, []).append(pod)
-        for key, pods in jobs.items():
-            self._waiting.append(Waiting(tuple(pods), self._jobs[key].id, "", self._jobs[key].since))
+        return idle
 
     def _give_up_if_short(self, group: Group, pending: Sequence[PodObject], now: int) -> None:
         """Delete the Pods of a gang that has had too few for long while others of it find no room."""
@@ -831,12 +1049,11 @@ class Placer:
         return count if now - since >= SETTLED else 0
 
     def _asked_for(self, group: Group, name: str, pods: Sequence[PodObject], now: int) -> Asked:
-        needs = needs_of(pods)
         uids = tuple(pod.metadata.uid for pod in pods)
         times = self._rounds[group.key] = self._rounds.get(group.key, 0) + 1
         key = hashlib.sha256(f"{self._home} {uids} {times}".encode()).hexdigest()[:32]
-        self._jobs[key] = _Job(key, uids, needs, now)
-        self._covered.update(dict.fromkeys(uids, key))
+        job = self._cover(key, pods, now)
+        needs = job.needs
         first = pods[0]
         spec: dict[str, Any] = {
             "name": name,
@@ -852,13 +1069,27 @@ class Placer:
             spec["workers"] = len(pods)
         if first.spec.active_deadline_seconds:
             spec["expect"] = f"{first.spec.active_deadline_seconds}s"
-        return Asked(key, spec)
+        job.asked = Asked(key, spec)
+        return job.asked
+
+    def _cover(self, key: str, pods: Sequence[PodObject], now: int) -> _Job:
+        """Note a job for Pods."""
+        needs = needs_of(pods)
+        job = self._jobs[key] = _Job(key, tuple(pod.metadata.uid for pod in pods), needs, needs.label, now)
+        self._covered.update(dict.fromkeys(job.uids, key))
+        if job.label not in self._kinds:
+            self._kinds[job.label] = _Kind(needs)
+            self._changed_nodes.update(dict.fromkeys([*self._machines, *self._nodes]))
+        self._kinds[job.label].jobs += 1
+        return job
 
     def _drop(self, job: _Job, cancels: bool = False) -> None:
-        self._jobs.pop(job.key, None)
+        if self._jobs.pop(job.key, None) is not None:
+            self._kinds[job.label].jobs -= 1
         for uid in job.uids:
             if self._covered.get(uid) == job.key:
                 del self._covered[uid]
+            self._note_group(uid)
         if cancels and job.id:
             self._doors.cancel(job.id)
 
@@ -872,29 +1103,23 @@ class Placer:
 
     def _fill_vacant(self, now: int) -> None:
         """Give the places of Pods that have failed to those that were created in their stead."""
-        for placed in list(self._placed.values()):
-            if placed.state != "vacant" or placed.stopping:
+        for placed in list(self._vacant.values()):
+            if placed.stopping or placed.job not in self._jobs:
                 continue
-            for pod in self._pods.values():
-                if not self._is_pending(pod) or pod.metadata.uid in self._by_pod:
+            for uid, pod in self._groups.get(placed.launch.argv[1], {}).items():
+                if not self._is_pending(pod) or uid in self._by_pod:
                     continue
-                key = self._covered.get(pod.metadata.uid)
-                if self._group_of(pod) != placed.launch.argv[1] or (
-                    key and self._jobs[key].uids != (pod.metadata.uid,)
-                ):
+                key = self._covered.get(uid)
+                if (key and self._jobs[key].uids != (uid,)) or self._refusal(placed, pod, now):
                     continue
-                if placed.job in self._jobs and not self._refusal(placed, pod, now):
-                    if key:
-                        self._drop(self._jobs[key], cancels=True)
-                    self._covered[pod.metadata.uid] = placed.job
-                    placed.state, placed.pod = "binds", pod
-                    self._by_pod[pod.metadata.uid] = placed
-                    self._bind(placed)
-                    break
-
-    def _group_of(self, pod: PodObject) -> str:
-        [group] = groups([pod], self._least)
-        return group.key
+                if key:
+                    self._drop(self._jobs[key], cancels=True)
+                self._covered[uid] = placed.job
+                placed.state = "binds"
+                del self._vacant[placed.attempt]
+                self._pair(placed, pod)
+                self._bind(placed)
+                break
 
 
 def _ending_of(pod: PodObject, stopped: bool, ran: int) -> Ending:

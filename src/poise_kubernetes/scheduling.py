@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -45,11 +46,9 @@ from poise_kubernetes.placing import Asked, Placer, Waiting, Written, launch_of
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
 
-LOOK_SECONDS = 0.02
-"""Interval of checks whether a copy of the cluster has changed."""
-
-ANEW_SECONDS = 1.0
-"""Longest time between two looks at the cluster, for what only time changes."""
+LOOK_SECONDS = 0.1
+"""Longest time between two looks at the cluster, for what only time changes, and between two questions whether to end.
+"""
 
 WRITERS = 8
 """Threads that write to the API server."""
@@ -174,8 +173,10 @@ class Scheduler:
         self.placer = Placer(own, self)
         self._lines: dict[str, _Line] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0  # when the timer ticks
         self._writers = ThreadPoolExecutor(WRITERS, "poise-write", self._open_api)
         self._submitter = ThreadPoolExecutor(1, "poise-submit", self._open_client)
+        self._unsent: deque[Asked] = deque()
         self._latest: int | None = None  # number of the latest job, for the thread of submissions
         self._telling = ThreadPoolExecutor(1, "poise-tell", self._open_both)
         self._own = threading.local()
@@ -183,14 +184,17 @@ class Scheduler:
         self._home_id, self._space = own, settings.namespace or access.namespace
         self._owned: dict[str, str] = {}
         self._owning = threading.Lock()
-        query = {"fieldSelector": f"spec.schedulerName={settings.scheduler}"}
-        self._nodes = Watched(Api(access), "/api/v1/nodes", NodeObject)
-        self._pods = Watched(Api(access), "/api/v1/pods", PodObject, {"fieldSelector": ALL_ENDED})
-        self._mine = Watched(Api(access), "/api/v1/pods", PodObject, query)
+        self._stirred = True  # until the first look, which needs all lists
+        self._looks = False
+        mine = {"fieldSelector": f"spec.schedulerName={settings.scheduler}"}
+        others = {"fieldSelector": f"spec.schedulerName!={settings.scheduler},{ALL_ENDED}"}
+        self._nodes = Watched(Api(access), "/api/v1/nodes", NodeObject, changed=self._stir)
+        self._others = Watched(Api(access), "/api/v1/pods", PodObject, others, changed=self._stir)
+        self._mine = Watched(Api(access), "/api/v1/pods", PodObject, mine, changed=self._stir)
 
     def list(self) -> None:
         """Read the cluster for the first time. Raises `Fault` if it does not answer, or refuses."""
-        for one, what in ((self._nodes, "nodes"), (self._pods, "pods of all namespaces"), (self._mine, "pods")):
+        for one, what in ((self._nodes, "nodes"), (self._others, "pods of all namespaces"), (self._mine, "pods")):
             try:
                 one.list()
             except (Away, Refused) as error:
@@ -198,17 +202,13 @@ class Scheduler:
 
     async def run(self, until: Callable[[], bool]) -> None:
         """Work until this function returns true."""
-        nodes, pods, mine = watched = self._nodes, self._pods, self._mine
+        watched = self._nodes, self._others, self._mine
         for one in watched:
             one.start()
         telling = asyncio.create_task(self._tell_reasons())
-        seen, looked = -1, 0.0
         try:
             while not until():
-                changes = sum(one.changes for one in watched)
-                if changes != seen or self._loop.time() - looked > ANEW_SECONDS:
-                    seen, looked = changes, self._loop.time()
-                    self._took(lambda: self.placer.look(nodes.items(), pods.items(), mine.items(), self._now()))
+                self._look()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             telling.cancel()
@@ -221,20 +221,36 @@ class Scheduler:
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
+    def _stir(self) -> None:
+        """Look at the cluster soon, since it has changed. Called by the threads of watches."""
+        if not self._stirred:
+            self._stirred = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._stirred = self._looks = False  # what changes from here on needs another look
+        nodes, others, mine = self._nodes.news(), self._others.news(), self._mine.news()
+        self._took(lambda: self.placer.look(nodes, others, mine, self._now()))
+
     def _now(self) -> int:
         return self._clock.now()
 
     def _took(self, act: Callable[[], None]) -> None:
         """Let the placer do something, and set the timer for its next one."""
         act()
+        if self.placer.is_stirred and not self._looks:
+            self._looks = True
+            self._loop.call_soon(self._look)
         due = self.placer.wakeup()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        if due is not None:
+        if due is not None and (self._timer is None or due < self._due):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due = due
             self._timer = self._loop.call_later(max(0.0, (due - self._now()) / SECOND), self._tick)
 
     def _tick(self) -> None:
+        self._timer = None
         self._took(lambda: self.placer.tick(self._now()))
 
     def connected(self, node: str) -> None:
@@ -278,11 +294,17 @@ class Scheduler:
         self._lines.pop(node).close()
 
     def submit(self, asked: Sequence[Asked]) -> None:
-        self._submitter.submit(self._submit, asked)
+        self._unsent.extend(asked)
+        self._submitter.submit(self._submit)
 
-    def _submit(self, asked: Sequence[Asked]) -> None:
-        """Submit jobs in their order. One whose name is taken gets none."""
+    def _submit(self) -> None:
+        """Submit the jobs that wait for it in their order, also those that came while others were submitted. One whose
+        name is taken gets none.
+        """
         client: Client = self._own.client
+        asked = [self._unsent.popleft() for _ in range(len(self._unsent))]
+        if not asked:
+            return
         done = 0
         try:
             if self._latest is None:

@@ -76,6 +76,11 @@ class Wire:
         self._later()
 
 
+def _changes(before: Mapping[tuple[str, str], Any], now: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
+    changed = {key: one for key, one in now.items() if before.get(key) is not one}
+    return changed | dict.fromkeys(before.keys() - now.keys())
+
+
 class Scheduled:
     """`fault` is asked before each write to the API server: it returns `refused`, `lost` (done, without an answer),
     `away` (not done), or nothing.
@@ -99,7 +104,7 @@ class Scheduled:
         self.writes = 0
         self.created: list[str] = []
         self._records: dict[tuple[str, str], Any] = {}
-        self._copy: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        self._copy: list[dict[tuple[str, str], Any]] = [{}, {}, {}]
         self._ticking = False
         self._timer: Any = None
         for name, fields in (nodes or {"a": node(), "b": node()}).items():
@@ -125,7 +130,7 @@ class Scheduled:
         self.process.start()
         self.wires: dict[str, Wire] = {}
         self.placer = Placer("home", self)
-        self._fresh = True
+        self._fresh, self._copy = True, [{}, {}, {}]
         self.process.call_later(0.01, self._look)
 
     def kill_placer(self) -> None:
@@ -137,17 +142,20 @@ class Scheduled:
         self.start_placer()
 
     def _look(self) -> None:
+        changes: list[dict[tuple[str, str], Any]] = [{}, {}, {}]
         if self._fresh or self.random.random() >= self.stale:
-            self._copy, self._fresh = self._copied(), False
-        self.placer.look(*self._copy, self.now)
+            before, self._copy, self._fresh = self._copy, self._copied(), False
+            changes = [_changes(old, new) for old, new in zip(before, self._copy, strict=True)]
+        self.placer.look(*changes, self.now)
         self.tick_soon()
         self.process.call_later(LOOK / SECOND, self._look)
 
-    def _copied(self) -> tuple[list[Any], list[Any], list[Any]]:
+    def _copied(self) -> list[dict[tuple[str, str], Any]]:
+        nodes = [self._record(of, NodeObject) for of in self.api.all("nodes")]
         pods = [self._record(of, PodObject) for of in self.api.all("pods")]
-        alive = [pod for pod in pods if not pod.ended]
+        others = [pod for pod in pods if not pod.ended and pod.spec.scheduler_name != OURS]
         own = [pod for pod in pods if pod.spec.scheduler_name == OURS]
-        return [self._record(of, NodeObject) for of in self.api.all("nodes")], alive, own
+        return [{(of.metadata.namespace, of.metadata.name): of for of in found} for found in (nodes, others, own)]
 
     def _record(self, one: Object, kind: Any) -> Any:
         key = one["metadata"]["uid"], one["metadata"]["resourceVersion"]
@@ -165,6 +173,8 @@ class Scheduled:
         if not self.process.alive:
             return
         self.placer.tick(self.now)
+        if self.placer.is_stirred:
+            self.placer.look({}, {}, {}, self.now)
         if self._timer is not None:
             self._timer.cancel()
         due = self.placer.wakeup()

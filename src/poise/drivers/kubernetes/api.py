@@ -1,25 +1,24 @@
-"""Client of a Kubernetes API server, with HTTP from the standard library.
+"""Client of a Kubernetes API server.
 
 Only one thread may call an `Api` at a time; a watch has its own connection. If a busy server names a delay (429, or 503
 with `Retry-After`), the client retries after it.
 """
 
 import contextlib
-import http.client
 import json
+import socket
 import time
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlencode
 
+from poise.drivers.http import Answer, Connection
 from poise.drivers.kubernetes.credentials import Access
 
 CALL_SECONDS = 30.0
 TRIES = 4
 LONGEST_WAIT = 10.0
 """Seconds that a call waits at most between two tries, whatever the server says."""
-
-MAX_ANSWER = 256 * 2**20
 
 MERGE = "application/merge-patch+json"
 JSON = "application/json"
@@ -37,25 +36,20 @@ class Away(Exception):
     """The server does not answer, or the connection broke. The request may have been carried out."""
 
 
-class Answer(NamedTuple):
-    status: int
-    body: bytes
-
-
 class Api:
     """Client of one API server. `sleep` waits for a number of seconds; tests can replace it."""
 
     def __init__(self, access: Access, sleep: Callable[[float], None] = time.sleep) -> None:
         self.access = access
         self._sleep = sleep
-        self._open: http.client.HTTPConnection | None = None
+        self._open: Connection | None = None
 
     def get(self, path: str, **query: str) -> Any:
         return self._call("GET", path, query=query)
 
     def raw(self, path: str, query: Mapping[str, str]) -> bytes:
         """Return the undecoded answer."""
-        return self._tried("GET", path, query, b"", JSON).body
+        return self._tried("GET", path, query, None, JSON)
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> Any:
         return self._call("POST", path, body, query)
@@ -68,19 +62,16 @@ class Api:
 
     def stream(self, path: str, query: Mapping[str, str], seconds: float) -> Generator[bytes]:
         """The lines of a watch, until the server closes it. Raises `Away` if nothing came for `seconds`."""
-        connection = self._connection(seconds)
         try:
-            answer = self._sent(connection, "GET", path, query, b"", JSON)
-            if answer.status == 401:
-                self.access.token(True)
-            if answer.status >= 400:
-                raise _refusal(answer, answer.read(MAX_ANSWER))
-            while line := answer.readline():
-                yield line
-        except (OSError, http.client.HTTPException) as error:
+            with self._connection(seconds) as connection:
+                answer = self._sent(connection, "GET", path, query, None, JSON)
+                if answer.status == 401:
+                    self.access.token(True)
+                if answer.status >= 400:
+                    raise _refusal(answer, answer.read())
+                yield from answer
+        except OSError as error:
             raise Away(_said(error)) from error
-        finally:
-            connection.close()
 
     def close(self) -> None:
         if self._open is not None:
@@ -97,10 +88,10 @@ class Api:
         query: Mapping[str, str] | None = None,
         kind: str = JSON,
     ) -> Any:
-        content = json.dumps(body).encode() if body is not None else b""
-        return json.loads(self._tried(method, path, query or {}, content, kind).body or b"null")
+        content = json.dumps(body).encode() if body is not None else None
+        return json.loads(self._tried(method, path, query or {}, content, kind) or b"null")
 
-    def _tried(self, method: str, path: str, query: Mapping[str, str], content: bytes, kind: str) -> Answer:
+    def _tried(self, method: str, path: str, query: Mapping[str, str], content: bytes | None, kind: str) -> bytes:
         """Send a request; retry if the server is too busy, since it has then done nothing. Retry also if a kept-alive
         connection breaks, since servers close idle ones. Every request names its object, so a retry is idempotent.
         """
@@ -120,62 +111,53 @@ class Api:
                     raise
         raise Away("the connection broke again and again")
 
-    def _once(self, method: str, path: str, query: Mapping[str, str], content: bytes, kind: str) -> Answer:
-        if self._open is None:
-            self._open = self._connection(CALL_SECONDS)
+    def _once(self, method: str, path: str, query: Mapping[str, str], content: bytes | None, kind: str) -> bytes:
         try:
+            if self._open is None:
+                self._open = self._connection(CALL_SECONDS)
             answer = self._sent(self._open, method, path, query, content, kind)
-            body = answer.read(MAX_ANSWER)
-        except (OSError, http.client.HTTPException) as error:
+            body = answer.read()
+        except OSError as error:
             self.close()
             raise Away(_said(error)) from error
-        if answer.will_close:
+        if answer.is_last:
             self.close()
         if answer.status >= 400:
             raise _refusal(answer, body)
-        return Answer(answer.status, body)
+        return body
 
     def _sent(
         self,
-        connection: http.client.HTTPConnection,
+        connection: Connection,
         method: str,
         path: str,
         query: Mapping[str, str],
-        content: bytes,
+        content: bytes | None,
         kind: str,
-    ) -> http.client.HTTPResponse:
-        headers = {"Accept": JSON, "User-Agent": "poise"}
+    ) -> Answer:
+        host = f"[{self.access.host}]" if ":" in self.access.host else self.access.host
+        headers = {"Host": f"{host}:{self.access.port}", "Accept": JSON, "User-Agent": "poise"}
         if content:
             headers["Content-Type"] = kind
         if token := self.access.token(False):
             headers["Authorization"] = f"Bearer {token}"
         target = f"{self.access.path}{path}" + (f"?{urlencode(query)}" if query else "")
-        connection.request(method, target, content or None, headers)
-        return connection.getresponse()
+        return connection.ask(method, target, headers, content)
 
-    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+    def _connection(self, seconds: float) -> Connection:
         access = self.access
-        if access.tls is None:
-            return http.client.HTTPConnection(access.host, access.port, timeout=seconds)
-        if access.server_name:
-            return _Named(access, seconds)
-        return http.client.HTTPSConnection(access.host, access.port, timeout=seconds, context=access.tls)
+        sock = socket.create_connection((access.host, access.port), seconds)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if access.tls is not None:
+                sock = access.tls.wrap_socket(sock, server_hostname=access.server_name or access.host)
+        except BaseException:
+            sock.close()
+            raise
+        return Connection(sock)
 
 
-class _Named(http.client.HTTPSConnection):
-    """A connection to a server whose certificate has another name than its address (`tls-server-name`)."""
-
-    def __init__(self, access: Access, seconds: float) -> None:
-        super().__init__(access.host, access.port, timeout=seconds, context=access.tls)
-        self._access = access
-
-    def connect(self) -> None:
-        http.client.HTTPConnection.connect(self)
-        if self._access.tls is not None:
-            self.sock = self._access.tls.wrap_socket(self.sock, server_hostname=self._access.server_name)
-
-
-def _refusal(answer: http.client.HTTPResponse, body: bytes) -> Refused:
+def _refusal(answer: Answer, body: bytes) -> Refused:
     said: Any = None
     with contextlib.suppress(ValueError):
         said = json.loads(body)
@@ -183,13 +165,12 @@ def _refusal(answer: http.client.HTTPResponse, body: bytes) -> Refused:
         said = {"message": body[:200].decode(errors="replace")}
     after = 0.0
     with contextlib.suppress(ValueError):
-        after = float(answer.headers.get("Retry-After") or 0)
+        after = float(answer.headers.get("retry-after") or 0)
     if answer.status == 429:
         after = after or 1.0
     elif answer.status not in (500, 503, 504):
         after = 0.0
-    reason = str(said.get("reason") or answer.reason or "")
-    return Refused(answer.status, reason, str(said.get("message") or ""), after)
+    return Refused(answer.status, str(said.get("reason") or ""), str(said.get("message") or ""), after)
 
 
 def _said(error: Exception) -> str:

@@ -27,6 +27,9 @@ from poise.drivers.kubernetes.objects import Known
 
 T = TypeVar("T", bound=Known)
 
+Changes = Mapping[tuple[str, str], T | None]
+"""What has changed in a collection, by namespace and name: an object as it is now, or None if it has gone."""
+
 PAGE = 500
 WATCH_SECONDS = 300.0
 """Duration of a watch; then the server ends it, and the next one continues from there."""
@@ -87,7 +90,7 @@ class Watched(Generic[T]):
         self._list: msgspec.json.Decoder[Listed[T]] = json_decoder(Listed[kind])  # type: ignore[valid-type]
         self._lock = threading.Lock()
         self._items: dict[tuple[str, str], T] = {}
-        self.changes = 0  # how often the copy has changed
+        self._news: dict[tuple[str, str], T | None] | None = None  # None: nobody asks for changes
         self._version = ""
         self._listed_at = -ANEW_SECONDS
         self._heard_at: float | None = None
@@ -97,6 +100,12 @@ class Watched(Generic[T]):
     def items(self) -> list[T]:
         with self._lock:
             return list(self._items.values())
+
+    def news(self) -> Changes[T]:
+        """Return what has changed since the last call; at the first one, all objects."""
+        with self._lock:
+            found, self._news = self._news, {}
+            return dict(self._items) if found is None else found
 
     def age(self) -> float:
         """Return the seconds since the server last answered; infinite before the first list."""
@@ -151,8 +160,10 @@ class Watched(Generic[T]):
             if not after:
                 break
         with self._lock:
+            if self._news is not None:
+                self._news.update({key: None for key in self._items.keys() - found.keys()})
+                self._news.update({key: one for key, one in found.items() if self._items.get(key) != one})
             self._items = found
-            self.changes += 1
         self._version = _text(page.metadata, "resourceVersion")
         self._listed_at = self._heard_at = self._ticks()
         self._changed()
@@ -189,11 +200,12 @@ class Watched(Generic[T]):
             one = self._object.decode(change.object)
             key = one.metadata.namespace, one.metadata.name
             with self._lock:
-                self.changes += 1
                 if change.type == "DELETED":
                     self._items.pop(key, None)
                 else:
                     self._items[key] = one
+                if self._news is not None:
+                    self._news[key] = self._items.get(key)
             self._version = one.metadata.resource_version
             self._changed()
         self._heard_at = self._ticks()
