@@ -9,10 +9,11 @@ A gang has one shape in Poise. If its Pods differ, a place for one of them is la
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from poise.drivers.kubernetes.objects import Owner
+from poise_kubernetes.claims import NOTHING, Wanted
 from poise_kubernetes.records import NodeObject, PodObject, admits, device_of, is_device, requested
 
 NAME = "pod-group.scheduling.sigs.k8s.io/name"
@@ -56,7 +57,7 @@ class Group(NamedTuple):
 
 class Needs(NamedTuple):
     """What a place must have for each of these Pods: milli-CPU, bytes, accelerators named `device`, the other `amounts`
-    of its node, ports of its node, and the Pods whose selectors and tolerations must admit the node.
+    of its node, ports of its node, the Pods whose selectors and tolerations must admit the node, and what each claims.
     """
 
     cpu: int
@@ -66,6 +67,7 @@ class Needs(NamedTuple):
     amounts: tuple[tuple[str, int], ...]
     ports: frozenset[str]
     pods: tuple[PodObject, ...]
+    claims: tuple[Wanted, ...] = ()
 
     @property
     def label(self) -> str:
@@ -89,6 +91,7 @@ class Needs(NamedTuple):
         yield self.device
         yield from (f"{name}:{amount}" for name, amount in self.amounts)
         yield from sorted(self.ports)
+        yield from (word for one in self.claims for word in one.words)
 
     def refuses(self, node: NodeObject, size: Mapping[str, int], free: Mapping[str, int], ports: Iterable[str]) -> str:
         """Return why one such Pod cannot be on the node now, as far as the ledger does not see it; empty if it can."""
@@ -130,12 +133,16 @@ def _age(pod: PodObject) -> tuple[str, str]:
     return pod.metadata.creation_timestamp, pod.key
 
 
-def needs_of(pods: Sequence[PodObject]) -> Needs:
-    """Return what a place for any of these Pods must have."""
+def needs_of(pods: Sequence[PodObject], wanted: Callable[[PodObject], Wanted] = lambda pod: NOTHING) -> Needs:
+    """Return what a place for any of these Pods must have. `wanted` tells what a Pod claims."""
     most: dict[str, int] = {}
     distinct: dict[str, PodObject] = {}
+    claims: dict[tuple[str, ...], Wanted] = {}
     for pod in pods:
-        for name, amount in requested(pod).items():
+        claimed = wanted(pod)
+        if claimed.claims:
+            claims.setdefault(claimed.words, claimed)
+        for name, amount in {**requested(pod), **claimed.counts}.items():
             most[name] = max(most.get(name, 0), amount)
         spec = pod.spec
         distinct.setdefault(repr((spec.node_selector, spec.affinity, spec.tolerations)), pod)
@@ -149,6 +156,7 @@ def needs_of(pods: Sequence[PodObject]) -> Needs:
         amounts=tuple(sorted(others.items())),
         ports=frozenset().union(*(pod.ports for pod in pods)),
         pods=tuple(distinct.values()),
+        claims=tuple(claims.values()),
     )
 
 

@@ -57,5 +57,9 @@ def offered(node: NodeObject) -> Node:
 def device_at(node: NodeObject, index: int) -> Device:
     """Return an accelerator of a node, as far as its labels describe it."""
     labels = node.metadata.labels or {}
-    memory = quantity(labels.get(PRODUCT_MEMORY, "0")) * MIB
-    return device_found(labels.get(PRODUCT, ""), index, **({"memory": memory} if memory else {}))
+    return published(labels.get(PRODUCT, ""), index, quantity(labels.get(PRODUCT_MEMORY, "0")) * MIB)
+
+
+def published(product: str, index: int, memory: int) -> Device:
+    """Return an accelerator as its driver publishes it: its model, and its bytes of memory, 0 if it does not tell."""
+    return device_found(product, index, **({"memory": memory} if memory else {}))

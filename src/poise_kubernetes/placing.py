@@ -46,6 +46,7 @@ from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node, contained
 from poise.units import SECOND
+from poise_kubernetes.claims import DeviceChanges, Devices, Granted
 from poise_kubernetes.copies import Pods, Room
 from poise_kubernetes.grouping import (
     POD_GROUPS,
@@ -59,7 +60,7 @@ from poise_kubernetes.grouping import (
     oldest_first,
     priority_of,
 )
-from poise_kubernetes.offers import device_at, labels_of
+from poise_kubernetes.offers import device_at, labels_of, published
 from poise_kubernetes.records import (
     NodeObject,
     PodObject,
@@ -119,6 +120,8 @@ PAUSES = (SECOND // 5, 30 * SECOND)
 Written = Literal["bound", "again", "gone"]
 """Of a write: done, to be repeated, or impossible because the Pod is gone or placed elsewhere."""
 
+NO_CHANGES = DeviceChanges({}, {}, {})
+
 _to_launch = json_decoder(Launch)
 
 
@@ -147,8 +150,10 @@ class Doors(Protocol):
         ...
 
     def cancel(self, job: str) -> None: ...
-    def bind(self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str]) -> None:
-        """Bind a Pod with these annotations: `bound`."""
+    def bind(
+        self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
+    ) -> None:
+        """Write what a Pod gets into its claims, and bind it with these annotations: `bound`."""
         ...
 
     def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
@@ -185,6 +190,7 @@ class _Placed(msgspec.Struct, eq=False):
     again_at: int = 0
     seen: int = 0
     runs: bool = False
+    granted: Sequence[Granted] = ()
 
     @property
     def is_task(self) -> bool:
@@ -230,7 +236,7 @@ class _Job(msgspec.Struct, eq=False):
 
 
 class _Kind(msgspec.Struct, eq=False):
-    """What some waiting Pods need of a node, and the number of their jobs: since when there is none, if there is none."""
+    """What some waiting Pods need of a node, and the number of their jobs; without jobs, since when there are none."""
 
     needs: Needs
     jobs: int = 0
@@ -279,6 +285,7 @@ class Placer:
         self._nodes: dict[str, NodeObject] = {}
         self._own, self._others = Pods(), Pods()  # those that chose this scheduler, and all others
         self._pods = self._own.by_uid
+        self._devices = Devices()
         self._room = Room()  # what Pods hold that this scheduler has not placed
         self._held: dict[str, tuple[PodObject, dict[str, int]]] = {}  # what its own Pods hold
         self._keys: dict[str, str] = {}  # the group of each of its Pods, by uid
@@ -306,11 +313,22 @@ class Placer:
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
-    def look(self, nodes: Changes[NodeObject], others: Changes[PodObject], own: Changes[PodObject], now: int) -> None:
+    def look(
+        self,
+        nodes: Changes[NodeObject],
+        others: Changes[PodObject],
+        own: Changes[PodObject],
+        now: int,
+        devices: DeviceChanges = NO_CHANGES,
+    ) -> None:
         """Take in what has changed in the cluster since the last look: nodes, Pods of other schedulers that have not
-        ended, and Pods that chose this scheduler, also ended ones.
+        ended, Pods that chose this scheduler, also ended ones, and devices that drivers publish.
         """
+        self._changed_nodes.update(dict.fromkeys(sorted(self._devices.take(devices))))
         self._take(nodes, others, own)
+        for claim in devices.claims.values():
+            if claim is not None and claim.owner is not None:
+                self._note_group(claim.owner.uid)
         if self._swept is None:
             self._adopt(now)
         if self._swept is None or now - self._swept >= SWEEP:
@@ -428,7 +446,7 @@ class Placer:
         """Return what a Pod holds of its node, computed once."""
         known = self._held.get(pod.metadata.uid)
         if known is None or known[0] is not pod:
-            known = self._held[pod.metadata.uid] = pod, requested(pod)
+            known = self._held[pod.metadata.uid] = pod, {**requested(pod), **self._devices.wanted(pod).counts}
         return known[1]
 
     def _pair(self, placed: _Placed, pod: PodObject) -> None:
@@ -440,6 +458,8 @@ class Placer:
 
     def _part(self, placed: _Placed) -> None:
         """An attempt has no Pod any more; the Pod, if it is still there, is like one of others."""
+        self._devices.give_back(placed.granted)
+        placed.granted = ()
         if placed.pod is not None:
             uid = placed.pod.metadata.uid
             self._by_pod.pop(uid, None)
@@ -544,17 +564,21 @@ class Placer:
 
     def _offer(self, known: _Machine, node: NodeObject, held: Sequence[_Placed]) -> Node:
         """Return what a node offers beside the Pods of others, and which kinds of waiting Pods it may hold."""
-        name, size, (free, ports) = node.metadata.name, known.size, self._left(known, node)
-        others, device = self._room.used(name), device_of(size)
+        name, size, (free, ports) = node.metadata.name, self._size(known, node), self._left(known, node)
+        others, device = self._used(name, held), device_of(size)
         offer = {of: max(0, size.get(of, 0) - others.get(of, 0)) for of in ("cpu", "memory", device)}
         taken = {index for placed in held for index in placed.launch.devices}
         admitted = {
             label: "yes"
             for label, kind in sorted(self._kinds.items())
-            if (name, label) not in self._avoided and not kind.needs.refuses(node, size, free, ports)
+            if (name, label) not in self._avoided and not self._refuses(kind.needs, known, node, free, ports)
         }
         tolerated = (Toleration(key=device, operator="Exists"),) if device else ()
-        devices = _devices(node, size.get(device, 0), offer[device] if device else 0, taken)
+        if found := self._devices.on(name, device):
+            gone = self._devices.held(name, device, self._own_claims(held)) - taken
+            devices = tuple(published(one.product, one.place, one.memory) for one in found if one.place not in gone)
+        else:
+            devices = _devices(node, size.get(device, 0), offer[device] if device else 0, taken)
         runs = CONTAINERS | {contained(one.kind): "yes" for one in devices}
         containers = runs if admits(node, tolerated) and free.get("pods", 1) > 0 else {}
         return Node(
@@ -571,14 +595,42 @@ class Placer:
     ) -> tuple[dict[str, int], frozenset[str]]:
         """Return what no Pod holds of a node, and the ports that Pods use; `without` does not count."""
         name = node.metadata.name
-        others, ports = self._room.used(name), {*self._room.ports(name)}
-        free = {of: amount - others.get(of, 0) for of, amount in known.size.items()}
+        others, ports = self._used(name, self._here.get(name, {}).values()), {*self._room.ports(name)}
+        free = {of: amount - others.get(of, 0) for of, amount in self._size(known, node).items()}
         for placed in self._here.get(name, {}).values():
             if placed.pod is not None and placed is not without and placed.state != "vacant":
                 ports.update(placed.pod.ports)
                 for of, amount in self._holds(placed.pod).items():
                     free[of] = free.get(of, 0) - amount
         return free, frozenset(ports)
+
+    def _size(self, known: _Machine, node: NodeObject) -> Mapping[str, int]:
+        """Return the amounts of a node, and the number of its devices by driver."""
+        devices = self._devices.sizes(node.metadata.name)
+        return {**known.size, **devices} if devices else known.size
+
+    def _used(self, name: str, held: Iterable[_Placed]) -> Mapping[str, int]:
+        """Return what others hold of a node."""
+        used, drivers = self._room.used(name), self._devices.sizes(name)
+        if not drivers:
+            return used
+        own = self._own_claims(held)
+        return {**used, **{driver: len(self._devices.held(name, driver, own)) for driver in drivers}}
+
+    def _own_claims(self, held: Iterable[_Placed]) -> set[tuple[str, str]]:
+        """Return the claims whose devices count as those of Pods placed here."""
+        pods = (placed.pod for placed in held if placed.pod is not None and placed.state != "vacant")
+        return {claim.key for pod in pods for claim in self._devices.wanted(pod).claims if claim.owner is not None}
+
+    def _refuses(
+        self, needs: Needs, known: _Machine, node: NodeObject, free: Mapping[str, int], ports: Iterable[str]
+    ) -> str:
+        """Return why one such Pod cannot be on a node now, as far as the ledger does not see it; empty if it can."""
+        why = needs.refuses(node, self._size(known, node), free, ports)
+        for one in needs.claims:
+            found = self._devices.grant(one.claims, node.metadata.name, known=False)
+            why = why or (found if isinstance(found, str) else "")
+        return why
 
     def refusals(self, job: str) -> list[str]:
         """Return why nodes cannot hold the Pods of a job, as far as the ledger does not see it."""
@@ -587,7 +639,7 @@ class Placer:
         for name, known in sorted(self._machines.items()):
             if needs is not None and known.object is not None:
                 free, ports = self._left(known, known.object)
-                why = _unfit(known.object) or needs.refuses(known.object, known.size, free, ports)
+                why = _unfit(known.object) or self._refuses(needs, known, known.object, free, ports)
                 found.setdefault(why, []).append(name)
         return [f"{some(names, FEW)}: {why}" for why, names in found.items() if why]
 
@@ -720,7 +772,7 @@ class Placer:
             placed.pod = pod
         if why:
             for placed in waits:
-                placed.pod = None
+                placed.pod = None  # it was not bound
             self._end_all(waits, Ending(outcome="returned", note=why), now)
             return
         for placed, pod in pairs:
@@ -746,6 +798,14 @@ class Placer:
         free, ports = self._left(known, known.object, placed)
         why = needs_of([pod]).refuses(known.object, known.size, free, ports)
         short = next((of for of, amount in self._holds(pod).items() if amount > max(0, free.get(of, 0))), "")
+        if not (why or short) and pod.spec.resource_claims:
+            wanted = self._devices.wanted(pod)
+            found = wanted.why or self._devices.grant(wanted.claims, placed.node, placed.launch.devices)
+            if isinstance(found, str):
+                why = found
+            else:
+                placed.granted = found
+                self._devices.lend(found)
         if why or short:
             self._avoided[placed.node, self._jobs[placed.job].label] = now + AVOIDED
             self._changed_nodes[placed.node] = None
@@ -757,7 +817,7 @@ class Placer:
         if placed.is_task:
             self._doors.create(placed.attempt, placed.launch, placed.node, notes)
         elif placed.pod is not None:
-            self._doors.bind(placed.attempt, placed.pod, placed.node, notes)
+            self._doors.bind(placed.attempt, placed.pod, placed.node, notes, placed.granted)
 
     def bound(
         self,
@@ -1011,7 +1071,9 @@ class Placer:
         idle: list[Waiting] = []
         if refused := tuple(pod for pod in free if pod.metadata.uid in self._again):
             idle.append(Waiting(refused, "", "the control plane has not taken its job", now))
-        free = [pod for pod in free if pod.metadata.uid not in self._again]
+        idle += [Waiting((pod,), "", why, now) for pod in free if (why := self._devices.wanted(pod).why)]
+        waits = {pod.metadata.uid for one in idle for pod in one.pods}
+        free = [pod for pod in free if pod.metadata.uid not in waits]
         if missing > len(free) > 0:
             why = f"its group waits for {missing - len(free)} more of {least} Pods"
             idle.append(Waiting(tuple(free), "", why, now))
@@ -1074,7 +1136,7 @@ class Placer:
 
     def _cover(self, key: str, pods: Sequence[PodObject], now: int) -> _Job:
         """Note a job for Pods."""
-        needs = needs_of(pods)
+        needs = needs_of(pods, self._devices.wanted)
         job = self._jobs[key] = _Job(key, tuple(pod.metadata.uid for pod in pods), needs, needs.label, now)
         self._covered.update(dict.fromkeys(job.uids, key))
         if job.label not in self._kinds:

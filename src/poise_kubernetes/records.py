@@ -20,7 +20,8 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
 DEVICE_GROUPS = ("nvidia.com/mig-", "huawei.com/Ascend")
-"""Names of extended resources that are accelerators, and prefixes of such names."""
+DRIVERS = ("gpu.", "npu.", "tpu.")
+"""Names of extended resources that are accelerators, prefixes of such names, and those of drivers of accelerators."""
 
 ENDED = ("Succeeded", "Failed")
 
@@ -179,6 +180,13 @@ class SchedulingGroup(Record, frozen=True):
     pod_group_name: str = ""
 
 
+class PodClaim(Record, frozen=True):
+    """A claim of devices: of a ResourceClaim by its name, or of one that is created for the Pod from a template."""
+
+    name: str = ""
+    resource_claim_name: str = ""
+
+
 class PodSpec(Record, frozen=True):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
@@ -192,6 +200,7 @@ class PodSpec(Record, frozen=True):
     scheduler_name: str = ""
     scheduling_group: SchedulingGroup | None = None
     scheduling_gates: tuple[Present, ...] | None = None
+    resource_claims: tuple[PodClaim, ...] | None = None
     active_deadline_seconds: int | None = None
 
 
@@ -222,6 +231,7 @@ class PodStatus(Record, frozen=True):
     message: str = ""
     conditions: tuple[Condition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
+    resource_claim_statuses: tuple[PodClaim, ...] | None = None
 
 
 class PodObject(Known, frozen=True):
@@ -402,7 +412,7 @@ def device_of(room: Mapping[str, int]) -> str:
 
 
 def is_device(name: str) -> bool:
-    return name in DEVICES or name.startswith(DEVICE_GROUPS)
+    return name in DEVICES or name.startswith(DEVICE_GROUPS) or (name.startswith(DRIVERS) and "/" not in name)
 
 
 def _of(container: Container) -> dict[str, int]:

@@ -40,6 +40,16 @@ from poise.model.messages import Attempt, FromAgent, Launch, ToAgent, ToNode
 from poise.model.reports import Explanation, Request
 from poise.units import SECOND, format_duration
 from poise_kubernetes import manifests
+from poise_kubernetes.claims import (
+    VERSION,
+    Calls,
+    ClaimObject,
+    ClassObject,
+    DeviceChanges,
+    Granted,
+    SliceObject,
+    reserve,
+)
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.grouping import groups, least_in, name_of, paths_of
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written, launch_of
@@ -76,6 +86,19 @@ _log = logging.getLogger("poise.kubernetes")
 _encode = msgspec.msgpack.Encoder().encode
 _to_agent: msgspec.msgpack.Decoder[tuple[int, ToNode]] = msgpack_decoder(tuple[int, ToNode])
 _pod = json_decoder(PodObject)
+
+
+def reserved(api: Calls, pod: PodObject, granted: Sequence[Granted]) -> tuple[Written, str]:
+    """Write what a Pod gets into its claims. Return what has become of that, and why if it is not done. Raises `Away`,
+    and `Refused` if the server is too busy.
+    """
+    try:
+        done = all(reserve(api, pod, one) for one in granted)
+    except Refused as refused:
+        if refused.status not in (400, 403, 404, 409, 422):
+            raise
+        return "again" if refused.status in (403, 409) else "gone", f"its ResourceClaim: {refused}"
+    return ("bound", "") if done else ("gone", "its ResourceClaim has gone, or has other devices")
 
 
 def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Written:
@@ -191,6 +214,10 @@ class Scheduler:
         self._nodes = Watched(Api(access), "/api/v1/nodes", NodeObject, changed=self._stir)
         self._others = Watched(Api(access), "/api/v1/pods", PodObject, others, changed=self._stir)
         self._mine = Watched(Api(access), "/api/v1/pods", PodObject, mine, changed=self._stir)
+        self._slices = Watched(Api(access), f"{VERSION}/resourceslices", SliceObject, changed=self._stir)
+        self._classes = Watched(Api(access), f"{VERSION}/deviceclasses", ClassObject, changed=self._stir)
+        self._claims = Watched(Api(access), f"{VERSION}/resourceclaims", ClaimObject, changed=self._stir)
+        self._has_devices = False
 
     def list(self) -> None:
         """Read the cluster for the first time. Raises `Fault` if it does not answer, or refuses."""
@@ -199,10 +226,17 @@ class Scheduler:
                 one.list()
             except (Away, Refused) as error:
                 raise no_cluster(self._access, what, error) from None
+        try:
+            for of_devices in (self._slices, self._classes, self._claims):
+                of_devices.list()
+            self._has_devices = True
+        except (Away, Refused) as error:  # before 1.34, or without the rights
+            _log.info("Pods with claims of devices are not placed: %s", error)
 
     async def run(self, until: Callable[[], bool]) -> None:
         """Work until this function returns true."""
-        watched = self._nodes, self._others, self._mine
+        watched: list[Watched[Any]] = [self._nodes, self._others, self._mine]
+        watched += [self._slices, self._classes, self._claims] if self._has_devices else []
         for one in watched:
             one.start()
         telling = asyncio.create_task(self._tell_reasons())
@@ -231,7 +265,8 @@ class Scheduler:
     def _look(self) -> None:
         self._stirred = self._looks = False  # what changes from here on needs another look
         nodes, others, mine = self._nodes.news(), self._others.news(), self._mine.news()
-        self._took(lambda: self.placer.look(nodes, others, mine, self._now()))
+        devices = DeviceChanges(self._slices.news(), self._classes.news(), self._claims.news())
+        self._took(lambda: self.placer.look(nodes, others, mine, self._now(), devices))
 
     def _now(self) -> int:
         return self._clock.now()
@@ -341,10 +376,14 @@ class Scheduler:
         with contextlib.suppress(Conflict, NotFound):  # it is over
             self._own.client.cancel(job)
 
-    def bind(self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str]) -> None:
-        self._writers.submit(self._bind, attempt, pod, node, dict(notes))
+    def bind(
+        self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
+    ) -> None:
+        self._writers.submit(self._bind, attempt, pod, node, dict(notes), granted)
 
-    def _bind(self, attempt: Attempt, pod: PodObject, node: str, notes: dict[str, str]) -> None:
+    def _bind(
+        self, attempt: Attempt, pod: PodObject, node: str, notes: dict[str, str], granted: Sequence[Granted]
+    ) -> None:
         api: Api = self._own.api
         body = {
             "apiVersion": "v1",
@@ -354,7 +393,9 @@ class Scheduler:
         }
         why, outcome, after = "", "bound", 0
         try:
-            api.create(f"{_path(pod)}/binding", body)
+            outcome, why = reserved(api, pod, granted)
+            if outcome == "bound":
+                api.create(f"{_path(pod)}/binding", body)
         except Away as error:
             why, outcome = str(error), "again"
         except Refused as refused:

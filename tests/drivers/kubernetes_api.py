@@ -26,9 +26,9 @@ from poise_kubernetes.records import NodeObject, PodObject, left_of, requested
 
 COLLECTIONS = (
     "nodes", "pods", "secrets", "resourcequotas", "priorityclasses", "namespaces", "configmaps", "events",
-    "endpointslices", "podgroups",
+    "endpointslices", "podgroups", "resourceslices", "deviceclasses", "resourceclaims",
 )  # fmt: skip
-NO_NAMESPACE = ("nodes", "priorityclasses", "namespaces")
+NO_NAMESPACE = ("nodes", "priorityclasses", "namespaces", "resourceslices", "deviceclasses")
 KINDS = {"nodes": "Node", "pods": "Pod", "secrets": "Secret", "resourcequotas": "ResourceQuota"}
 
 DEFAULT = "default-scheduler"
@@ -172,6 +172,12 @@ class KubernetesApi:
                     one = self._found(collection, namespace, name)
                     if (uid := body.get("metadata", {}).get("uid")) and uid != one["metadata"]["uid"]:
                         raise Refusal(409, "Conflict", "another uid")
+                    if (read := body.get("metadata", {}).get("resourceVersion")) and read != one["metadata"][
+                        "resourceVersion"
+                    ]:
+                        raise Refusal(409, "Conflict", "it has changed")
+                    if collection == "resourceclaims":
+                        body = _of_claim(one, body, below)
                     return self._replaced(collection, _merged(one, body))
                 case _:
                     return self._deleted(collection, self._found(collection, namespace, name), body or {}, query)
@@ -418,6 +424,18 @@ def _selected(one: Object, namespace: str, query: dict[str, str]) -> bool:
             if fields[name] != value:
                 return False
     return True
+
+
+def _of_claim(one: Object, body: Object, below: str) -> Object:
+    """The part of a patch that the server takes: a claim and its status are written apart, and an allocation stays."""
+    if below != "status":
+        return {name: value for name, value in body.items() if name != "status"}
+    have, asked = one.get("status", {}).get("allocation"), body.get("status", {}).get("allocation")
+    if have and asked and have != asked:
+        raise Refusal(422, "Invalid", "status.allocation: field is immutable")
+    if asked and "resource.kubernetes.io/delete-protection" not in one["metadata"].get("finalizers", ()):
+        raise Refusal(422, "Invalid", "a claim with devices needs its finalizer")
+    return {"status": body.get("status", {})}
 
 
 def _told(kind: str, one: Object, before: Object | None, namespace: str, query: dict[str, str]) -> Object | None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from drivers.kubernetes_api import DEFAULT, KubernetesApi, Object, Refusal, node
+from poise.drivers.kubernetes.api import Refused
 from poise.engine.control import SimulatedHome
 from poise.engine.disk import SimulatedDisk
 from poise.engine.network import End, Network
@@ -22,9 +23,11 @@ from poise.kernel.messages import Cancel, Message, Reply, Submit
 from poise.model.messages import Attempt, FromAgent, Launch
 from poise.units import MILLISECOND, SECOND
 from poise_kubernetes import manifests
+from poise_kubernetes.claims import ClaimObject, ClassObject, DeviceChanges, Granted, SliceObject
 from poise_kubernetes.grouping import least_in
 from poise_kubernetes.placing import Asked, Placer
 from poise_kubernetes.records import NodeObject, PodObject
+from poise_kubernetes.scheduling import outcome_of, reserved
 from poise_kubernetes.settings import Settings
 
 OURS = "poise"
@@ -104,7 +107,7 @@ class Scheduled:
         self.writes = 0
         self.created: list[str] = []
         self._records: dict[tuple[str, str], Any] = {}
-        self._copy: list[dict[tuple[str, str], Any]] = [{}, {}, {}]
+        self._copy: list[dict[tuple[str, str], Any]] = [{} for _ in range(6)]
         self._ticking = False
         self._timer: Any = None
         for name, fields in (nodes or {"a": node(), "b": node()}).items():
@@ -130,7 +133,7 @@ class Scheduled:
         self.process.start()
         self.wires: dict[str, Wire] = {}
         self.placer = Placer("home", self)
-        self._fresh, self._copy = True, [{}, {}, {}]
+        self._fresh, self._copy = True, [{} for _ in range(6)]
         self.process.call_later(0.01, self._look)
 
     def kill_placer(self) -> None:
@@ -142,11 +145,12 @@ class Scheduled:
         self.start_placer()
 
     def _look(self) -> None:
-        changes: list[dict[tuple[str, str], Any]] = [{}, {}, {}]
+        changes: list[dict[tuple[str, str], Any]] = [{} for _ in self._copy]
         if self._fresh or self.random.random() >= self.stale:
             before, self._copy, self._fresh = self._copy, self._copied(), False
             changes = [_changes(old, new) for old, new in zip(before, self._copy, strict=True)]
-        self.placer.look(*changes, self.now)
+        nodes, others, own, *devices = changes
+        self.placer.look(nodes, others, own, self.now, DeviceChanges(*devices))
         self.tick_soon()
         self.process.call_later(LOOK / SECOND, self._look)
 
@@ -155,7 +159,16 @@ class Scheduled:
         pods = [self._record(of, PodObject) for of in self.api.all("pods")]
         others = [pod for pod in pods if not pod.ended and pod.spec.scheduler_name != OURS]
         own = [pod for pod in pods if pod.spec.scheduler_name == OURS]
-        return [{(of.metadata.namespace, of.metadata.name): of for of in found} for found in (nodes, others, own)]
+        devices = [
+            [self._record(of, kind) for of in self.api.all(name)]
+            for name, kind in (
+                ("resourceslices", SliceObject),
+                ("deviceclasses", ClassObject),
+                ("resourceclaims", ClaimObject),
+            )
+        ]
+        every = (nodes, others, own, *devices)
+        return [{(of.metadata.namespace, of.metadata.name): of for of in found} for found in every]
 
     def _record(self, one: Object, kind: Any) -> Any:
         key = one["metadata"]["uid"], one["metadata"]["resourceVersion"]
@@ -247,15 +260,24 @@ class Scheduled:
         if not self.home.control.ask(make, lambda reply: None):
             self.process.call_later(1.0, self.cancel, job)
 
-    def bind(self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str]) -> None:
-        self.process.call_later(self.random.uniform(0.001, 0.05), self._bind, attempt, pod, node, dict(notes))
+    def bind(
+        self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
+    ) -> None:
+        pause = self.random.uniform(0.001, 0.05)
+        self.process.call_later(pause, self._bind, attempt, pod, node, dict(notes), granted)
 
-    def _bind(self, attempt: Attempt, pod: PodObject, node: str, notes: dict[str, str]) -> None:
+    def _bind(
+        self, attempt: Attempt, pod: PodObject, node: str, notes: dict[str, str], granted: Sequence[Granted]
+    ) -> None:
         self.writes += 1
         answer = partial(self.placer.bound, attempt)
         fault = self.fault("bind")
         if fault in ("refused", "away"):
             answer("again", self.now)
+            return
+        outcome, why = reserved(self, pod, granted)
+        if outcome != "bound":
+            answer(outcome, self.now, why)
             return
         parts = ["api", "v1", "namespaces", pod.metadata.namespace, "pods", pod.metadata.name, "binding"]
         body = {
@@ -273,11 +295,22 @@ class Scheduled:
         else:
             answer("bound", self.now)
 
+    def get(self, path: str) -> Any:
+        return self._called("GET", path, {})
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._called("PATCH", path, dict(body))
+
+    def _called(self, method: str, path: str, body: Object) -> Any:
+        self.writes += method != "GET"
+        try:
+            return self.api.call(method, path.strip("/").split("/"), {}, body)
+        except Refusal as refused:
+            raise Refused(refused.status, refused.reason, refused.message) from None
+
     def settled(self, pod: PodObject, attempt: Attempt, node: str, status: int, why: str) -> tuple[Any, ...]:
         found = self.api.objects["pods"].get((pod.metadata.namespace, pod.metadata.name))
         if found is not None and found["metadata"]["uid"] == pod.metadata.uid:
-            from poise_kubernetes.scheduling import outcome_of
-
             return outcome_of(msgspec.convert(found, PodObject), attempt, node), self.now, why
         return "gone", self.now, why
 

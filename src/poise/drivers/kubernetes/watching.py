@@ -161,7 +161,7 @@ class Watched(Generic[T]):
                 break
         with self._lock:
             if self._news is not None:
-                self._news.update({key: None for key in self._items.keys() - found.keys()})
+                self._news.update(dict.fromkeys(self._items.keys() - found.keys()))
                 self._news.update({key: one for key, one in found.items() if self._items.get(key) != one})
             self._items = found
         self._version = _text(page.metadata, "resourceVersion")
