@@ -8,6 +8,7 @@ import pytest
 from drivers.kubernetes_api import node
 from drivers.kubernetes_scheduled import Scheduled
 from poise.engine.network import DOWN
+from poise.model.messages import Beat, FromAgent
 
 
 @pytest.fixture
@@ -315,3 +316,44 @@ def test_a_gang_that_loses_a_pod_while_it_is_bound_gives_back_what_was_bound(wor
         world.api.remove("pods", name, "ml")
     world.run(5)
     assert world.jobs() == {"ml.train": "cancelled"}
+
+
+def test_a_pod_of_a_kind_that_was_there_before_concerns_only_its_own_node() -> None:
+    world = Scheduled(nodes={f"n{number:02}": node() for number in range(20)})
+    try:
+        world.pod("first")
+        world.run(3)
+        world.end("first")
+        world.run(30)
+        assert world.jobs() == {"ml.first": "done"}
+        said: list[str] = []
+        say = world.say
+
+        def hear(name: str, message: FromAgent) -> None:
+            if not isinstance(message, Beat):
+                said.append(name)
+            say(name, message)
+
+        world.say = hear  # type: ignore[method-assign]
+        world.pod("second")
+        world.run(3)
+        assert set(said) == {world.on()["second"]}
+    finally:
+        world.close()
+
+
+def test_pods_whose_job_was_lost_with_a_node_get_another(world: Scheduled) -> None:
+    """The control plane has placed a Pod on a node that goes before it hears of it."""
+    world.run(2)
+    world.pod("one", "3")
+    for _ in range(300):
+        world.run(0.001)
+        if "placed" in world.jobs().values():
+            break
+    assert not world.placer._placed
+    for name in "ab":
+        world.wires[name].hang()
+        world.api.remove("nodes", name)
+        world.api.put("nodes", name, **node())
+    world.run(120)
+    assert set(world.on()) == {"one"}
