@@ -1,6 +1,6 @@
 """Check whether Poise can run on a Kubernetes cluster, for `poise doctor --on kubernetes`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -10,13 +10,16 @@ from poise.drivers.kubernetes.watching import Watched
 from poise.errors import PoiseError
 from poise.model.reports import Check
 from poise.units import format_bytes, format_cpu
+from poise_kubernetes.claims import GROUP, VERSION
 from poise_kubernetes.records import NodeObject, PodObject, Toleration, admits, amounts, device_of, left_of
 from poise_kubernetes.settings import Settings
 
 OLDEST = (1, 19)
 """The oldest Kubernetes version whose API has everything that Poise uses."""
 
-RIGHTS = (
+Right = tuple[str, str, tuple[str, ...], bool]
+
+RIGHTS: tuple[Right, ...] = (
     ("", "nodes", ("list", "watch"), False),
     ("", "pods", ("list", "watch"), False),
     ("", "pods", ("create", "patch", "delete"), True),
@@ -24,7 +27,7 @@ RIGHTS = (
 )
 """Group, resource and verbs, and whether they are needed only in our namespace."""
 
-TO_PLACE = (
+TO_PLACE: tuple[Right, ...] = (
     ("", "nodes", ("list", "watch"), False),
     ("", "pods", ("list", "watch", "get", "delete"), False),
     ("", "pods/binding", ("create",), False),
@@ -35,6 +38,14 @@ TO_PLACE = (
     ("", "secrets", ("create", "get"), True),
 )
 """Those of a scheduler."""
+
+TO_ALLOCATE: tuple[Right, ...] = (
+    (GROUP, "resourceslices", ("list", "watch"), False),
+    (GROUP, "deviceclasses", ("list", "watch"), False),
+    (GROUP, "resourceclaims", ("list", "watch", "get", "patch"), False),
+    (GROUP, "resourceclaims/status", ("patch",), False),
+)
+"""Those of a scheduler where the devices of drivers are claimed."""
 
 
 def checks(settings: Settings) -> Iterator[Check]:
@@ -52,8 +63,13 @@ def checks(settings: Settings) -> Iterator[Check]:
         return
     space = settings.namespace or access.namespace
     yield _version(version, f"{access.host}:{access.port}")
+    base, needed = "base", RIGHTS
+    if settings.scheduler:
+        claims = _serves_claims(api)
+        yield Check("claims of devices", "ok", f"{VERSION} is {'served' if claims else 'not served'}")
+        base, needed = "scheduler", (*TO_PLACE, *TO_ALLOCATE) if claims else TO_PLACE
     missing = False
-    for check in _rights(api, space, settings):
+    for check in _rights(api, space, base, needed):
         missing = missing or check.status == "fail"
         yield check
     if missing:
@@ -76,8 +92,16 @@ def _version(version: dict[str, Any], server: str) -> Check:
     return Check("API server", "ok", f"{server} is {text}")
 
 
-def _rights(api: Api, space: str, settings: Settings) -> Iterator[Check]:
-    for group, resource, verbs, in_space in TO_PLACE if settings.scheduler else RIGHTS:
+def _serves_claims(api: Api) -> bool:
+    try:
+        api.get(VERSION)
+    except (Away, Refused):
+        return False
+    return True
+
+
+def _rights(api: Api, space: str, base: str, needed: Iterable[Right]) -> Iterator[Check]:
+    for group, resource, verbs, in_space in needed:
         where = f"in {space}" if in_space else "in all namespaces" if resource != "nodes" else "of the cluster"
         denied = []
         for verb in verbs:
@@ -96,7 +120,6 @@ def _rights(api: Api, space: str, settings: Settings) -> Iterator[Check]:
                 return
             if not answer.get("status", {}).get("allowed"):
                 denied.append(verb)
-        base = "scheduler" if settings.scheduler else "base"
         hint = f"an administrator applies `deploy/kubernetes/{base}`, or gives these rights"
         if denied:
             yield Check(f"rights to {resource}", "fail", f"no {', '.join(denied)} {where}", hint)

@@ -20,7 +20,8 @@ from poise.drivers.kubernetes.watching import Changes
 from poise_kubernetes.records import PodObject, quantity
 from poise_kubernetes.selecting import Described, Predicate, Unsupported, predicate, version
 
-VERSION = "/apis/resource.k8s.io/v1"
+GROUP = "resource.k8s.io"
+VERSION = f"/apis/{GROUP}/v1"
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """A finalizer keeps an allocated claim until its devices are free."""
 
