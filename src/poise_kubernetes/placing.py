@@ -287,7 +287,7 @@ class Placer:
         self._pods = self._own.by_uid
         self._devices = Devices()
         self._room = Room()  # what Pods hold that this scheduler has not placed
-        self._held: dict[str, tuple[PodObject, dict[str, int]]] = {}  # what its own Pods hold
+        self._held: dict[str, tuple[PodObject, dict[str, int], frozenset[str]]] = {}  # amounts and ports of its own
         self._keys: dict[str, str] = {}  # the group of each of its Pods, by uid
         self._groups: dict[str, dict[str, PodObject]] = {}
         self._idle: dict[str, list[Waiting]] = {}  # what waits without a job, by group
@@ -442,12 +442,13 @@ class Placer:
         if asked:
             self._doors.submit(asked)
 
-    def _holds(self, pod: PodObject) -> dict[str, int]:
-        """Return what a Pod holds of its node, computed once."""
+    def _holds(self, pod: PodObject) -> tuple[dict[str, int], frozenset[str]]:
+        """Return what a Pod holds of its node: amounts and ports. They are computed once."""
         known = self._held.get(pod.metadata.uid)
         if known is None or known[0] is not pod:
-            known = self._held[pod.metadata.uid] = pod, {**requested(pod), **self._devices.wanted(pod).counts}
-        return known[1]
+            held = {**requested(pod), **self._devices.wanted(pod).counts}
+            known = self._held[pod.metadata.uid] = pod, held, pod.ports
+        return known[1], known[2]
 
     def _pair(self, placed: _Placed, pod: PodObject) -> None:
         """An attempt has this Pod."""
@@ -599,8 +600,9 @@ class Placer:
         free = {of: amount - others.get(of, 0) for of, amount in self._size(known, node).items()}
         for placed in self._here.get(name, {}).values():
             if placed.pod is not None and placed is not without and placed.state != "vacant":
-                ports.update(placed.pod.ports)
-                for of, amount in self._holds(placed.pod).items():
+                held, used = self._holds(placed.pod)
+                ports.update(used)
+                for of, amount in held.items():
                     free[of] = free.get(of, 0) - amount
         return free, frozenset(ports)
 
@@ -797,7 +799,7 @@ class Placer:
             return _unfit(known.object)
         free, ports = self._left(known, known.object, placed)
         why = needs_of([pod]).refuses(known.object, known.size, free, ports)
-        short = next((of for of, amount in self._holds(pod).items() if amount > max(0, free.get(of, 0))), "")
+        short = next((of for of, amount in self._holds(pod)[0].items() if amount > max(0, free.get(of, 0))), "")
         if not (why or short) and pod.spec.resource_claims:
             wanted = self._devices.wanted(pod)
             found = wanted.why or self._devices.grant(wanted.claims, placed.node, placed.launch.devices)

@@ -4,6 +4,7 @@ Amounts are whole numbers: milli-CPU under `cpu`, bytes under `memory`, and a co
 """
 
 import contextlib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
@@ -319,8 +320,8 @@ class PodObject(Known, frozen=True):
     @property
     def ports(self) -> frozenset[str]:
         """The ports of its node that it needs, each with its protocol."""
-        found = (port for container in self.spec.containers for port in container.ports or ())
-        return frozenset(f"{port.protocol}:{port.host_port}" for port in found if port.host_port)
+        found = [port for container in self.spec.containers if container.ports for port in container.ports]
+        return frozenset([f"{port.protocol}:{port.host_port}" for port in found if port.host_port])
 
     @property
     def needs_others(self) -> bool:
@@ -355,6 +356,7 @@ def amounts(found: Mapping[str, str | int] | None) -> dict[str, int]:
     return {name: quantity(text, 1000 if name == "cpu" else 1) for name, text in (found or {}).items()}
 
 
+@functools.lru_cache(maxsize=4096)
 def quantity(text: str | int, unit: int = 1) -> int:
     """A quantity in parts of `unit`, rounded up.
 

@@ -60,8 +60,8 @@ LOOK_SECONDS = 0.1
 """Longest time between two looks at the cluster, for what only time changes, and between two questions whether to end.
 """
 
-WRITERS = 8
-"""Threads that write to the API server."""
+WRITERS = 32
+"""Threads that write to the API server; each waits for its answer. A server takes hundreds of writes at a time."""
 
 RECONNECT_SECONDS = 0.1, 1.0
 OPEN_SECONDS = 10.0
