@@ -45,6 +45,7 @@ from poise.model.document import some
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node, contained
+from poise.model.times import Times
 from poise.units import SECOND
 from poise_kubernetes.claims import DeviceChanges, Devices, Granted
 from poise_kubernetes.copies import Pods, Room
@@ -119,6 +120,9 @@ PAUSES = (SECOND // 5, 30 * SECOND)
 
 Written = Literal["bound", "again", "gone"]
 """Of a write: done, to be repeated, or impossible because the Pod is gone or placed elsewhere."""
+
+TIMES = Times(idle_after=2 * SECOND)
+"""A cluster has thousands of nodes, all in this process."""
 
 NO_CHANGES = DeviceChanges({}, {}, {})
 
@@ -512,7 +516,8 @@ class Placer:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def _machine(self, name: str, node: NodeObject) -> _Machine:
-        machine = NodeMachine(Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0), ())
+        offer = Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0)
+        machine = NodeMachine(offer, (), TIMES, lasting=True)
         known = self._machines[name] = _Machine(machine, node, amounts(node.status.allocatable), labels_of(node))
         return known
 

@@ -357,3 +357,20 @@ def test_pods_whose_job_was_lost_with_a_node_get_another(world: Scheduled) -> No
         world.api.put("nodes", name, **node())
     world.run(120)
     assert set(world.on()) == {"one"}
+
+
+def test_nodes_whose_pods_only_run_send_few_heartbeats(world: Scheduled) -> None:
+    for number in range(4):
+        world.pod(f"p{number}")
+    world.run(60)
+    beats: list[FromAgent] = []
+    say = world.say
+
+    def hear(name: str, message: FromAgent) -> None:
+        beats.append(message)
+        say(name, message)
+
+    world.say = hear  # type: ignore[method-assign]
+    world.run(60)
+    assert 0 < len(beats) <= 2 * 7, "one each 10 s"
+    assert set(world.jobs().values()) == {"running"}

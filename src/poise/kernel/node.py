@@ -13,7 +13,7 @@ An attempt that the control plane has given up runs until it is stopped, and the
 checks for itself: it opens no slot without room for it, and gives no device to two attempts. The next attempt of a task
 starts only after the last one has ended.
 
-The node sends heartbeats: at least each second while it holds anything, less often when it is idle. Each heartbeat
+The node sends heartbeats: at least each second while it holds work that needs it, else less often. Each heartbeat
 announces the next one, and gets a reply. If nothing is heard the connection is considered broken, whatever its state,
 and the node reconnects.
 
@@ -243,8 +243,12 @@ class NodeMachine:
     `wakeup`. It returns effects, in order.
     """
 
-    def __init__(self, node: Node, cores: Sequence[int], times: Times | None = None) -> None:
+    def __init__(self, node: Node, cores: Sequence[int], times: Times | None = None, *, lasting: bool = False) -> None:
+        """Its work is `lasting` if it does not depend on the agent, as the Pods of a kubelet: heartbeats then become
+        rare while nothing changes, as on an idle node.
+        """
         self.node = node
+        self._lasting = lasting
         self._times = times or Times()
         self._free_cores = sorted(cores)
         self._pools: dict[Shape, Pool] = {}
@@ -346,7 +350,7 @@ class NodeMachine:
             case Disconnected():
                 self._disconnect()
                 effects = []
-        if self._launches or self._ended:
+        if (self._launches or self._ended) and not (self._lasting and isinstance(message, Heard)):
             self._held_until = now
         return effects
 
@@ -360,7 +364,8 @@ class NodeMachine:
             return [*effects, Hang()]
         if now < self._spoke + self._every:
             return effects
-        if not self._launches and not self._ended and now - self._held_until >= self._times.idle_after:
+        rests = self._lasting or not (self._launches or self._ended)
+        if rests and now - self._held_until >= self._times.idle_after:
             self._every = min(self._times.heartbeat_idle, 2 * self._every)
         return [*effects, self._beat(None, now)]
 
