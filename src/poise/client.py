@@ -56,6 +56,7 @@ from poise.model.reports import (
     LogLine,
     LogPiece,
     NodeReport,
+    Offer,
     Overview,
     PartReport,
     PlanReport,
@@ -63,6 +64,7 @@ from poise.model.reports import (
     PolicyRequest,
     Promotion,
     QuotaReport,
+    Quote,
     RefusalsReport,
     ReservationReport,
     ReservationsRequest,
@@ -719,6 +721,10 @@ class Client:
         time until the first of its work ends.
         """
         return self._call("GET", "/v1/demand", DemandReport)
+
+    def share(self, substrate: str, quotes: Sequence[Quote]) -> DemandReport:
+        """Send the quotes of a substrate that gets machines on request, and return its share of the waiting work."""
+        return self._call("POST", "/v1/demand", DemandReport, Offer(substrate=substrate, quotes=tuple(quotes)))
 
     def backlog(
         self,

@@ -312,12 +312,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster whose machines are a home's nodes: the `name` of its substrate and its `address`, as in `--on
-    NAME:ADDRESS`, and where the control plane should `listen` to its nodes.
+    NAME:ADDRESS`, and where the control plane should `listen` to its nodes. It `grows` if it gets machines on request.
+    The name `local` stands for this machine.
     """
 
     name: str = ""
     address: str = ""
     listen: str
+    grows: bool = False
 
     @property
     def on(self) -> str:
@@ -329,6 +331,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """The display name of the substrate."""
         return self.name.capitalize()
 
+    @property
+    def is_here(self) -> bool:
+        """Return whether this is not a cluster, but this machine."""
+        return self.name == LOCAL
+
+
+LOCAL = "local"
+"""The name for this machine in place of a substrate: `poise up --on local --on slurm`."""
 
 PAGE = 1000
 """Maximum number of nodes or jobs in one answer: the control plane does nothing else while it writes them."""

@@ -11,7 +11,7 @@ from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToNode
 from poise.model.observed import Observed
-from poise.model.reports import DemandReport, Request
+from poise.model.reports import Demand, DemandReport, Quote, Request
 from poise.model.resources import Node
 from poise.model.training import Orders
 from poise.units import Instant
@@ -190,10 +190,13 @@ class Pilot(NamedTuple):
 
 
 class Contact(NamedTuple):
-    """How an agent reaches its control plane: one address, or several with one leader; and the token of a node."""
+    """How an agent reaches its control plane: one address, or several with one leader; and the token of a node. The
+    label of its node is `substrate`.
+    """
 
     address: str
     token: str
+    substrate: str = ""
 
 
 class Substrate(Protocol):
@@ -265,11 +268,17 @@ class Substrate(Protocol):
 
 @runtime_checkable
 class GrowingSubstrate(Substrate, Protocol):
-    """A substrate that provides machines on request, such as Slurm."""
+    """A substrate that provides machines on request, such as Slurm. Its driver has a function `grows`."""
+
+    def quote(self, work: Sequence[Demand]) -> Sequence[Quote]:
+        """Return the room for each kind of waiting work: that of the machines that are there or requested, and that of
+        machines that could be requested. The control plane compares it with the room of other substrates.
+        """
+        ...
 
     def want(self, demand: DemandReport) -> Sequence[Request]:
-        """Request machines for waiting work, and mark unneeded ones as `leaving`. Return the unmet requests and the
-        impossible ones, for `poise doctor` and `poise explain`.
+        """Request machines for this substrate's share of the waiting work, and mark unneeded ones as `leaving`. Return
+        the unmet requests and the impossible ones, for `poise doctor` and `poise explain`.
         """
         ...
 

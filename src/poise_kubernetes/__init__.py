@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from poise.model.reports import Check
 from poise.ports import PlacingSubstrate, Substrate
@@ -19,6 +20,11 @@ def check(argument: str) -> None:
 def is_local(argument: str) -> bool:
     """Whether only this machine connects to the control plane: a scheduler has no agents."""
     return bool(parse_settings(argument).scheduler)
+
+
+def grows(argument: str) -> bool:
+    """Whether machines come on request: a scheduler has all nodes of the cluster."""
+    return not parse_settings(argument).scheduler
 
 
 def examine(argument: str, folder: str) -> Iterator[Check]:
@@ -49,6 +55,7 @@ def connect(argument: str, home: str, folder: str) -> Substrate | PlacingSubstra
         from poise_kubernetes.scheduling import PodScheduler  # slow to import, as below
 
         return PodScheduler(settings, home)
+    from poise.drivers.delays import Delays
     from poise_kubernetes.cluster import open_cluster
 
-    return open_cluster(settings, home)
+    return open_cluster(settings, home, Delays(Path(folder) / "delays.json"))

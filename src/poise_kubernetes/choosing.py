@@ -113,6 +113,19 @@ def wanted(
     return [grant._replace(memory=grant.memory + PILOT_MEMORY) for grant in grants], unmet
 
 
+def slots_for(work: Demand, rooms: Sequence[Room], most: int) -> int:
+    """Return how many tasks could run at once in Pods on these nodes, at most `most` Pods."""
+    places = _ordered(work, [_Place(room.free, room.offered) for room in rooms], most)
+    if work.shape.where.groups:
+        return sum(tasks for _, tasks in _spread(work, places))
+    return min(work.tasks, sum(place.slots(work) for place in places))
+
+
+def why_not(work: Demand, rooms: Sequence[Room], most: int) -> str:
+    """Return the reason why work gets no Pod."""
+    return _why_not(work, rooms, most).why
+
+
 def _ordered(work: Demand, free: Sequence[_Place], most: int) -> list[_Place]:
     """Return the nodes in order of use: those that get a Pod anyway, then those without accelerators, then those with
     the most room; no more than may get a Pod.

@@ -20,16 +20,17 @@ from urllib.parse import quote
 import msgspec
 
 from poise.decoding import json_decoder
+from poise.drivers.delays import Delay, Delays
 from poise.drivers.kubernetes.api import Api, Away, Refused
 from poise.drivers.kubernetes.credentials import Access, find_access
 from poise.drivers.kubernetes.watching import Watched
 from poise.errors import Fault
-from poise.model.reports import DemandReport, Request
+from poise.model.reports import Demand, DemandReport, Opening, Quote, Request
 from poise.model.resources import ALLOCATED, Device, Node
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_kubernetes import manifests
-from poise_kubernetes.choosing import WORTH, Room, Unmet, wanted
+from poise_kubernetes.choosing import WORTH, Room, Unmet, slots_for, wanted, why_not
 from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
 from poise_kubernetes.offers import Grant, labels_of, offered
 from poise_kubernetes.records import (
@@ -71,6 +72,12 @@ PAUSES = (15.0, 60.0, 300.0, 900.0)
 
 END_SECONDS = 20.0
 LOOK_SECONDS = 0.1
+
+START_GUESS = 20.0
+"""Assumed time until a Pod runs, in seconds, before any has started."""
+
+POD = "pod"
+"""The kind of machine whose delays are learned."""
 
 ALL_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -121,6 +128,7 @@ class KubernetesCluster:
         pods: Watched[PodObject],
         own: Watched[PodObject],
         ticks: Callable[[], float] = time.monotonic,
+        delays: Delays | None = None,
     ) -> None:
         self._api, self._home, self._settings, self._ticks = api, home, settings, ticks
         self._watched = (nodes, pods, own)
@@ -145,6 +153,9 @@ class KubernetesCluster:
         self._unmet: list[Unmet] = []
         self._why = ""  # the reason why no Pod can be created
         self._again_at = 0.0
+        self._busy: Mapping[str, int] = {}
+        self._delays = delays or Delays()
+        self._starting: set[str] = set()  # uids of Pods that were seen before they ran
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -223,6 +234,11 @@ class KubernetesCluster:
                 self._orders[uid] = given
             grant = _decoded(pod, GRANT, _to_grant) or Grant(pod.spec.node_name, 0, 0)
             self._own[uid] = _Own(pod, grant, self._orders.get(uid))
+            if not self._own[uid].runs:
+                self._starting.add(uid)
+            elif uid in self._starting:
+                self._starting.discard(uid)
+                self._delays.add(POD, now - self._seen[uid])
         names = {one.pod.metadata.name for one in self._own.values()}
         self._others = [pod for pod in pods.items() if not pod.ended and not self._is_ours(pod)]
         self._waiting = sorted((pod for pod in self._others if _waits(pod)), key=lambda pod: -pod.priority)
@@ -234,6 +250,7 @@ class KubernetesCluster:
             for uid in known.keys() - self._own.keys():
                 del known[uid]
         self._unwanted &= self._own.keys()
+        self._starting &= self._own.keys()
 
     def _count(self) -> None:
         """Sum what all Pods hold of each node, including our Pods that are about to be placed there."""
@@ -260,7 +277,31 @@ class KubernetesCluster:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
+    def quote(self, work: Sequence[Demand]) -> list[Quote]:
+        if work and not self._nodes:
+            self._look()
+        away = any(one.is_away for one in self._watched)
+        why = "its API server does not answer" if away else self._why
+        rooms = self._rooms() if work and not away and self._ticks() >= self._again_at else []
+        there = self._there(self._busy) if work else []
+        return [self._quote_for(one, there, rooms, why) for one in work]
+
+    def _quote_for(
+        self, work: Demand, there: Sequence[tuple[Room, Delay, bool]], rooms: Sequence[Room], why: str
+    ) -> Quote:
+        openings = [
+            Opening(slots=slots, delay=delay.expected, late=delay.late, asked=True)
+            for room, delay, _ in there
+            if (slots := slots_for(work, [room], 1))
+        ]
+        if slots := slots_for(work, rooms, self._left()):
+            new = self._delays.of(POD, START_GUESS)
+            openings.append(Opening(slots=slots, delay=new.expected, late=new.late))
+        why = "" if openings else why or why_not(work, rooms, self._left())
+        return Quote(key=work.key, openings=tuple(openings), why=why)
+
     def want(self, demand: DemandReport) -> list[Request]:
+        self._busy = demand.busy
         self._look()
         if (age := self._age()) > STALE_SECONDS:
             return [Request(text=f"the API server has said nothing for {age:.0f} s; nothing is created")]
@@ -354,13 +395,28 @@ class KubernetesCluster:
 
     def _standing(self, busy: Mapping[str, int]) -> list[Room]:
         """Return the amounts of Pods that start, are idle, or soon will be: waiting work will fit there."""
-        found = [(grant.node, grant) for _, grant in self._asked.values()]
+        return [room for room, delay, begins in self._there(busy) if begins or delay.expected <= WORTH * SECOND]
+
+    def _there(self, busy: Mapping[str, int]) -> list[tuple[Room, Delay, bool]]:
+        """Return the amounts of the Pods that are there or requested, the delay until they are free, and whether they
+        have yet to begin.
+        """
+        now = self._ticks()
+        found = []
+        for until, grant in self._asked.values():
+            delay = self._delays.of(POD, START_GUESS, now - (until - ASKED_SECONDS))
+            found.append((grant.node, grant, delay, True))
         for uid, one in self._own.items():
             if one.pod.ended or self._is_deleted(uid) or self._leaves(uid, one):
                 continue
-            if one.orders is None or busy.get(one.orders.node, 0) <= WORTH * SECOND:
-                found.append((one.pod.spec.node_name or one.grant.node, one.grant))
-        return [Room(grant.amounts(), grant.amounts(), self._offered(node, grant)) for node, grant in found]
+            begins = one.orders is None
+            left = busy.get(one.orders.node, 0) if one.orders is not None else 0
+            delay = self._delays.of(POD, START_GUESS, now - self._seen[uid]) if begins else Delay(left, left)
+            found.append((one.pod.spec.node_name or one.grant.node, one.grant, delay, begins))
+        return [
+            (Room(grant.amounts(), grant.amounts(), self._offered(node, grant)), delay, begins)
+            for node, grant, delay, begins in found
+        ]
 
     def _offered(self, node: str, grant: Grant) -> Node:
         """Return the node that a Pod is or will be; for a Pod that waits for a new node, only its devices are known."""
@@ -577,7 +633,7 @@ class KubernetesCluster:
             _log.warning("the address of the control plane could not be told: %s", error)
 
 
-def open_cluster(settings: Settings, home: str) -> KubernetesCluster:
+def open_cluster(settings: Settings, home: str, delays: Delays | None = None) -> KubernetesCluster:
     """Connect to a cluster. Raises `Fault` if it does not answer, or does not grant the rights to list what is
     needed.
     """
@@ -594,7 +650,7 @@ def open_cluster(settings: Settings, home: str) -> KubernetesCluster:
             raise no_cluster(access, what, error) from None
     for watched in (nodes, pods, own):
         watched.start()
-    return KubernetesCluster(Api(access), home, settings, nodes, pods, own)
+    return KubernetesCluster(Api(access), home, settings, nodes, pods, own, delays=delays)
 
 
 def no_cluster(access: Access, what: str, error: Away | Refused) -> Fault:

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from poise.model.catalogue import device_found
-from poise.model.resources import ALLOCATED, Device, Node
+from poise.model.resources import ALLOCATED, SUBSTRATE, Device, Node
 from poise_kubernetes.records import NodeObject, amounts, device_of, quantity
 
 MIB = 2**20
@@ -49,7 +49,7 @@ def labels_of(node: NodeObject) -> dict[str, str]:
 
 def offered(node: NodeObject) -> Node:
     """Return the node that a Pod there would be, as far as it is known: name, labels, and one of its devices."""
-    name, labels = node.metadata.name, labels_of(node)
+    name, labels = node.metadata.name, labels_of(node) | {SUBSTRATE: "kubernetes"}
     devices = (device_at(node, 0),) if device_of(amounts(node.status.allocatable)) else ()
     return Node(name=name, incarnation="", cpu=0, memory=0, labels=labels, devices=devices)
 

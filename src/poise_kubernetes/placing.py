@@ -44,7 +44,7 @@ from poise.kernel.node import (
 from poise.model.document import some
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
-from poise.model.resources import ALLOCATED, CONTAINERS, Device, Node, contained
+from poise.model.resources import ALLOCATED, CONTAINERS, SUBSTRATE, Device, Node, contained
 from poise.model.times import Times
 from poise.units import SECOND
 from poise_kubernetes.claims import DeviceChanges, Devices, Granted
@@ -593,7 +593,7 @@ class Placer:
             cpu=offer["cpu"],
             memory=offer["memory"],
             devices=devices,
-            labels={**known.labels, ALLOCATED: "kubernetes", **containers, **admitted},  # others may come
+            labels={**known.labels, ALLOCATED: "kubernetes", SUBSTRATE: "kubernetes", **containers, **admitted},  # others may come
         )
 
     def _left(

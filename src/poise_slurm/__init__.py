@@ -32,6 +32,11 @@ def is_local(argument: str) -> bool:
     return False
 
 
+def grows(argument: str) -> bool:
+    """Whether machines come on request: always."""
+    return True
+
+
 def examine(argument: str, folder: str) -> Iterator[Check]:
     """Check the Slurm cluster for this user: partitions, allocations, and a folder that its machines share."""
     from poise_slurm.checkup import checks

@@ -18,15 +18,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.drivers.delays import Delay, Delays
 from poise.errors import Fault
-from poise.model.reports import DemandReport, Request
+from poise.model.reports import Demand, DemandReport, Opening, Quote, Request
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_slurm import commands
 from poise_slurm.allocations import Allocation, Orders, State, known_allocations, new_allocation
 from poise_slurm.commands import TAG, WAITS, Job, Kind, Turns
 from poise_slurm.settings import Settings
-from poise_slurm.shapes import Refused, Shape, Standing, wanted
+from poise_slurm.shapes import Refused, Shape, Standing, kind_for, needed, slots_in, slots_of, wanted
 
 KINDS_SECONDS = 600.0
 """Interval between queries for the partitions."""
@@ -48,6 +49,10 @@ ANSWER_SECONDS = 3.0
 LOOK_SECONDS = 0.1
 CHANGED_SECONDS = 30.0
 """Smallest change of an allocation's end time in Slurm that is reported to its pilots."""
+
+IDLE_GUESS, QUEUE_GUESS = 15.0, 600.0
+"""Assumed delays of an allocation, in seconds, before any has started: with idle nodes in its partition, and without.
+"""
 
 _log = logging.getLogger("poise.slurm")
 
@@ -99,6 +104,11 @@ class SlurmCluster:
         self._unwanted: set[str] = set()
         self._refused: list[Refused] = []
         self._waiting: list[Job] = []  # as of Slurm's latest list
+        self._away = ""  # why Slurm does not answer
+        self._busy: Mapping[str, int] = {}
+        self._unused: dict[str, float] = {}  # waiting allocations that no work needs, and since when
+        self._delays = Delays(folder / "delays.json")
+        self._begun = {one.tag for one in known_allocations(self._folder) if one.states()}
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -130,7 +140,51 @@ class SlurmCluster:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
+    def quote(self, work: Sequence[Demand]) -> list[Quote]:
+        ranks, now = self._ranks() if work else {}, self._now()
+        listed = {job.tag: job for job in self._waiting}
+        standing: list[tuple[Shape, int, Delay]] = []  # allocations, the seconds they have left, and their delays
+        for one in known_allocations(self._folder) if work else ():
+            mine = {identity: rank for identity, rank in ranks.items() if rank.allocation.tag == one.tag}
+            if (asked := one.asked()) is None or any(self._is_leaving(*rank) for rank in mine.items()):
+                continue
+            if mine:
+                orders = [rank.orders() for rank in mine.values()]
+                busy = max((self._busy.get(of.node, 0) for of in orders if of is not None), default=0)
+                left = min(rank.state.until for rank in mine.values()) - now
+                standing.append((asked.shape, int(left) - busy // SECOND, Delay(busy, busy)))
+            elif not one.states() and not self._away:
+                job, whole = listed.get(one.tag), asked.shape.minutes * 60
+                standing.append((asked.shape, whole, self._delay_of(asked.shape.partition, now - asked.at, job)))
+        room = 0 if self._away or now < self._again_at else self._settings.nodes
+        room = max(0, room - sum(shape.nodes for shape, _, _ in standing))
+        return [self._quote_for(one, standing, room) for one in work]
+
+    def _quote_for(self, work: Demand, standing: Sequence[tuple[Shape, int, Delay]], room: int) -> Quote:
+        openings = [
+            Opening(slots=slots, delay=delay.expected, late=delay.late, asked=True)
+            for shape, left, delay in standing
+            if left >= needed(work, self._settings) and (slots := slots_in(work, shape))
+        ]
+        kind = kind_for(work, self._kinds, self._settings)
+        if isinstance(kind, str):
+            return Quote(key=work.key, openings=tuple(openings), why=kind)
+        if slots := slots_of(work, kind) * min(room, kind.nodes):
+            new = self._delay_of(kind.partition)
+            openings.append(Opening(slots=slots, delay=new.expected, late=new.late))
+        why = self._away or self._why or f"all of its {self._settings.nodes} nodes are in use"
+        return Quote(key=work.key, openings=tuple(openings), why="" if openings else why)
+
+    def _delay_of(self, partition: str, waited: float = 0.0, job: Job | None = None) -> Delay:
+        """Return the delay of an allocation: Slurm's own estimate if there is one, else that of the latest ones."""
+        idle = any(kind.idle for kind in self._kinds if kind.partition == partition)
+        learned = self._delays.of(partition, IDLE_GUESS if idle else QUEUE_GUESS, waited)
+        left = round((job.start - self._now()) * SECOND) if job is not None and job.start else 0
+        return Delay(left, max(left, learned.late)) if left > 0 else learned
+
     def want(self, demand: DemandReport) -> list[Request]:
+        self._busy = demand.busy
+        self._learn()
         self._request(demand)
         return self._unmet() if demand.waits else []
 
@@ -151,8 +205,16 @@ class SlurmCluster:
                 found.append(Request(text=f"job {one.job()}, {nodes}: {state}", starts=job.start if job else 0))
         return found
 
+    def _learn(self) -> None:
+        """Record the delays of allocations that have started since the last round."""
+        for one in known_allocations(self._folder):
+            if one.tag not in self._begun and one.states() and (asked := one.asked()) is not None:
+                self._begun.add(one.tag)
+                self._delays.add(asked.shape.partition, self._now() - asked.at)
+
     def _request(self, demand: DemandReport) -> None:
         self._look()
+        self._withdraw(demand.waits)
         ranks = self._ranks()
         self._mark_idle(ranks, demand.busy)
         self._failed = 0 if ranks else self._failed
@@ -172,6 +234,19 @@ class SlurmCluster:
         for shape in shapes[: max(0, WAITING - waiting)]:
             if not self._ask(shape):
                 return
+
+    def _withdraw(self, waits: Sequence[Demand]) -> None:
+        """Cancel allocations that have not started and that no work has needed for `idle` seconds."""
+        now, before, self._unused = self._now(), self._unused, {}
+        for one in known_allocations(self._folder):
+            asked = one.asked()
+            if asked is None or not one.job() or one.states():
+                continue
+            if not any(slots_in(work, asked.shape) for work in waits):
+                self._unused[one.tag] = before.get(one.tag, now)
+                if now - self._unused[one.tag] > self._settings.idle:
+                    _log.info("job %s is cancelled: no work waits for it any more", one.job())
+                    self._cancel(one)
 
     def _ask(self, shape: Shape) -> bool:
         """Submit an allocation; return whether that succeeded."""
@@ -253,7 +328,9 @@ class SlurmCluster:
             jobs = {job.tag: job for job in commands.queue()}
         except Fault as error:  # slurmctld is away: allocations continue to run without it
             _log.warning("%s: %s", error, error.record.have)
+            self._away = f"{error}: {error.record.have}"
             return
+        self._away = ""
         self._listed_at = now
         self._waiting = [job for job in jobs.values() if job.state in WAITS]
         for one in known:

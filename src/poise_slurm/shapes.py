@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.model.reports import Demand
+from poise.model.resources import ANYWHERE, SUBSTRATE, Node, Where
 from poise.units import SECOND
 from poise_slurm.commands import Kind
 from poise_slurm.settings import Settings
@@ -38,6 +39,10 @@ PILOT_MEMORY = 256
 
 UNCOUNTED = 64
 """A site with less memory per node than this many MiB, as by default, does not count memory."""
+
+
+ANY_NODE = Node(name="", incarnation="", cpu=0, memory=0, labels={SUBSTRATE: "slurm"})
+"""What is known of a node before Slurm has chosen it."""
 
 
 class Shape(NamedTuple):
@@ -80,7 +85,7 @@ def wanted(
     refused: list[Refused] = []
     placed: dict[tuple[Kind, int, int, int, int], Demand] = {}  # equal requests of all classes
     for work in demand:
-        kind = _kind_for(work, kinds, settings)
+        kind = kind_for(work, kinds, settings)
         if isinstance(kind, str):
             refused.append(Refused(work, kind))
             continue
@@ -95,6 +100,49 @@ def wanted(
                 room -= shape.nodes
                 asked.append(shape)
     return asked, refused
+
+
+def kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind | str:
+    """Return the nodes to request: partitions with idle nodes first, then those with short jobs, since these start
+    soonest. If there are none, return the reason as text.
+    """
+    if work.where and not _only_asks_for_slurm(work.shape.where):
+        return f"it asks for {work.where}, and Slurm chooses the nodes"
+    allowed = [kind for kind in kinds if not settings.partitions or kind.partition in settings.partitions]
+    if not allowed:
+        return "no partition is open"
+    large = [kind for kind in allowed if slots_of(work, kind) and kind.nodes * slots_of(work, kind) >= work.together]
+    if not large:
+        return f"no partition has such nodes: {work.cpu / 1000:g} CPU, {work.memory // MIB} MiB, {work.gpus} GPU"
+    if all(-(-work.together // slots_of(work, kind)) > settings.nodes for kind in large):
+        return f"{work.together} tasks start together, and `nodes={settings.nodes}` is too few for them"
+    enough = [kind for kind in large if _limit(kind, settings) >= needed(work, settings)]
+    if not enough:
+        most = max(_limit(kind, settings) for kind in large)
+        runs = f"{_longest(work)} s before {settings.drain} s to drain"
+        return f"it may run for {runs}, and allocations last {most} s at most"
+    return min(enough, key=lambda kind: (not kind.idle, kind.limit, kind.cpus, kind.partition))
+
+
+def slots_of(work: Demand, kind: Kind) -> int:
+    """Return how many tasks a whole node of this kind runs at once."""
+    bounds = [kind.cpus * 1000 // work.cpu if work.cpu else kind.cpus]
+    if work.memory:
+        bounds.append((kind.memory - PILOT_MEMORY) * MIB // work.memory)
+    if work.gpus:
+        bounds.append(kind.gpus // work.gpus)
+    return max(0, min(bounds))
+
+
+def slots_in(work: Demand, shape: Shape) -> int:
+    """Return how many tasks an allocation runs at once; 0 if that is too few for its gang."""
+    bounds = [shape.cpus * 1000 // work.cpu if work.cpu else shape.cpus]
+    if work.memory and shape.memory:
+        bounds.append((shape.memory - PILOT_MEMORY) * MIB // work.memory)
+    if work.gpus:
+        bounds.append(shape.gpus // work.gpus)
+    slots = shape.nodes * max(0, min(bounds))
+    return slots if slots >= work.together else 0
 
 
 def needed(work: Demand, settings: Settings) -> int:
@@ -117,45 +165,20 @@ def _together(one: Demand, other: Demand) -> Demand:
     )
 
 
-def _kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind | str:
-    """Return the nodes to request: partitions with idle nodes first, then those with short jobs, since these start
-    soonest. If there are none, return the reason as text.
-    """
-    if work.where:
-        return f"it asks for {work.where}, and Slurm chooses the nodes"
-    allowed = [kind for kind in kinds if not settings.partitions or kind.partition in settings.partitions]
-    if not allowed:
-        return "no partition is open"
-    large = [kind for kind in allowed if _slots(work, kind) and kind.nodes * _slots(work, kind) >= work.together]
-    if not large:
-        return f"no partition has such nodes: {work.cpu / 1000:g} CPU, {work.memory // MIB} MiB, {work.gpus} GPU"
-    if all(-(-work.together // _slots(work, kind)) > settings.nodes for kind in large):
-        return f"{work.together} tasks start together, and `nodes={settings.nodes}` is too few for them"
-    enough = [kind for kind in large if _limit(kind, settings) >= needed(work, settings)]
-    if not enough:
-        most = max(_limit(kind, settings) for kind in large)
-        runs = f"{_longest(work)} s before {settings.drain} s to drain"
-        return f"it may run for {runs}, and allocations last {most} s at most"
-    return min(enough, key=lambda kind: (not kind.idle, kind.limit, kind.cpus, kind.partition))
+def _only_asks_for_slurm(where: Where) -> bool:
+    """Return whether all requirements are met by any node of this substrate."""
+    others = [one for one in (*where.labels, *where.without_labels) if one[0] != SUBSTRATE]
+    only_labels = msgspec.structs.replace(where, labels=(), without_labels=()) == ANYWHERE
+    return only_labels and not others and where.admits(ANY_NODE)
 
 
 def _limit(kind: Kind, settings: Settings) -> int:
     return min(kind.limit, settings.time)
 
 
-def _slots(work: Demand, kind: Kind) -> int:
-    """Return how many tasks a whole node of this kind runs at once."""
-    bounds = [kind.cpus * 1000 // work.cpu if work.cpu else kind.cpus]
-    if work.memory:
-        bounds.append((kind.memory - PILOT_MEMORY) * MIB // work.memory)
-    if work.gpus:
-        bounds.append(kind.gpus // work.gpus)
-    return max(0, min(bounds))
-
-
 def _shapes(work: Demand, kind: Kind, settings: Settings) -> list[Shape]:
     """Return all allocations that this work should have, regardless of existing ones."""
-    slots = _slots(work, kind)
+    slots = slots_of(work, kind)
     seconds = work.work / SECOND + work.unknown * GUESS
     together = -(-work.together // slots)
     useful = -(-work.tasks // slots)

@@ -1,6 +1,6 @@
-"""`python -m poise.agent.on_substrate HOME`: keeps an agent on every machine of the home's cluster.
+"""`python -m poise.agent.on_substrate HOME NAME`: keeps an agent on every machine of one of the home's clusters.
 
-It takes the place of the agents of a local fleet: the supervisor keeps it alive. On SIGTERM it ends the agents whose
+The supervisor keeps it alive, in place of the agents of a local fleet. On SIGTERM it ends the agents whose
 nodes run nothing, and then itself. If it is killed, the agents continue in their pilots; the next keeper finds them.
 
 Of several control planes, only the leader keeps its agents alive. The agents find the leader by themselves.
@@ -23,7 +23,7 @@ from poise.agent.pilots import Nodes, Pilots
 from poise.client import Client
 from poise.config import Address, Cluster, Endpoint, Home
 from poise.decoding import json_decoder
-from poise.drivers.clusters import kept_cluster, lock_of, write_answer, write_requests
+from poise.drivers.clusters import kept_clusters, lock_of, write_answer, write_requests
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
 from poise.drivers.substrates import driver_of
@@ -42,6 +42,7 @@ _log = logging.getLogger("poise.substrate")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m poise.agent.on_substrate", description="the agents of a cluster")
     parser.add_argument("home", type=Path)
+    parser.add_argument("name", help="substrate of the cluster")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     home = home_at(options.home)
@@ -49,9 +50,10 @@ def main() -> int:
     for number in STOPS:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
-        cluster = kept_cluster(home)
+        cluster = next((one for one in kept_clusters(home) if one.name == options.name), None)
         if cluster is None:
-            raise NotFound("this home has no cluster", field=str(home.root), hint="`poise up --on NAME`")
+            hint = f"`poise up --on {options.name}`"
+            raise NotFound(f"this home has no cluster `{options.name}`", field=str(home.root), hint=hint)
         with take_lock(lock_of(home, cluster), "keeper of a cluster's agents"):
             _keep(home, cluster)
     except PoiseError as error:
@@ -68,9 +70,9 @@ def _keep(home: Home, cluster: Cluster) -> None:
         _place(home, cluster, substrate)
         return
     token = _node_token(home, cluster)
-    contact = Contact(_addresses(home, address, substrate.address()), token)
+    contact = Contact(_addresses(home, address, substrate.address()), token, cluster.name)
     _log.info("on %s", cluster.on)
-    nodes, leads = Nodes(Client(home, patience=0), folder / "emptied.json"), not home.store.exists()
+    nodes, leads = Nodes(Client(home, patience=0), cluster.name, folder / "emptied.json"), not home.store.exists()
     pilots = Pilots(substrate, nodes, contact)
     stopping = _stopping()
     told: Sequence[Request] | None = None

@@ -25,7 +25,7 @@ from poise.client import Client
 from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.errors import NotFound, PoiseError, Unreachable
-from poise.model.reports import DemandReport, Request
+from poise.model.reports import Demand, DemandReport, Quote, Request
 from poise.model.resources import ALLOCATED
 from poise.ports import Contact, GrowingSubstrate, Machine, Pilot, Substrate
 
@@ -51,20 +51,21 @@ _log = logging.getLogger("poise.substrate")
 
 
 class Nodes:
-    """The control plane's nodes. A file keeps the nodes that this process drained, with the ids of their machines, so
-    that this process or its successor can reopen them.
+    """The control plane's nodes, and its work for a substrate. A file keeps the nodes that this process drained, with
+    the ids of their machines, so that this process or its successor can reopen them.
     """
 
-    def __init__(self, client: Client, file: Path) -> None:
+    def __init__(self, client: Client, substrate: str, file: Path) -> None:
         self._client = client
+        self._substrate = substrate
         self._file = file
         self.emptied: dict[str, str] = json_decoder(dict[str, str]).decode(file.read_bytes()) if file.exists() else {}
 
     def idle(self) -> set[str]:
         return {node.name for node in self._client.nodes() if not node.running and not node.queued}
 
-    def demand(self) -> DemandReport:
-        return self._client.demand()
+    def share(self, quotes: Sequence[Quote]) -> DemandReport:
+        return self._client.share(self._substrate, quotes)
 
     def lost(self) -> set[str]:
         return {node.name for node in self._client.nodes() if node.status == "lost"}
@@ -136,6 +137,7 @@ class Pilots:
         self._contact = contact
         self._now = now
         self._begun = False
+        self._kinds: Sequence[Demand] = ()  # all waiting work, as last reported
         self._known: set[Pilot] = set()
         self._beginning: dict[Pilot, float] = {}  # deadline by which each must have begun
         self._given_back: dict[str, float] = {}  # machines, with the time
@@ -151,7 +153,7 @@ class Pilots:
             if not self._begun:  # machines that ended while no keeper ran
                 self._nodes.gone_but({pilot.node for pilot in self._substrate.pilots()})
                 self._begun = True
-            unmet = self._substrate.want(self._nodes.demand())
+            unmet = self._substrate.want(self._share_of(self._substrate))
         machines = {machine.id: machine for machine in self._substrate.machines()}
         pilots = self._still_there(machines)
         requests = [] if self._are_beginning() else self._substrate.waiting()
@@ -183,6 +185,15 @@ class Pilots:
         held = {pilot.machine for pilot in pilots}
         ended = self._substrate.release(pilots)
         return self._substrate.sweep([one for one in machines if one.id not in held]) and len(ended) == len(pilots)
+
+    def _share_of(self, substrate: GrowingSubstrate) -> DemandReport:
+        """Send quotes for all waiting work, and return the share of this substrate."""
+        quoted = {work.key for work in self._kinds}
+        share = self._nodes.share(substrate.quote(self._kinds))
+        self._kinds = share.kinds
+        if any(work.key not in quoted for work in self._kinds):
+            share = self._nodes.share(substrate.quote(self._kinds))
+        return share
 
     def _still_there(self, machines: dict[str, Machine]) -> set[Pilot]:
         """Return the pilots whose machines exist, and remove the others. Remove replaced machines from `machines`."""

@@ -11,11 +11,11 @@ import msgspec
 from poise.cli import output
 from poise.cli.output import Column, Shown
 from poise.client import current_home, failure_of
-from poise.config import Address, Endpoint, Home
+from poise.config import LOCAL, Address, Cluster, Endpoint, Home
 from poise.control.start import connected, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
-from poise.drivers.clusters import answer_of, kept_cluster, lock_of, requests_of
+from poise.drivers.clusters import answer_of, kept_clusters, lock_of, requests_of
 from poise.drivers.lock import is_held
 from poise.drivers.logfile import has_log
 from poise.errors import PoiseError
@@ -30,18 +30,21 @@ TAIL = 64 * 2**10
 @click.command()
 @click.option(
     "--on",
+    "on",
+    multiple=True,
     metavar="NAME[:ADDRESS]",
-    help="Check only whether Poise could run on this cluster, as `poise up --on` would use it. [e.g. slurm]",
+    help="Check only whether Poise could run on this cluster, as `poise up --on` would use it. Repeatable. [e.g. "
+    "slurm]",
 )
 @output.forms(*output.ROWS)
-def doctor(on: str | None, form: str) -> int:
+def doctor(on: tuple[str, ...], form: str) -> int:
     """Check this installation and suggest fixes: versions, home and disk, open ports, cgroups, limits, devices, extras,
     the control plane and its last failure. Each finding has a command that you can type.
 
     The exit code is 1 if a line says `fail`, else 0. A `warn` needs no action.
     """
     home = current_home()
-    checks = [*_substrate(home, on)] if on is not None else [*examine(home), *_control(home)]
+    checks = [check for one in on for check in _substrate(home, one)] if on else [*examine(home), *_control(home)]
     well = not any(check.status == "fail" for check in checks)
     columns = [
         Column("", [click.style(check.status, fg=STYLE[check.status]) for check in checks]),
@@ -73,7 +76,7 @@ def _control(home: Home) -> Iterator[Check]:
     if up:
         yield from _running(home)
         yield from _bound(home)
-        yield from _cluster(home)
+        yield from _clusters(home)
         if running_here(home) and not kept:
             yield Check("supervisor", "warn", "nobody keeps the control plane alive", "poise up")
     else:
@@ -87,6 +90,9 @@ def _substrate(home: Home, on: str) -> Iterator[Check]:
     from poise.drivers.substrates import driver_of, examined  # slow to import
 
     name, _, argument = on.partition(":")
+    if name == LOCAL:
+        yield Check(name, "ok", "this machine; `poise doctor` checks it")
+        return
     yield from examined(driver_of(name), on, argument, home.substrate(name))
 
 
@@ -147,11 +153,14 @@ def _bound(home: Home) -> Iterator[Check]:
         yield Check("bound to", "ok", f"{text}: this machine only, with the token")
 
 
-def _cluster(home: Home) -> Iterator[Check]:
-    """Check the cluster whose machines are the nodes, if there is one."""
-    cluster = kept_cluster(home)
-    if cluster is None:
-        return
+def _clusters(home: Home) -> Iterator[Check]:
+    """Check the clusters whose machines are nodes."""
+    for cluster in kept_clusters(home):
+        if not cluster.is_here:
+            yield from _cluster(home, cluster)
+
+
+def _cluster(home: Home, cluster: Cluster) -> Iterator[Check]:
     name, address = cluster.title, cluster.address or "without an address"
     try:
         fault = answer_of(home, cluster)

@@ -1,5 +1,6 @@
 """`poise explain` (also `why-not` and `unblock`) and `plan`: the reasons for a state, and changes that would help."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from poise.model.reports import (
     Going,
     PlanReport,
     Prediction,
+    Prospect,
     Start,
     UnblockReport,
     Waiting,
@@ -85,12 +87,12 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, at: st
 
 
 def _tell_requests(home: Home, told: Explanation) -> None:
-    """For a job that waits for room, print the pending machine requests of this home's cluster."""
-    from poise.drivers.clusters import kept_cluster, requests_of  # few homes have a cluster
+    """For a job that waits for room, print the pending machine requests of this home's clusters."""
+    from poise.drivers.clusters import kept_clusters, requests_of  # few homes have a cluster
 
     if home.elsewhere is not None or not any(_waits_for_room(waiting) for waiting in told.waiting):
         return
-    if (cluster := kept_cluster(home)) is not None:
+    for cluster in kept_clusters(home):
         for request in requests_of(home, cluster):
             say(f"poise: {cluster.title}: {request.sentence(time.time())}")
 
@@ -196,18 +198,15 @@ def _ask(home: Home, name: str, ask: Callable[[str], Told]) -> Told:
 
 
 def _containing(home: Home, name: str) -> str:
-    """Return the name of the job that contains an object of this home's cluster; empty if there is none."""
-    from poise.drivers.clusters import kept_cluster  # few homes have a cluster
+    """Return the name of the job that contains an object of this home's clusters; empty if there is none."""
+    from poise.drivers.clusters import kept_clusters  # few homes have a cluster
     from poise.drivers.substrates import job_of
 
-    cluster = kept_cluster(home) if home.elsewhere is None else None
-    if cluster is None:
-        return ""
-    try:
-        job = job_of(cluster, name)
-    except PoiseError:  # no credentials for the cluster here
-        return ""
-    return job if job != name else ""
+    for cluster in kept_clusters(home) if home.elsewhere is None else ():
+        with contextlib.suppress(PoiseError):  # no credentials for the cluster here
+            if not cluster.is_here and (job := job_of(cluster, name)) not in ("", name):
+                return job
+    return ""
 
 
 def _is_up(home: Home) -> bool:
@@ -226,6 +225,7 @@ def _draw_explanation(told: Explanation) -> None:
     click.echo(f"{click.style(title, bold=True)}  {status_text(told.status)}")
     for waiting in told.waiting:
         _draw_waiting(waiting)
+    _draw_prospects(told.prospects)
     for going in told.running:
         _draw_going(going)
     if told.story:
@@ -288,6 +288,14 @@ def _draw_waiting(waiting: Waiting) -> None:
         click.echo(f"  expected start  {_start_text(waiting.start)}")
     if waiting.prediction is not None:
         _draw_lines("will take", _prediction_lines(waiting.prediction))
+
+
+def _draw_prospects(prospects: Sequence[Prospect]) -> None:
+    """Draw the clusters on which waiting work may run; `*` marks those to which it is assigned."""
+    if prospects:
+        click.echo("\nclusters, in the order of the expected end; work goes to those with *:")
+    for one in sorted(prospects, key=lambda one: (bool(one.why), one.end)):
+        click.echo(f"  {'*' if one.chosen else ' '} {one.substrate or 'nodes that are there'}: {one.sentence()}")
 
 
 def _draw_going(going: Going) -> None:

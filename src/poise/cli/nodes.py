@@ -18,6 +18,7 @@ from poise.decoding import json_decoder
 from poise.errors import located
 from poise.model.load import Load, Upkeep
 from poise.model.reports import DeviceReport, Drained, NodeReport, report_of
+from poise.model.resources import SUBSTRATE
 from poise.units import format_bytes, format_cpu, format_rate
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def _shown(found: list[NodeReport]) -> Shown:
             Column("CPU", [f"{format_cpu(node.cpu_used)}/{format_cpu(node.cpu)}" for node in found]),
             Column("MEMORY", [f"{format_bytes(node.memory_used)}/{format_bytes(node.memory)}" for node in found]),
             Column("NETWORK", [format_rate(node.network) if node.network else "" for node in found], bare=True),
+            Column("CLUSTER", [node.labels.get(SUBSTRATE, "") for node in found], bare=True),
             Column("PLACE", ["/".join(part for part in (node.zone, node.rack) if part) for node in found], bare=True),
             Column("RUNNING", [str(node.running) for node in found], right=True),
             Column("QUEUED", [str(node.queued) for node in found], right=True),

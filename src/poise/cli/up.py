@@ -17,11 +17,11 @@ from poise.cli.output import TEXT, forms
 from poise.cli.policy import set_policy
 from poise.cli.render import print_json, say
 from poise.client import Client, current_home, failure_of
-from poise.config import DEFAULT_POLICY, LISTEN_PORT, Cluster, Endpoint, Home, parse_place
+from poise.config import DEFAULT_POLICY, LISTEN_PORT, LOCAL, Cluster, Endpoint, Home, parse_place
 from poise.control.kept import KEPT, LATE, kept_policy, options_of, read_flags, typed, write_flags
 from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up, running_here, supervised
 from poise.decoding import json_decoder
-from poise.drivers.clusters import answer_of, forget_answer, keep_cluster, kept_cluster, lock_of
+from poise.drivers.clusters import answer_of, forget_answer, keep_clusters, kept_clusters, lock_of
 from poise.drivers.dashboards import found
 from poise.drivers.gateways import running_gateways
 from poise.drivers.lock import holder, is_held
@@ -104,9 +104,12 @@ RESTART = "`poise down --leave`, then `poise up`"
 )
 @click.option(
     "--on",
+    "on",
+    multiple=True,
     metavar="NAME[:ADDRESS]",
     help="Use the machines of a cluster as nodes instead of this machine. NAME is `ray`, `slurm`, `kubernetes` or a "
-    "substrate of an installed package; without an address, `ray` starts one on this machine only. Kept for this home.",
+    "substrate of an installed package; without an address, `ray` starts one on this machine only. Repeatable: work "
+    "goes where it is expected to end first. `local` is this machine. Kept for this home.",
 )
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a cluster.")
 @click.option(
@@ -152,7 +155,7 @@ def up(
     fleet_file: Path | None,
     share: Path | None,
     listen: str | None,
-    on: str | None,
+    on: tuple[str, ...],
     no_fleet: bool,
     store: str | None,
     machines: tuple[str, ...],
@@ -187,17 +190,17 @@ def up(
         flags["policy_asked"] = str(time.time())
     already = running_here(home) or supervised(home)
     label = "" if already and policy is None else _settle_policy(home, policy or kept_policy(home, before))
-    cluster = _settle_cluster(home, on, listen, gone=no_fleet or fleet_file is not None)
-    fleet = _settle_fleet(home, fleet_file, no_fleet or on is not None)
+    clusters = _settle_clusters(home, on, listen, gone=no_fleet or fleet_file is not None)
+    fleet = _settle_fleet(home, fleet_file, no_fleet or bool(on))
     _settle_store(home, store)
-    if cluster is not None:  # it is stored with the cluster
-        flags["listen"] = cluster.listen
+    if clusters:  # it is stored with the clusters
+        flags["listen"] = clusters[0].listen
     if "share" in flags:
         check_shareable(Path(flags["share"]))
     if "listen" in flags:
         parse_place(flags["listen"], "--listen")
     options = options_of(home, flags)
-    if cluster is not None:
+    if clusters:
         del flags["listen"]
     if foreground and already:
         raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
@@ -208,7 +211,7 @@ def up(
         os.execv(sys.executable, [sys.executable, "-S", str(SUPERVISOR), str(home.root), *options])  # noqa: S606 — our own program
     if already and policy is not None and Client(home).status().policy != label:
         set_policy(policy)
-    if cluster is not None and not already:
+    for cluster in () if already else clusters:
         forget_answer(home, cluster)
     late = [name for name in KEPT if name in flags and _counts_later(home, name)] if already else []
     forgotten = read_flags(home) if reset and already and home.stay.exists() else {}
@@ -221,8 +224,8 @@ def up(
     status = _when_led(client)
     if "dashboard" in flags and not already:
         _wait_for_dashboard(home)
-    if cluster is not None and not no_agent:
-        _wait_for_cluster(home, cluster, 0.0 if already else START_SECONDS)
+    if not no_agent:
+        _wait_for_clusters(home, clusters, 0.0 if already else START_SECONDS)
     if late:
         counts = "counts" if len(late) == 1 else "count"
         say(f"poise: it is up already; {typed(flags, *late)} {counts} from the next start: {RESTART}")
@@ -235,7 +238,7 @@ def up(
         print_json(status)
     else:
         nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
-        nodes = f", on {cluster.title}{f' at {cluster.address}' if cluster.address else ''}" if cluster else nodes
+        nodes = f", on {' and '.join(map(_place, clusters))}" if clusters else nodes
         stands_by = f", stands by for {status.leader}" if status.leader else ""
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}{stands_by}")
         if address := address_of(home):
@@ -316,21 +319,34 @@ def _wait_for_dashboard(home: Home) -> None:
         time.sleep(0.05)
 
 
-def _wait_for_cluster(home: Home, cluster: Cluster, seconds: float) -> None:
-    """Wait until the cluster answers. Raises Fault with the reason if it fails; Poise stays up and retries."""
+def _place(cluster: Cluster) -> str:
+    """Format a cluster: `Slurm at gpu`."""
+    if cluster.is_here:
+        return "this machine"
+    return f"{cluster.title}{f' at {cluster.address}' if cluster.address else ''}"
+
+
+def _wait_for_clusters(home: Home, clusters: Sequence[Cluster], seconds: float) -> None:
+    """Wait until all clusters answer. Raises Fault with the reason if none can be used; Poise stays up and retries."""
     deadline = time.monotonic() + seconds
+    waited = [cluster for cluster in clusters if not cluster.is_here]
+    faults = [fault for cluster in waited if (fault := _wait_for_cluster(home, cluster, deadline)) is not None]
+    if faults and len(faults) == len(clusters):
+        raise faults[0]
+    for fault in faults:
+        say(f"poise: {fault}: {fault.record.have}; {fault.record.hint}")
+
+
+def _wait_for_cluster(home: Home, cluster: Cluster, deadline: float) -> Fault | None:
+    """Wait until the cluster answers. Return why it cannot be used, or None."""
     while True:
         try:
-            fault = answer_of(home, cluster)
+            return answer_of(home, cluster)
         except FileNotFoundError:
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            say(f"poise: {cluster.title} has not answered yet: see `poise doctor`")
-            return
-        if fault is not None:
-            raise fault
-        return
+            if time.monotonic() > deadline:
+                say(f"poise: {cluster.title} has not answered yet: see `poise doctor`")
+                return None
+            time.sleep(0.05)
 
 
 def _was_given(option: str) -> bool:
@@ -400,8 +416,9 @@ def _phases(phases: dict[str, PhaseTimes], *names: str) -> str:
 
 
 def _undeclared(home: Home) -> str:
-    cluster = kept_cluster(home) if home.elsewhere is None else None
-    return f"the machines of a {cluster.title} cluster" if cluster else "this machine"
+    clusters = kept_clusters(home) if home.elsewhere is None else ()
+    here = "this machine"
+    return " and ".join(here if one.is_here else f"the machines of a {one.title} cluster" for one in clusters) or here
 
 
 def _settle_policy(home: Home, policy: str) -> str:
@@ -431,44 +448,61 @@ def _settle_policy(home: Home, policy: str) -> str:
     return choice.label
 
 
-def _settle_cluster(home: Home, on: str | None, listen: str | None, *, gone: bool) -> Cluster | None:
-    """Return the home's cluster from now on: the given one, or the kept one. It changes only while nothing runs."""
+def _settle_clusters(home: Home, on: Sequence[str], listen: str | None, *, gone: bool) -> tuple[Cluster, ...]:
+    """Return the home's clusters from now on: the given ones, or the kept ones. They change only while nothing runs."""
     import msgspec
 
-    kept = kept_cluster(home)
-    wanted = None if gone else kept
-    if wanted is not None and listen is not None:
-        wanted = msgspec.structs.replace(wanted, listen=listen)
-    if on is not None:
-        from poise.drivers.substrates import driver_of  # slow to import
-
-        name, _, address = on.partition(":")
-        driver = driver_of(name)
-        driver.check(address)
-        there = f"{'127.0.0.1' if driver.is_local(address) else '0.0.0.0'}:{LISTEN_PORT}"  # noqa: S104 — TLS, and tokens
-        wanted = Cluster(
-            name=name, address=address, listen=listen or (kept.listen if kept and kept.on == on else there)
-        )
+    kept = kept_clusters(home)
+    wanted = () if gone else kept
+    if on:
+        names = [one.partition(":")[0] for one in on]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            have = ", ".join(one for one in on if one.partition(":")[0] == twice)
+            hint = "give each substrate once; `slurm:gpu,short` names several partitions"
+            raise InputError(f"`{twice}` is given twice", field="--on", have=have, hint=hint)
+        wanted, is_local = (), True
+        for name, _, address in sorted(one.partition(":") for one in on):
+            cluster, here = _cluster_of(name, address)
+            wanted, is_local = (*wanted, cluster), is_local and here
+        there = f"{'127.0.0.1' if is_local else '0.0.0.0'}:{LISTEN_PORT}"  # noqa: S104 — TLS, and tokens
+        same = [one.on for one in kept] == [one.on for one in wanted]
+        listen = listen or (kept[0].listen if same else there)
+    if listen is not None:
+        wanted = tuple(msgspec.structs.replace(one, listen=listen) for one in wanted)
     if wanted == kept:
         return wanted
     if running_here(home) or supervised(home):
-        if wanted is not None and kept is not None and wanted.on == kept.on:
+        ons = ", ".join(one.on for one in kept)
+        if wanted and ons == ", ".join(one.on for one in wanted):
             raise Conflict(
                 "Poise is up, and listens for its nodes at another address",
                 field="--listen",
-                need=wanted.listen,
-                have=kept.listen,
-                hint=f"`poise down --leave`, then `poise up --listen {wanted.listen}`; running work keeps running",
+                need=wanted[0].listen,
+                have=kept[0].listen,
+                hint=f"`poise down --leave`, then `poise up --listen {wanted[0].listen}`; running work keeps running",
             )
         raise Conflict(
             "Poise is up with other nodes",
             field="--on",
-            have=kept.on if kept else "no cluster",
+            have=ons or "no cluster",
             hint="`poise down --leave`, then again; work of removed nodes starts again on others",
         )
     ensure_home(home)
-    keep_cluster(home, wanted)
+    keep_clusters(home, *wanted)
     return wanted
+
+
+def _cluster_of(name: str, address: str) -> tuple[Cluster, bool]:
+    """Check a value of `--on`. Return its cluster, and whether all its machines are this machine."""
+    if name == LOCAL:
+        if address:
+            raise InputError("`local` takes no address", field="--on", have=f"{name}:{address}", hint="`--on local`")
+        return Cluster(name=name, listen=""), True
+    from poise.drivers.substrates import driver_of, grows  # slow to import
+
+    driver = driver_of(name)
+    driver.check(address)
+    return Cluster(name=name, address=address, listen="", grows=grows(driver, address)), driver.is_local(address)
 
 
 def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFleet | None":
@@ -587,8 +621,7 @@ def _node_locks(home: Home) -> list[Path]:
 
 
 def _cluster_locks(home: Home) -> list[Path]:
-    cluster = kept_cluster(home)
-    return [lock_of(home, cluster)] if cluster else []
+    return [lock_of(home, cluster) for cluster in kept_clusters(home) if not cluster.is_here]
 
 
 def _is_up(home: Home) -> bool:

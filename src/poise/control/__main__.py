@@ -46,6 +46,7 @@ from poise.control.plane import Plane, clock_of
 from poise.control.storehouse import Storehouse
 from poise.decoding import json_decoder
 from poise.drivers import calendar
+from poise.drivers.clusters import kept_clusters
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
 from poise.drivers.messages import Seldom, turn_over
@@ -181,6 +182,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         outage_settle=options.outage_settle,
         forget_after=Times().forget,
         traced=options.traces is not None,
+        grows=any(cluster.grows for cluster in kept_clusters(home)),
         **policy_settings(choice, options.policy_asked),
     )
     settings = with_latest_policy_here(settings, ledger.leader.began)

@@ -36,11 +36,12 @@ from poise.control.routes import Content, Redirect, Request, Routes, Stream
 from poise.control.scrape import Scrape
 from poise.control.shares import Turns
 from poise.control.storehouse import Storehouse
+from poise.control.substrates import Substrates
 from poise.control.tally import Minutes
 from poise.drivers import dashboards
 from poise.drivers.calendar import shifts
 from poise.drivers.captures import captures_of, read_capture
-from poise.drivers.clusters import kept_cluster
+from poise.drivers.clusters import kept_clusters
 from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.plugins import (
     Choice,
@@ -130,6 +131,7 @@ from poise.model.reports import (
     JobReport,
     JobStatus,
     NodeReport,
+    Offer,
     Overview,
     PlanReport,
     PolicyReport,
@@ -423,7 +425,8 @@ def make_app(
     chances = chances or Chances(plane, home)
     incidents, anomalies = incidents or Incidents(plane, home), anomalies or Anomalies(plane)
     minutes, files = Minutes(), files or Storehouse(home.files)
-    cluster = kept_cluster(home)
+    clusters = kept_clusters(home)
+    substrates = Substrates(plane, [cluster.name for cluster in clusters if cluster.grows])
     scrape = Scrape(plane, home, gate, minutes, log_limit)
 
     def allow(scope: Scope, needed: Role | None) -> None:
@@ -490,7 +493,7 @@ def make_app(
             behind=plane.behind,
             held=controller.held,
             phases=plane.timings.phases(),
-            substrate=cluster.name if cluster is not None else "",
+            substrates=[cluster.name for cluster in clusters],
         )
         return Sight(ledger, bearer).status(told)
 
@@ -507,6 +510,10 @@ def make_app(
     @routes.get("/v1/demand", summary="The work that waits for room, by what it asks for", role=OPERATOR)
     async def what_waits() -> DemandReport:
         return demand(await plane.settled(), plane.clock.now())
+
+    @routes.post("/v1/demand", summary="The quotes of a substrate for the work that waits; its share", role=OPERATOR)
+    async def what_a_substrate_gets(data: Offer) -> DemandReport:
+        return substrates.share(await plane.settled(), data)
 
     @routes.get(
         "/v1/backlog",
@@ -829,7 +836,11 @@ def make_app(
 
             return lambda policy: whatif.explain(policy, view, asked, partial(starts, policy), everything=all_)
 
-        return Sight(plane.ledger, bearer).only(await thought_about(bearer, ask))
+        told = await thought_about(bearer, ask)
+        ledger, found = await settled_job(bearer, name)
+        if told.waiting:
+            told = msgspec.structs.replace(told, prospects=substrates.prospects(ledger, found.job))
+        return Sight(ledger, bearer).only(told)
 
     @routes.get(
         "/v1/jobs/{name}/deadline",

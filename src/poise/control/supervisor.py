@@ -2,9 +2,9 @@
 
     python -S supervisor.py HOME [--no-agent] [--dashboard] [--until-idle] [options of the control plane …]
 
-The supervisor runs one agent for this machine; or one for each node of a declared fleet (`fleet.json`); or, for a
-cluster (`NAME/cluster.json`), one process that keeps the agents of the cluster's machines; or none: then this machine
-only schedules, or stands by to.
+The supervisor runs one agent for this machine; or one for each node of a declared fleet (`fleet.json`); or, for each
+cluster (`NAME/cluster.json`), one process that keeps the agents of the cluster's machines (`local` is this machine); or
+none: then this machine only schedules, or stands by to.
 An agent retires the nodes of an earlier fleet: it ends once what they left running, since their work has been given up.
 A gateway (`poise serve`) of this home whose processes were all killed is restarted at the same address. A gateway that
 was told to stop is not, and gateways keep running when the supervisor exits.
@@ -36,6 +36,7 @@ STOP_SECONDS = 5.0
 CLUSTER_STOP_SECONDS = 60.0
 TOLD_TO_END = 0
 CANNOT_START = 3
+LOCAL = "local"
 NO_AGENT = "--no-agent"
 DASHBOARD = "--dashboard"
 LISTEN = "--listen"
@@ -199,18 +200,19 @@ def agents(home: str) -> tuple[list[Child], list[Child]]:
     program = [sys.executable, "-m", "poise.agent", home]
     declared = os.path.join(home, "fleet.json")
     node, nodes = (os.path.join(home, name) for name in ("node", "nodes"))
-    for name in sorted(os.listdir(home)):
-        if os.path.exists(os.path.join(home, name, "cluster.json")):
-            keeper = [sys.executable, "-m", "poise.agent.on_substrate", home]
-            on_cluster = Child(keeper, os.path.join(home, name, "lock"), CLUSTER_STOP_SECONDS)
-            return [on_cluster], [retiring(program, folder) for folder in every_folder(node, nodes)]
+    here = Child(program, os.path.join(node, "lock"))
+    clusters = [name for name in sorted(os.listdir(home)) if os.path.exists(os.path.join(home, name, "cluster.json"))]
+    if clusters:
+        former = [folder for folder in every_folder(node, nodes) if folder != node or LOCAL not in clusters]
+        kept_here = [here if name == LOCAL else keeper(home, name) for name in clusters]
+        return kept_here, [retiring(program, folder) for folder in former]
     try:
         with open(declared) as file:
             import json
 
             names = [node["name"] for node in json.load(file)["nodes"]]
     except FileNotFoundError:
-        kept = {node: Child(program, os.path.join(node, "lock"))}
+        kept = {node: here}
     except (ValueError, KeyError, TypeError):
         return [], []  # the file is damaged; the control plane reports that
     else:
@@ -221,6 +223,12 @@ def agents(home: str) -> tuple[list[Child], list[Child]]:
         }
     left = [folder for folder in every_folder(node, nodes) if folder not in kept]
     return list(kept.values()), [retiring(program, folder) for folder in left]
+
+
+def keeper(home: str, name: str) -> Child:
+    """Return the process that keeps the agents of a cluster's machines."""
+    program = [sys.executable, "-m", "poise.agent.on_substrate", home, name]
+    return Child(program, os.path.join(home, name, "lock"), CLUSTER_STOP_SECONDS)
 
 
 def retiring(program: list[str], folder: str) -> Child:

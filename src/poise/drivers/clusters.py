@@ -1,6 +1,6 @@
-"""The cluster whose machines are the nodes of a home. Each substrate has a folder with its name in the home:
+"""The clusters whose machines are the nodes of a home. Each substrate has a folder with its name in the home:
 
-    cluster.json   the cluster; if this file exists, the cluster's machines are the nodes
+    cluster.json   the cluster; if this file exists, the cluster's machines are nodes
     answer.json    why it cannot be used, or `null` if it can; written by `poise.agent.on_substrate`
     requests.json  the machines that work waits for; written by that process
     lock           held by that process
@@ -22,20 +22,23 @@ from poise.errors import ErrorRecord, Fault
 from poise.model.reports import Request
 
 
-def kept_cluster(home: Home) -> Cluster | None:
-    """Return the cluster of this home, or None."""
-    for file in sorted(home.root.glob("*/cluster.json")):
-        return msgspec.structs.replace(json_decoder(Cluster).decode(file.read_bytes()), name=file.parent.name)
-    return None
+def kept_clusters(home: Home) -> tuple[Cluster, ...]:
+    """Return the clusters of this home, by name."""
+    return tuple(
+        msgspec.structs.replace(json_decoder(Cluster).decode(file.read_bytes()), name=file.parent.name)
+        for file in sorted(home.root.glob("*/cluster.json"))
+    )
 
 
-def keep_cluster(home: Home, cluster: Cluster | None) -> None:
-    """Set the cluster of a home, or remove it."""
+def keep_clusters(home: Home, *clusters: Cluster) -> None:
+    """Set the clusters of a home; without any, its node is this machine."""
+    kept = {home.substrate(cluster.name) / "cluster.json": cluster for cluster in clusters}
     for file in home.root.glob("*/cluster.json"):
-        file.unlink()
-    if cluster is not None:
-        home.substrate(cluster.name).mkdir(mode=0o700, exist_ok=True)
-        write_whole(home.substrate(cluster.name) / "cluster.json", msgspec.json.encode(cluster))
+        if file not in kept:
+            file.unlink()
+    for file, cluster in kept.items():
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        write_whole(file, msgspec.json.encode(cluster))
 
 
 def lock_of(home: Home, cluster: Cluster) -> Path:

@@ -247,7 +247,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     each `poll` (0: only after events, or at the instant that the last plan named). With an `every`, rounds are decided
     at its multiples only. `fleet` is the name of the declared fleet and `declared` its nodes, if there is one. `policy`
     decides from the beginning, until another one is configured; `recipe`, `code` and `asked` are as in `Began`. With
-    `traced`, the environment of each attempt carries the context of its span.
+    `traced`, the environment of each attempt carries the context of its span. The fleet `grows` if other systems
+    allocate nodes on request.
     """
 
     policy: str = "poise"
@@ -272,6 +273,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     asked: float = 0.0
     traced: bool = False
+    grows: bool = False
 
 
 def with_latest_policy(settings: Settings, began: Began | None) -> Settings:
@@ -368,6 +370,7 @@ class Controller:
     def __init__(self, ledger: Ledger, settings: Settings, calendar: Calendar | None = None) -> None:
         """Without a `calendar`, as in forecasts, schedules submit nothing."""
         self.ledger = ledger
+        ledger.columns.grows = settings.grows
         self.settings = settings
         self._durable = ledger.revision
         self._checkpointed = ledger.revision

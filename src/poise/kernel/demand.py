@@ -3,16 +3,21 @@
 Pure and bounded: with very many kinds of work, the report has the first ones in the order in which they are served.
 """
 
+from collections.abc import Sequence
+from hashlib import sha256
 from itertools import chain, islice
 from typing import Literal
+
+import msgspec
 
 from poise.kernel.explain import known_run
 from poise.kernel.lasting import must_last
 from poise.kernel.ledger import Ledger, UnitState
 from poise.model.profiles import estimate_run, remaining
-from poise.model.reports import Demand, DemandReport
-from poise.model.resources import ANYWHERE
+from poise.model.reports import Demand, DemandReport, Opening, Quote
+from poise.model.resources import ALLOCATED, ANYWHERE
 from poise.model.tenants import Bearer
+from poise.policy.feasible import ability
 
 Amount = Literal["tasks", "cpu", "memory", "gpus"]
 Extent = Literal["waiting", "unfinished"]
@@ -25,10 +30,49 @@ COUNTED = 4096
 same limit applies to running units.
 """
 
+OPENINGS = 64
+"""Maximum number of openings in a quote for the nodes that are there."""
+
+NO_ROOM = "none of them can run it"
+
+_Kind = tuple[str, int, str]
+
 
 def demand(ledger: Ledger, now: int, counted: int = COUNTED) -> DemandReport:
     """Report the waiting work, and for how long the nodes are busy."""
     return DemandReport(waits=tuple(_waits(ledger, now, counted)), busy=_busy(ledger, now, counted))
+
+
+def key_of(unit: UnitState) -> str:
+    """Return the key of a unit's kind of work: that of its demand."""
+    return _text_of(_kind_of(unit))
+
+
+def quotes_here(ledger: Ledger, waits: Sequence[Demand], now: int, counted: int = COUNTED) -> dict[str, Quote]:
+    """Return the room that the nodes which no other system allocates on request will have for waiting work, once the
+    work on them has ended. Nodes without work have none: what waits may not run there now.
+    """
+    fleet = ledger.columns.room()
+    rows = [
+        (fleet.rows[name], left)
+        for name, left in _left_by_node(ledger, now, counted).items()
+        if name in fleet.rows and not fleet.closed[fleet.rows[name]]
+    ]
+    rows = [(row, left) for row, left in rows if ALLOCATED not in fleet.nodes[row].labels]
+    rows.sort(key=lambda one: sum(one[1]) // len(one[1]))
+    each = max(1, -(-len(rows) // OPENINGS))
+    found = {}
+    for work in waits:
+        room = ability(fleet, work.shape).by_row(fleet) if rows else ()
+        openings = []
+        for first in range(0, len(rows), each):
+            some = [(min(int(room[row]), work.tasks), left) for row, left in rows[first : first + each]]
+            if slots := sum(here for here, _ in some):
+                times = [time for here, left in some if here for time in left]
+                mean, most = sum(times) // len(times), max(times)
+                openings.append(Opening(slots=slots, delay=mean, late=most, asked=True))
+        found[work.key] = Quote(key=work.key, openings=tuple(openings), why="" if openings else NO_ROOM)
+    return found
 
 
 def backlog(
@@ -68,7 +112,7 @@ def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
     """Return the waiting work. Work of one shape, one number of tasks that start together, and one class is one
     entry.
     """
-    found: dict[tuple[str, int, str], Demand] = {}
+    found: dict[_Kind, Demand] = {}
     left = counted
     for unit in islice(ledger.active.recovering.values(), counted):  # work of lost nodes
         if unit.free_at <= now:
@@ -88,7 +132,7 @@ def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
             _count(found, ledger, unit, len(queue) - seen)
         if len(found) >= KINDS:
             break
-    return list(found.values())
+    return [msgspec.structs.replace(work, key=_text_of(kind)) for kind, work in found.items()]
 
 
 def _hands_over(ledger: Ledger, node: str) -> bool:
@@ -99,26 +143,38 @@ def _busy(ledger: Ledger, now: int, counted: int) -> dict[str, int]:
     """Return for each node the least remaining time of its attempts; with very many attempts, of the first ones
     only.
     """
-    found: dict[str, int] = {}
+    return {node: min(left) for node, left in _left_by_node(ledger, now, counted).items()}
+
+
+def _left_by_node(ledger: Ledger, now: int, counted: int) -> dict[str, list[int]]:
+    """Return the remaining times of the attempts on each node."""
+    found: dict[str, list[int]] = {}
     for unit in islice(ledger.active.values(), counted):
         estimate = estimate_run(ledger.profiles.get(unit.spec.kind), unit.spec.declared)
         for task in unit.tasks:
             if task.active and task.status != "recovering":
                 left = remaining(now - (task.started or now), estimate.mean, estimate.deviation)
-                found[task.node] = min(left, found.get(task.node, left))
+                found.setdefault(task.node, []).append(left)
     return found
 
 
-def _count(found: dict[tuple[str, int, str], Demand], ledger: Ledger, unit: UnitState, units: int) -> None:
+def _kind_of(unit: UnitState) -> _Kind:
+    return unit.shape.key(), unit.spec.least or len(unit.tasks), unit.spec.kind
+
+
+def _text_of(kind: _Kind) -> str:
+    return sha256(repr(kind).encode()).hexdigest()[:16]
+
+
+def _count(found: dict[_Kind, Demand], ledger: Ledger, unit: UnitState, units: int) -> None:
     shape, tasks = unit.shape, len(unit.tasks)
-    together = unit.spec.least or tasks
     run = known_run(ledger, unit)
     longest = must_last(ledger.shown.candidate(unit), ledger.profiles)
-    key = shape.key(), together, unit.spec.kind
+    key = _kind_of(unit)
     before = found.get(key)
     found[key] = Demand(
         tasks=tasks * units + (before.tasks if before else 0),
-        together=together,
+        together=unit.spec.least or tasks,
         cpu=shape.cpu,
         memory=shape.memory,
         gpus=shape.gpus,

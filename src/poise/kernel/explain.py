@@ -4,7 +4,7 @@
 holds all that it needs of the ledger, so the ledger may change meanwhile.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -592,10 +592,10 @@ HERE = ("", "home")
 """Tokens of nodes that share the files of the control plane: the home's token, or none (old log records)."""
 
 
-def _is_elsewhere(ledger: Ledger, by: str, substrate: str) -> bool:
+def _is_elsewhere(ledger: Ledger, by: str, substrates: Collection[str]) -> bool:
     """Return whether a node that joined with this token sees the files of another machine."""
     token = ledger.tokens.get(by)
-    return by not in HERE and (not substrate or token is None or token.name != substrate)
+    return by not in HERE and (token is None or token.name not in substrates)
 
 
 def status_report(
@@ -608,9 +608,9 @@ def status_report(
     behind: str | None = None,
     held: int = 0,
     phases: dict[str, PhaseTimes] | None = None,
-    substrate: str = "",
+    substrates: Collection[str] = (),
 ) -> StatusReport:
-    """Return the status summary. Nodes of the `substrate`, whose token has its name, count as one cluster with shared
+    """Return the status summary. The nodes of a substrate, whose token has its name, count as one cluster with shared
     files.
     """
     return StatusReport(
@@ -626,7 +626,7 @@ def status_report(
         lost=sum(node.status == "lost" for node in ledger.nodes.values()),
         held=held,
         elsewhere=sum(
-            node.status == "up" and _is_elsewhere(ledger, node.by, substrate) for node in ledger.nodes.values()
+            node.status == "up" and _is_elsewhere(ledger, node.by, substrates) for node in ledger.nodes.values()
         ),
         fleet=fleet,
         up=up,

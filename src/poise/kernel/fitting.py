@@ -86,13 +86,13 @@ def _task_of(unit: Unit) -> str:
 def _check_fits(fleet: Fleet, unit: Unit) -> None:
     """Raise SpecError for a unit that no node here could ever run, with the closest node.
 
-    An empty fleet may get any node. A fleet with nodes from a system that allocates machines on demand may get others.
+    An empty fleet may get any node. So may one whose nodes other systems allocate on request.
     """
     if not len(fleet):
         return
     wanted = unit.least or len(unit.tasks)
     room = max(capacity_when_empty(fleet, unit.shape_of(of)) for of in range(len(unit.variants) + 1))
-    if room >= wanted or any(ALLOCATED in node.labels for node in fleet.nodes):
+    if room >= wanted or fleet.grows or any(ALLOCATED in node.labels for node in fleet.nodes):
         return
     if room and (where := unit.shape.where).groups:
         label = where.spread or where.together

@@ -146,7 +146,7 @@ class Fleet:
     share them.
 
     A column is either listed in `CHANGING` or derived from the nodes alone: copies share it then, and a view that
-    travels rebuilds it from the nodes.
+    travels rebuilds it from the nodes. If the fleet `grows`, other systems may allocate more nodes than it has.
     """
 
     CHANGING: ClassVar = ("free", "closed", "levels", "failures", "device_memory", "device_share", "yielding")
@@ -164,6 +164,7 @@ class Fleet:
         "ends",
         "failures",
         "free",
+        "grows",
         "kind",
         "latency",
         "levels",
@@ -228,6 +229,7 @@ class Fleet:
         self.free: Ints = self.total.copy()
         self.abilities: dict[Shape, Any] = {}
         self.runs: dict[Any, Any] = {}
+        self.grows = False
 
     def copy(self) -> "Fleet":
         """Return a fleet with the same rows and its own copies of the changing columns."""

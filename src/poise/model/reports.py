@@ -950,7 +950,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     together.
 
     `work` is the sum of their expected run times, and `longest` the run time that nearly all of them stay under, in
-    nanoseconds. `unknown` counts tasks without history or a declared run time; they add nothing to `work`.
+    nanoseconds. `unknown` counts tasks without history or a declared run time; they add nothing to `work`. `key` is
+    equal for the same kind of work in all reports.
     """
 
     tasks: int
@@ -963,15 +964,67 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     longest: int
     unknown: int
     shape: Shape = Shape()
+    key: str = ""
 
 
 class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting work, by its request, in `waits`. `busy` maps each node with running work to the expected time until
-    the first of that work ends, in nanoseconds.
+    the first of that work ends, in nanoseconds. The report for one substrate has its share of the work in `waits`, and
+    all waiting work in `kinds`.
     """
 
     waits: tuple[Demand, ...]
     busy: dict[str, int]
+    kinds: tuple[Demand, ...] = ()
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """Room for this many tasks of one kind (`slots`). It is expected to be free after `delay`, and nearly certainly
+    after `late`, in nanoseconds. If it is `asked`, its machines are there or requested already.
+    """
+
+    slots: int
+    delay: int
+    late: int
+    asked: bool = False
+
+
+class Quote(msgspec.Struct, frozen=True, kw_only=True):
+    """The room that a substrate has for one kind of waiting work, by the `key` of the demand. Without openings it takes
+    none of it; `why` is the reason.
+    """
+
+    key: str
+    openings: tuple[Opening, ...] = ()
+    why: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a substrate that gets machines on request has for the waiting work."""
+
+    substrate: str
+    quotes: tuple[Quote, ...]
+
+
+class Prospect(msgspec.Struct, frozen=True, kw_only=True):
+    """The expected course of a kind of work on one `substrate`, or on the nodes that are there (empty). It would start
+    after `start`, nearly certainly after `late`, and end after `end`, in nanoseconds. If it is `chosen`, work of this
+    kind is assigned to it. Otherwise `why` may be the reason that it takes none.
+    """
+
+    substrate: str
+    chosen: bool = False
+    start: int = 0
+    late: int = 0
+    end: int = 0
+    why: str = ""
+
+    def sentence(self) -> str:
+        """Return it as text: `expected to start in 20.0 s (P90: 45.0 s) and to end in 1m20s`."""
+        if self.why:
+            return self.why
+        start, late, end = (format_duration(of) for of in (self.start, self.late, self.end))
+        return f"expected to start in {start} (P90: {late}) and to end in {end}"
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
@@ -1228,7 +1281,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The explanation of a job: why it waits and what would let it start, why it runs where it does, and its past
     events.
 
-    `left_out` counts entries that were left out for length; it is 0 if everything was requested.
+    `prospects` compares the clusters on which its waiting work may run, if there are several; for work of several
+    kinds, those of the first. `left_out` counts entries that were left out for length; it is 0 if everything was
+    requested.
     """
 
     job: str
@@ -1240,6 +1295,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[Going, ...] = ()
     story: tuple[Told, ...] = ()
     left_out: int = 0
+    prospects: tuple[Prospect, ...] = ()
 
 
 class WhyNot(msgspec.Struct, frozen=True, kw_only=True):

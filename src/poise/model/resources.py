@@ -58,6 +58,10 @@ is the id of the allocation in that system.
 """
 
 
+SUBSTRATE = "substrate"
+"""Label of a node that is a machine of a cluster (`poise up --on`). The value is the name of the substrate."""
+
+
 class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
     """Requirements for a device. Empty fields require nothing.
 

@@ -21,11 +21,14 @@ from poise.agent.pilots import (
 )
 from poise.client import Client
 from poise.config import Home
+from poise.control.substrates import LIVE
 from poise.errors import PoiseError, StoreFull, Unreachable
-from poise.model.reports import DemandReport, Request
+from poise.model.reports import Demand, DemandReport, Opening, Quote, Request
 from poise.model.resources import ALLOCATED
+from poise.policy.substrates import HERE
 from poise.ports import Contact, Machine, Pilot
 from poise.testing import World, node
+from poise.units import SECOND
 from unit.control.desk import Desk
 
 T = TypeVar("T")
@@ -43,7 +46,7 @@ class AtDesk(Client):
         failure = self.lost.pop(path, None)
         if failure is not None and not isinstance(failure, Unreachable):
             raise failure
-        answer = self.desk.call(method, path, body)
+        answer = self.desk.call(method, path, msgspec.to_builtins(body))
         assert answer.status < 400, answer.body
         if failure is not None:
             raise failure
@@ -60,7 +63,7 @@ def client(tmp_path: Path) -> AtDesk:
 
 @pytest.fixture
 def nodes(client: AtDesk, tmp_path: Path) -> Nodes:
-    return Nodes(client, tmp_path / "emptied.json")
+    return Nodes(client, "yard", tmp_path / "emptied.json")
 
 
 def test_a_node_that_a_person_drained_stays_drained_when_nobody_answers_a_lend(client: AtDesk, nodes: Nodes) -> None:
@@ -87,7 +90,7 @@ def test_a_node_that_a_person_drains_after_a_refusal_stays_drained(way: str, cli
 
 def test_a_node_that_was_lent_is_opened_once_its_machine_stays(client: AtDesk, nodes: Nodes, tmp_path: Path) -> None:
     assert nodes.lend({"n1": "m1", "n2": "m2"}) == "n1"
-    assert Nodes(client, tmp_path / "emptied.json").emptied == {"n1": "m1"}
+    assert Nodes(client, "yard", tmp_path / "emptied.json").emptied == {"n1": "m1"}
     nodes.open_but({"n1": "m1"})
     assert client.closed() == ["n1"]
     nodes.open_but({})
@@ -351,11 +354,16 @@ UNMET = [Request(text="7 is to come")]
 
 
 class Growing(Yard):
-    """It gets machines when it is asked to."""
+    """It gets machines when it is asked to: any number, after a delay in seconds."""
 
-    def __init__(self, client: AtDesk) -> None:
+    def __init__(self, client: AtDesk, delay: int = 20) -> None:
         super().__init__(client)
+        self.delay = delay
         self.wanted: list[DemandReport] = []
+
+    def quote(self, work: Sequence[Demand]) -> Sequence[Quote]:
+        opening = Opening(slots=100, delay=self.delay * SECOND, late=3 * self.delay * SECOND)
+        return [Quote(key=one.key, openings=(opening,)) for one in work]
 
     def want(self, demand: DemandReport) -> Sequence[Request]:
         self.wanted.append(demand)
@@ -376,3 +384,76 @@ def test_a_substrate_that_grows_is_told_what_waits_and_its_machines_that_ended_m
     assert statuses(client) == {"n1": "up", "n2": "up", "n3": "up", "n4": "lost"}
     [demand] = yard.wanted
     assert [entry.cpu for entry in demand.waits] == [2000]
+
+
+@pytest.fixture
+def clusters(client: AtDesk, tmp_path: Path) -> tuple[Growing, Growing, Pilots, Pilots]:
+    """A near cluster, where machines come after 20 s, and a far one, after ten minutes; and their keepers."""
+    client.desk.world.ledger.columns.grows = True
+    near, far = Growing(client, 20), Growing(client, 600)
+    near_keeper, far_keeper = (
+        Pilots(yard, Nodes(client, name, tmp_path / name), CONTACT) for name, yard in (("near", near), ("far", far))
+    )
+    for keeper in (near_keeper, far_keeper):
+        keeper.keep()
+    return near, far, near_keeper, far_keeper
+
+
+def test_of_two_clusters_the_one_where_work_ends_first_is_asked_and_both_are_explained(
+    client: AtDesk, clusters: tuple[Growing, Growing, Pilots, Pilots]
+) -> None:
+    near, far, near_keeper, far_keeper = clusters
+    client.desk.world.job("large", cpu=2, expect="1m").round()
+    near_keeper.keep()
+    assert not near.wanted[-1].waits, "the other one has not said yet what it has"
+    far_keeper.keep()
+    near_keeper.keep()
+    assert [entry.tasks for entry in near.wanted[-1].waits] == [1]
+    assert not far.wanted[-1].waits
+    told = client.explain("large").prospects
+    assert [(one.substrate, one.chosen, one.start, one.end) for one in told if one.substrate != HERE] == [
+        ("far", False, 600 * SECOND, 660 * SECOND),
+        ("near", True, 20 * SECOND, 80 * SECOND),
+    ]
+
+
+def test_the_share_of_a_cluster_that_is_silent_goes_to_the_other_one(
+    client: AtDesk, clusters: tuple[Growing, Growing, Pilots, Pilots]
+) -> None:
+    _, far, near_keeper, far_keeper = clusters
+    client.desk.world.job("large", cpu=2, expect="1m").round()
+    far_keeper.keep()
+    near_keeper.keep()
+    client.desk.world.after(f"{LIVE // SECOND - 1}s")
+    far_keeper.keep()
+    assert not far.wanted[-1].waits
+    client.desk.world.after("2s")
+    far_keeper.keep()
+    assert [entry.tasks for entry in far.wanted[-1].waits] == [1]
+    assert [one.substrate for one in client.explain("large").prospects] == [HERE, "far"]
+
+
+def test_no_machine_is_requested_for_work_that_ends_sooner_on_nodes_that_are_there(
+    client: AtDesk, clusters: tuple[Growing, Growing, Pilots, Pilots]
+) -> None:
+    near, _, near_keeper, far_keeper = clusters
+    world = client.desk.world
+    world.job("a", cpu=1, expect="8s").job("b", cpu=1, expect="8s").round().start("a", "b")
+    world.job("next", cpu=1, expect="1m").round()
+    for keeper in (near_keeper, far_keeper, near_keeper):
+        keeper.keep()
+    assert not near.wanted[-1].waits
+    [here] = [one for one in client.explain("next").prospects if one.chosen]
+    assert here.substrate == HERE
+
+
+def test_work_for_which_nobody_has_room_is_refused_by_one_of_them(
+    client: AtDesk, clusters: tuple[Growing, Growing, Pilots, Pilots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far, near_keeper, far_keeper = clusters
+    monkeypatch.setattr(Growing, "quote", lambda self, work: [Quote(key=one.key, why="it is full") for one in work])
+    client.desk.world.job("large", cpu=2, expect="1m").round()
+    for keeper in (near_keeper, far_keeper, near_keeper):
+        keeper.keep()
+    assert [len(yard.wanted[-1].waits) for yard in (near, far)] == [0, 1]
+    assert [one.why for one in client.explain("large").prospects if one.substrate != HERE] == ["it is full"] * 2

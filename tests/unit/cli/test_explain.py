@@ -7,7 +7,7 @@ import pytest
 
 from poise.cli.explain import _draw_explanation, _tell_requests
 from poise.config import Cluster, Home
-from poise.drivers.clusters import keep_cluster, lock_of, write_requests
+from poise.drivers.clusters import keep_clusters, lock_of, write_requests
 from poise.drivers.lock import take_lock
 from poise.model.reports import Request
 from poise.testing import World
@@ -29,7 +29,7 @@ def test_the_machines_that_a_cluster_was_asked_for_are_told_of_a_job_that_waits_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, cluster = Home(tmp_path), Cluster(name="slurm", listen="0.0.0.0:7718")
-    keep_cluster(home, cluster)
+    keep_clusters(home, cluster)
     write_requests(home, cluster, [Request(text="job 7, 1 node of main: pending, Priority")])
     world = World("poise").job("a", cpu=1).job("b", cpu=1, after=["j1"]).round()
     _tell_requests(home, explained(world, "a"))

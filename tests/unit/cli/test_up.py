@@ -13,7 +13,7 @@ from poise.cli.main import main
 from poise.client import Client
 from poise.config import Cluster, Home
 from poise.decoding import json_decoder
-from poise.drivers.clusters import keep_cluster
+from poise.drivers.clusters import keep_clusters
 from poise.drivers.lock import take_lock
 from poise.testing import World
 from unit.control.desk import Desk
@@ -24,7 +24,7 @@ def test_another_place_to_listen_for_the_nodes_of_a_ray_cluster_is_refused_by_it
 ) -> None:
     monkeypatch.setenv("POISE_HOME", str(tmp_path))
     home = Home(tmp_path)
-    keep_cluster(home, Cluster(name="ray", address="head:6379", listen="0.0.0.0:7718"))
+    keep_clusters(home, Cluster(name="ray", address="head:6379", listen="0.0.0.0:7718"))
     kept = (home.root / "ray" / "cluster.json").read_bytes()
     with take_lock(home.lock, "control plane"):
         assert main(["up", "--listen", "0.0.0.0:7719", "--json"]) == 1

@@ -73,4 +73,4 @@ def test_machines_of_a_substrate_do_not_count_as_elsewhere() -> None:
     for name, by in (("n1", "home"), ("n2", one), ("n3", other)):
         world.ledger.nodes[name].by = by
     assert status_report(world.ledger, "1").elsewhere == 2
-    assert status_report(world.ledger, "1", substrate="slurm").elsewhere == 1
+    assert status_report(world.ledger, "1", substrates=["slurm"]).elsewhere == 1

@@ -112,6 +112,11 @@ class Watched(Generic[T]):
         heard = self._heard_at
         return float("inf") if heard is None else self._ticks() - heard
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the server has failed to answer more than once in a row."""
+        return self._failed > 1
+
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"poise-watch{self._path}", daemon=True).start()
 

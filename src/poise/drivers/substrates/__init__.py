@@ -49,6 +49,12 @@ def driver_of(name: str) -> SubstrateDriver:
     return cast(SubstrateDriver, driver)
 
 
+def grows(driver: SubstrateDriver, argument: str) -> bool:
+    """Return whether a substrate gets machines on request. Only drivers with a method `grows` do."""
+    answer: Callable[[str], bool] | None = getattr(driver, "grows", None)
+    return answer is not None and answer(argument)
+
+
 def examined(driver: SubstrateDriver, on: str, argument: str, folder: Path) -> Iterator[Check]:
     """Yield checks, for `poise doctor`, of whether a substrate can be used from here. A driver with a method `examine`
     adds its own checks.

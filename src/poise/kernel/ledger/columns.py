@@ -30,13 +30,14 @@ class Columns(Room):
         self._reservations = reservations
         self._shown, self._changes = shown, changes
         self._fleet: Fleet | None = None
+        self.grows = False  # as `Fleet.grows`; a setting of the control plane
         self._shared: set[str] = set()  # nodes that had shared devices at the last refresh
         self._open = [0, 0, 0, 0]  # totals of the open nodes: CPU, devices, free CPU, free devices
         self._opened: dict[str, tuple[int, int, int, int]] = {}  # the same for each node
 
     def fork_of(self, other: "Columns") -> None:
         """Start with the columns of another ledger in the same state."""
-        self._fleet, self._shared = other.fleet().copy(), other._shared.copy()
+        self._fleet, self._shared, self.grows = other.fleet().copy(), other._shared.copy(), other.grows
         self._open, self._opened = other._open.copy(), other._opened.copy()
         self._changes.candidates = other._changes.candidates.copy()
 
@@ -53,6 +54,7 @@ class Columns(Room):
         """Return the fleet with current free resources; its residents may be out of date. Cheaper than `fleet`."""
         if self._fleet is None or self._changes.fleet:
             self._fleet = self._made_anew(self._fleet if self._fleet is not None else Fleet())
+        self._fleet.grows = self.grows
         for name in sorted(self._changes.rows):
             self._refresh(self._fleet, self._fleet.rows[name], self._nodes[name])
         self._changes.moved |= self._changes.rows
