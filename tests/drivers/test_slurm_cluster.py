@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from poise.errors import Fault
 from poise.model.reports import Demand, DemandReport, Request
+from poise.model.resources import SUBSTRATE, Shape, Where
 from poise.units import SECOND
 from poise_slurm import commands
 from poise_slurm.allocations import State, known_allocations
-from poise_slurm.cluster import PAUSES, UNLISTED_SECONDS, SlurmCluster
+from poise_slurm.cluster import IDLE_GUESS, PAUSES, UNLISTED_SECONDS, SlurmCluster
 from poise_slurm.commands import TAG, Job, Kind
 from poise_slurm.settings import Settings
 
 ONE = Demand(tasks=1, together=1, cpu=1000, memory=0, gpus=0, where="", work=SECOND, longest=2 * SECOND, unknown=0)
+IDLE = Settings().idle
 WAITS = DemandReport(waits=(ONE,), busy={})
 
 
@@ -27,7 +30,8 @@ class Slurm:
         self.jobs: dict[str, Job] = {}
         self.submitted = 0
         self.asked: list[float] = []
-        self.refuses = self.lost = False
+        self.refuses = self.lost = self.away = False
+        self.cancelled: list[str] = []
 
     def submit(self, script: str, options: Sequence[str]) -> str:
         if self.refuses:
@@ -42,7 +46,12 @@ class Slurm:
 
     def queue(self) -> list[Job]:
         self.asked.append(self.time)
+        if self.away:
+            raise Fault("`squeue` failed", have="no answer")
         return list(self.jobs.values())
+
+    def cancel(self, *jobs: str) -> None:
+        self.cancelled += jobs
 
     def partitions(self) -> list[Kind]:
         self.asked.append(self.time)
@@ -52,13 +61,19 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     slurm = Slurm()
-    for name in ("submit", "queue", "partitions"):
+    for name in ("submit", "queue", "partitions", "cancel"):
         monkeypatch.setattr(commands, name, getattr(slurm, name))
     return slurm
 
 
 def keeper(slurm: Slurm, folder: Path) -> SlurmCluster:
     return SlurmCluster(Settings(), folder, lambda: slurm.time, lambda: slurm.time)
+
+
+def openings(cluster: SlurmCluster, work: Demand = ONE) -> list[tuple[int, int, bool]]:
+    """The room that is quoted: tasks at once, delay in seconds, and whether it is requested already."""
+    [quote] = cluster.quote([work])
+    return [(one.slots, one.delay // SECOND, one.asked) for one in quote.openings]
 
 
 def wait(slurm: Slurm, cluster: SlurmCluster, seconds: float, demand: DemandReport = WAITS) -> list[Request]:
@@ -154,3 +169,63 @@ def test_it_is_told_why_sbatch_refuses(slurm: Slurm, tmp_path: Path) -> None:
     [request] = wait(slurm, keeper(slurm, tmp_path), 5)
     assert request.refused
     assert request.text == "`sbatch` failed: Invalid account; Poise asks again 15 s later"
+
+
+def test_the_delay_of_an_allocation_is_guessed_learned_and_remembered(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = keeper(slurm, tmp_path)
+    assert openings(cluster) == [(8 * 16, IDLE_GUESS, False)]
+    wait(slurm, cluster, 42)
+    assert openings(cluster)[0] == (1, 40, True), "it has waited for longer than expected, and will as long again"
+    [one] = known_allocations(tmp_path / "allocations")
+    one.say(0, 0, State(host="n7", job="1", cpus=1, memory=2048, devices=(), until=slurm.time + 600))
+    wait(slurm, cluster, 1)
+    assert openings(cluster) == [(1, 0, True), (7 * 16, 41, False)]
+    assert openings(keeper(slurm, tmp_path)) == openings(cluster)
+
+
+def test_slurms_own_estimate_is_the_delay_of_a_requested_allocation(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = keeper(slurm, tmp_path)
+    wait(slurm, cluster, 2)
+    [job] = slurm.jobs.values()
+    slurm.jobs[job.tag] = job._replace(start=round(slurm.time) + 3600)
+    wait(slurm, cluster, 60)
+    assert openings(cluster)[0] == (1, 3540, True)
+
+
+def test_an_allocation_for_which_no_work_waits_any_more_is_cancelled_before_it_starts(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    cluster = keeper(slurm, tmp_path)
+    wait(slurm, cluster, 2)
+    large = DemandReport(waits=(msgspec.structs.replace(ONE, cpu=2000),), busy={})
+    wait(slurm, cluster, IDLE, large)
+    assert slurm.cancelled == []
+    wait(slurm, cluster, 2, large)
+    assert slurm.cancelled == ["1"]
+    assert slurm.submitted == 2, "the other work needs a larger one"
+
+
+def test_slurm_that_does_not_answer_has_only_the_room_that_is_there(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = keeper(slurm, tmp_path)
+    wait(slurm, cluster, 2)
+    slurm.away = True
+    wait(slurm, cluster, 60)
+    [quote] = cluster.quote([ONE])
+    assert (quote.openings, quote.why) == ((), "`squeue` failed: no answer")
+    slurm.away = False
+    wait(slurm, cluster, 60)
+    assert openings(cluster)[0][2]
+
+
+def test_work_that_asks_for_this_substrate_alone_has_room_and_for_a_node_it_has_not(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    def on(**of: Any) -> Demand:
+        where = Where(**of)
+        return msgspec.structs.replace(ONE, where=where.describe(), shape=Shape(cpu=1000, where=where))
+
+    cluster = keeper(slurm, tmp_path)
+    assert openings(cluster, on(labels=((SUBSTRATE, ("slurm",)),)))
+    assert not openings(cluster, on(labels=((SUBSTRATE, ("kubernetes",)),)))
+    assert not openings(cluster, on(without_labels=((SUBSTRATE, ("slurm",)),)))
+    assert not openings(cluster, on(nodes=("n7",)))

@@ -50,19 +50,20 @@ def main() -> int:
     for number in STOPS:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
-        cluster = next((one for one in kept_clusters(home) if one.name == options.name), None)
+        clusters = kept_clusters(home)
+        cluster = next((one for one in clusters if one.name == options.name), None)
         if cluster is None:
             hint = f"`poise up --on {options.name}`"
             raise NotFound(f"this home has no cluster `{options.name}`", field=str(home.root), hint=hint)
         with take_lock(lock_of(home, cluster), "keeper of a cluster's agents"):
-            _keep(home, cluster)
+            _keep(home, cluster, f"{cluster.name}-" if len(clusters) > 1 else "")
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code
     return 0
 
 
-def _keep(home: Home, cluster: Cluster) -> None:
+def _keep(home: Home, cluster: Cluster, prefix: str) -> None:
     folder = home.substrate(cluster.name)
     address = _listening(home, cluster)
     substrate = _connect(home, cluster, address.authority[:12])
@@ -73,7 +74,7 @@ def _keep(home: Home, cluster: Cluster) -> None:
     contact = Contact(_addresses(home, address, substrate.address()), token, cluster.name)
     _log.info("on %s", cluster.on)
     nodes, leads = Nodes(Client(home, patience=0), cluster.name, folder / "emptied.json"), not home.store.exists()
-    pilots = Pilots(substrate, nodes, contact)
+    pilots = Pilots(substrate, nodes, contact, prefix=prefix)
     stopping = _stopping()
     told: Sequence[Request] | None = None
     while not (stopping.wait(LOOK_SECONDS) or stopping.is_set()):  # the signal may come as the wait ends

@@ -127,15 +127,23 @@ class Nodes:
 
 
 class Pilots:
-    """The pilots of one home on one substrate. `now` returns monotonic seconds."""
+    """The pilots of one home on one substrate. The names of its nodes begin with `prefix`, since machines of other
+    substrates may have the same names. `now` returns monotonic seconds.
+    """
 
     def __init__(
-        self, substrate: Substrate, nodes: Nodes, contact: Contact, now: Callable[[], float] = time.monotonic
+        self,
+        substrate: Substrate,
+        nodes: Nodes,
+        contact: Contact,
+        now: Callable[[], float] = time.monotonic,
+        prefix: str = "",
     ) -> None:
         self._substrate = substrate
         self._nodes = nodes
         self._contact = contact
         self._now = now
+        self._prefix = prefix
         self._begun = False
         self._kinds: Sequence[Demand] = ()  # all waiting work, as last reported
         self._known: set[Pilot] = set()
@@ -154,7 +162,7 @@ class Pilots:
                 self._nodes.gone_but({pilot.node for pilot in self._substrate.pilots()})
                 self._begun = True
             unmet = self._substrate.want(self._share_of(self._substrate))
-        machines = {machine.id: machine for machine in self._substrate.machines()}
+        machines = {machine.id: machine for machine in self._machines()}
         pilots = self._still_there(machines)
         requests = [] if self._are_beginning() else self._substrate.waiting()
         leaving = self._leaving(pilots, machines)
@@ -175,16 +183,20 @@ class Pilots:
     def open_again(self) -> None:
         """Reopen nodes that were drained here and whose machines stay. No other process knows which were open."""
         if self._nodes.emptied:
-            machines = {machine.id: machine for machine in self._substrate.machines()}
+            machines = {machine.id: machine for machine in self._machines()}
             leaving = self._leaving(self._substrate.pilots(), machines)
             self._nodes.open_but({pilot.node: pilot.machine for pilot in leaving})
 
     def end(self) -> bool:
         """Release all pilots except those whose commands still run. Return whether none is left."""
-        machines, pilots = self._substrate.machines(), sorted(self._substrate.pilots())
+        machines, pilots = self._machines(), sorted(self._substrate.pilots())
         held = {pilot.machine for pilot in pilots}
         ended = self._substrate.release(pilots)
         return self._substrate.sweep([one for one in machines if one.id not in held]) and len(ended) == len(pilots)
+
+    def _machines(self) -> list[Machine]:
+        """Return the machines, with the names of their nodes."""
+        return [machine._replace(name=f"{self._prefix}{machine.name}") for machine in self._substrate.machines()]
 
     def _share_of(self, substrate: GrowingSubstrate) -> DemandReport:
         """Send quotes for all waiting work, and return the share of this substrate."""

@@ -33,8 +33,6 @@ same limit applies to running units.
 OPENINGS = 64
 """Maximum number of openings in a quote for the nodes that are there."""
 
-NO_ROOM = "none of them can run it"
-
 _Kind = tuple[str, int, str]
 
 
@@ -49,8 +47,8 @@ def key_of(unit: UnitState) -> str:
 
 
 def quotes_here(ledger: Ledger, waits: Sequence[Demand], now: int, counted: int = COUNTED) -> dict[str, Quote]:
-    """Return the room that the nodes which no other system allocates on request will have for waiting work, once the
-    work on them has ended. Nodes without work have none: what waits may not run there now.
+    """Return the room for waiting work on nodes that no other system allocates on request, after the work there has
+    ended. Nodes without work are left out: what waits may not run there now.
     """
     fleet = ledger.columns.room()
     rows = [
@@ -71,7 +69,8 @@ def quotes_here(ledger: Ledger, waits: Sequence[Demand], now: int, counted: int 
                 times = [time for here, left in some if here for time in left]
                 mean, most = sum(times) // len(times), max(times)
                 openings.append(Opening(slots=slots, delay=mean, late=most, asked=True))
-        found[work.key] = Quote(key=work.key, openings=tuple(openings), why="" if openings else NO_ROOM)
+        if openings:
+            found[work.key] = Quote(key=work.key, openings=tuple(openings))
     return found
 
 

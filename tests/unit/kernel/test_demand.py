@@ -2,8 +2,9 @@
 
 import msgspec
 
-from poise.kernel.demand import backlog, demand
+from poise.kernel.demand import backlog, demand, key_of, quotes_here
 from poise.kernel.messages import Drain, GiveUp
+from poise.model.reports import Opening
 from poise.model.resources import ALLOCATED
 from poise.model.tenants import HOME
 from poise.testing import World, node
@@ -85,3 +86,25 @@ def test_the_backlog_is_one_number_for_what_waits_and_for_what_is_unfinished() -
 def test_the_backlog_of_a_service_has_its_replicas_alone() -> None:
     world = World().job("a", cpu=1).job("r", cpu=1, serves="gateway serves digits: more requests")
     assert backlog(world.ledger, HOME, service="digits") == 1
+
+
+def test_nodes_that_are_there_have_room_when_their_work_has_ended_and_allocated_ones_are_not_counted() -> None:
+    world = World().nodes(2, cpu=2).join(msgspec.structs.replace(node("allocated", cpu=2), labels={ALLOCATED: "17"}))
+    for name in "abc":
+        world.job(name, cpu=2, expect="1h")
+    world.round().start(*"abc").after("10m").job("next", cpu=1, expect="1m").job("large", cpu=4).round()
+    waits = demand(world.ledger, world.now).waits
+    quotes = quotes_here(world.ledger, waits, world.now)
+    key = key_of(world.ledger.jobs["j4"].units[0])
+    assert quotes.keys() == {key}, "no node is large enough for the other"
+    assert {work.cpu for work in waits if work.key == key} == {1000}
+    openings = quotes[key].openings
+    assert [one.slots for one in openings] == [1, 1], "no more than wait"
+    assert all(isinstance(one, Opening) and one.asked and 45 * MINUTE <= one.delay <= 50 * MINUTE for one in openings)
+
+
+def test_work_that_no_node_can_run_is_taken_where_other_systems_allocate_nodes() -> None:
+    world = World().nodes(1, cpu=1)
+    world.ledger.columns.grows = True
+    world.job("a", cpu=2).round()
+    assert [entry.cpu for entry in demand(world.ledger, world.now).waits] == [2000]
