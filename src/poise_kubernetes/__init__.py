@@ -27,6 +27,11 @@ def grows(argument: str) -> bool:
     return not parse_settings(argument).scheduler
 
 
+def is_alone(argument: str) -> bool:
+    """Whether its nodes run only Pods, as those of a scheduler do."""
+    return bool(parse_settings(argument).scheduler)
+
+
 def examine(argument: str, folder: str) -> Iterator[Check]:
     """Check the API server, the rights of these credentials, the nodes, and the quotas of the namespace."""
     from poise_kubernetes.checkup import checks

@@ -62,6 +62,11 @@ class World:
         self.cluster = KubernetesCluster(api, HOME, known, nodes, pods, mine, lambda: self.now)
         return self.cluster
 
+    @property
+    def copies(self) -> list[Any]:
+        """The copies of the keeper that there is."""
+        return self._watched
+
     def close(self) -> None:
         self.stop_copies(self.release_copies())
 

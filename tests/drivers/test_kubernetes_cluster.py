@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from drivers.kubernetes_api import Dropped, Refusal, kubernetes_api, node, pod
-from drivers.kubernetes_world import CONTACT, HOME, NOTHING, World, waits
+from drivers.kubernetes_world import CONTACT, HOME, NOTHING, World, until, waits
 from poise.errors import Fault, InputError
 from poise.model.reports import Check, DemandReport
 from poise.ports import Contact
@@ -22,6 +22,7 @@ from poise_kubernetes.cluster import (
     LENT_SECONDS,
     PAUSES,
     PENDING_SECONDS,
+    START_GUESS,
     open_cluster,
 )
 from poise_kubernetes.settings import Settings, parse_settings
@@ -232,9 +233,6 @@ def test_while_the_api_server_is_away_nothing_is_given_up(world: World) -> None:
     world.want(waits())
     pilots = world.begin()
 
-    def away(method: str, path: str) -> None:
-        raise Dropped
-
     world.api.fault = away
     world.api.cut()
     for _ in range(1000):
@@ -242,6 +240,39 @@ def test_while_the_api_server_is_away_nothing_is_given_up(world: World) -> None:
         unmet = world.cluster.want(waits(5, together=1))
     assert world.cluster.pilots() == pilots
     assert "the API server has said nothing for" in unmet[0].text
+
+
+def openings(world: World, demand: DemandReport) -> list[tuple[int, int, bool]]:
+    """The room that is quoted: tasks at once, delay in seconds, and whether it is requested already."""
+    [quote] = world.cluster.quote(demand.waits)
+    return [(one.slots, one.delay // SECOND, one.asked) for one in quote.openings]
+
+
+def test_the_room_that_pods_have_or_could_have_is_quoted_with_the_delay_of_earlier_pods(world: World) -> None:
+    assert openings(world, waits(20)) == [(8, START_GUESS, False)], "two nodes of four CPUs"
+    world.want(waits(2), 8)
+    slots, left, asked = openings(world, waits(20))[0]
+    assert (slots, asked, 10 < left < START_GUESS) == (2, True, True)
+    [pilot] = world.begin()
+    assert openings(world, waits(20))[:1] == [(2, 0, True)]
+    busy = DemandReport(waits=(), busy={pilot.node: 600 * SECOND})
+    world.want(busy, 1)
+    first, new = openings(world, waits(20))
+    assert (first, new[2]) == ((2, 600, True), False)
+    assert 5 <= new[1] <= 10, "as long as the first Pod took"
+    world.api.binds = False
+    world.api.fault = away
+    world.api.cut()
+    until(lambda: all(watched.is_away for watched in world.copies), "the watches fail")
+    assert openings(world, waits(20)) == [(2, 600, True)], "no Pod can be created now"
+
+
+def test_the_reason_is_told_if_no_pod_can_hold_work(world: World) -> None:
+    [quote] = world.cluster.quote(waits(cpu=64000).waits)
+    assert quote.openings == ()
+    assert quote.why.startswith("no node that Poise may use is large enough: 64 CPU")
+    gang = waits(20, together=20)
+    assert sum(slots for slots, _, _ in openings(world, gang)) < 20
 
 
 def test_a_pod_may_wait_for_a_node_that_an_autoscaler_adds(world: World) -> None:
@@ -306,6 +337,10 @@ def test_settings_are_read_and_mistakes_are_told() -> None:
     for wrong in ("a,b", "pods=0", "select=pool", "idle=soon", "image=a b", "prioritty=x", "namespace=A"):
         with pytest.raises(InputError):
             parse_settings(wrong)
+
+
+def away(method: str, path: str) -> None:
+    raise Dropped
 
 
 def _stays(one: dict[str, Any]) -> bool:

@@ -455,15 +455,7 @@ def _settle_clusters(home: Home, on: Sequence[str], listen: str | None, *, gone:
     kept = kept_clusters(home)
     wanted = () if gone else kept
     if on:
-        names = [one.partition(":")[0] for one in on]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            have = ", ".join(one for one in on if one.partition(":")[0] == twice)
-            hint = "give each substrate once; `slurm:gpu,short` names several partitions"
-            raise InputError(f"`{twice}` is given twice", field="--on", have=have, hint=hint)
-        wanted, is_local = (), True
-        for name, _, address in sorted(one.partition(":") for one in on):
-            cluster, here = _cluster_of(name, address)
-            wanted, is_local = (*wanted, cluster), is_local and here
+        wanted, is_local = _clusters_of(on)
         there = f"{'127.0.0.1' if is_local else '0.0.0.0'}:{LISTEN_PORT}"  # noqa: S104 — TLS, and tokens
         same = [one.on for one in kept] == [one.on for one in wanted]
         listen = listen or (kept[0].listen if same else there)
@@ -492,17 +484,30 @@ def _settle_clusters(home: Home, on: Sequence[str], listen: str | None, *, gone:
     return wanted
 
 
-def _cluster_of(name: str, address: str) -> tuple[Cluster, bool]:
-    """Check a value of `--on`. Return its cluster, and whether all its machines are this machine."""
-    if name == LOCAL:
-        if address:
-            raise InputError("`local` takes no address", field="--on", have=f"{name}:{address}", hint="`--on local`")
-        return Cluster(name=name, listen=""), True
-    from poise.drivers.substrates import driver_of, grows  # slow to import
+def _clusters_of(on: Sequence[str]) -> tuple[tuple[Cluster, ...], bool]:
+    """Check the values of `--on`. Return their clusters by name, and whether all machines are this machine."""
+    from poise.drivers.substrates import driver_of, grows, is_alone  # slow to import
 
-    driver = driver_of(name)
-    driver.check(address)
-    return Cluster(name=name, address=address, listen="", grows=grows(driver, address)), driver.is_local(address)
+    clusters: list[Cluster] = []
+    is_local = True
+    for one in sorted(on, key=lambda one: one.partition(":")[0]):
+        name, _, address = one.partition(":")
+        if clusters and clusters[-1].name == name:
+            hint = "give each substrate once; `slurm:gpu,short` names several partitions"
+            raise InputError(f"`{name}` is given twice", field="--on", have=f"{clusters[-1].on}, {one}", hint=hint)
+        if name == LOCAL:
+            if address:
+                raise InputError("`local` takes no address", field="--on", have=one, hint="`poise up --on local`")
+            clusters.append(Cluster(name=name, listen=""))
+            continue
+        driver = driver_of(name)
+        driver.check(address)
+        if is_alone(driver, address) and len(on) > 1:
+            hint = "`POISE_HOME=DIR poise up --on …` keeps the others in another home"
+            raise InputError("no other nodes can be beside this cluster", field="--on", have=one, hint=hint)
+        clusters.append(Cluster(name=name, address=address, listen="", grows=grows(driver, address)))
+        is_local = is_local and driver.is_local(address)
+    return tuple(clusters), is_local
 
 
 def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFleet | None":

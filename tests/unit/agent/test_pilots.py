@@ -21,9 +21,10 @@ from poise.agent.pilots import (
 )
 from poise.client import Client
 from poise.config import Home
-from poise.control.substrates import LIVE
+from poise.control.substrates import LIVE, Substrates
 from poise.errors import PoiseError, StoreFull, Unreachable
-from poise.model.reports import Demand, DemandReport, Opening, Quote, Request
+from poise.kernel.demand import demand
+from poise.model.reports import Demand, DemandReport, Offer, Opening, Quote, Request
 from poise.model.resources import ALLOCATED
 from poise.policy.substrates import HERE
 from poise.ports import Contact, Machine, Pilot
@@ -350,6 +351,7 @@ def test_at_the_end_all_is_released_but_where_commands_go_on(client: AtDesk, yar
     assert yard.nodes == []
 
 
+NAMES = ("near", "far")
 UNMET = [Request(text="7 is to come")]
 
 
@@ -382,8 +384,8 @@ def test_a_substrate_that_grows_is_told_what_waits_and_its_machines_that_ended_m
     world.job("a", cpu=2)
     assert Keeper(yard, nodes).keep() == UNMET
     assert statuses(client) == {"n1": "up", "n2": "up", "n3": "up", "n4": "lost"}
-    [demand] = yard.wanted
-    assert [entry.cpu for entry in demand.waits] == [2000]
+    [wanted] = yard.wanted
+    assert [entry.cpu for entry in wanted.waits] == [2000]
 
 
 @pytest.fixture
@@ -457,3 +459,26 @@ def test_work_for_which_nobody_has_room_is_refused_by_one_of_them(
         keeper.keep()
     assert [len(yard.wanted[-1].waits) for yard in (near, far)] == [0, 1]
     assert [one.why for one in client.explain("large").prospects] == ["it is full"] * 2
+
+
+def test_after_a_restart_of_the_control_plane_the_shares_are_the_same_once_all_have_been_heard(
+    client: AtDesk, clusters: tuple[Growing, Growing, Pilots, Pilots]
+) -> None:
+    world = client.desk.world.job("large", cpu=2, expect="1m").round()
+    [work] = demand(world.ledger, world.now).waits
+    near, far = (
+        Offer(substrate=name, quotes=tuple(yard.quote([work]))) for name, yard in zip(NAMES, clusters[:2], strict=True)
+    )
+    substrates = Substrates(client.desk.plane, NAMES)
+    assert not substrates.share(world.ledger, near).waits, "the other one may still be starting"
+    assert not substrates.share(world.ledger, far).waits
+    assert [entry.tasks for entry in substrates.share(world.ledger, near).waits] == [1]
+    alone = Substrates(client.desk.plane, NAMES)
+    world.after(f"{LIVE // SECOND}s")
+    assert [entry.tasks for entry in alone.share(world.ledger, far).waits] == [1], "the other one has not started"
+
+
+def test_machines_with_the_same_name_are_nodes_of_their_own(client: AtDesk, nodes: Nodes) -> None:
+    yard = Yard(client, "n1")
+    Pilots(yard, nodes, CONTACT, prefix="far-").keep()
+    assert yard.nodes == ["far-n1"]

@@ -3,14 +3,16 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from poise.cli.explain import _draw_explanation, _tell_requests
 from poise.config import Cluster, Home
 from poise.drivers.clusters import keep_clusters, lock_of, write_requests
 from poise.drivers.lock import take_lock
-from poise.model.reports import Request
+from poise.model.reports import Prospect, Request
 from poise.testing import World
+from poise.units import HOUR, MINUTE, SECOND
 from unit.asking import explained
 
 
@@ -49,3 +51,22 @@ def test_what_was_foreseen_of_a_run_that_took_longer_is_told_as_past(capsys: pyt
     _draw_explanation(explained(world.after("5m"), "late"))
     shown = capsys.readouterr().out
     assert "its estimate was updated" in shown and "  was foreseen " in shown
+
+
+def test_the_clusters_on_which_work_may_run_are_compared_in_the_order_of_its_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = explained(World("poise").job("a", cpu=1).round(), "a")
+    prospects = (
+        Prospect(substrate="ray", why="it is full"),
+        Prospect(substrate="", start=HOUR, late=HOUR, end=2 * HOUR),
+        Prospect(substrate="slurm", chosen=True, start=40 * SECOND, late=2 * MINUTE, end=MINUTE),
+    )
+    _draw_explanation(msgspec.structs.replace(told, prospects=prospects))
+    lines = capsys.readouterr().out.splitlines()
+    title = next(number for number, line in enumerate(lines) if line.startswith("clusters, in the order"))
+    assert lines[title + 1 : title + 4] == [
+        "  * slurm: expected to start in 40.0 s (P90: 2m0s) and to end in 1m0s",
+        "    nodes that are there: expected to start in 1h0m (P90: 1h0m) and to end in 2h0m",
+        "    ray: it is full",
+    ]

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers.test_plugins import install
 
 from poise.cli import up
 from poise.cli.main import main
 from poise.client import Client
 from poise.config import Cluster, Home
 from poise.decoding import json_decoder
-from poise.drivers.clusters import keep_clusters
+from poise.drivers import substrates
+from poise.drivers.clusters import keep_clusters, kept_clusters
 from poise.drivers.lock import take_lock
+from poise.drivers.security import ensure_home
 from poise.testing import World
 from unit.control.desk import Desk
 
@@ -86,3 +89,60 @@ def test_down_tells_what_it_cancelled_and_still_waits_for(monkeypatch: pytest.Mo
         "job j2 has not ended yet; `poise down --leave` stops Poise without waiting for them",
     ]
     assert [world.status(name) for name in "abc"] == ["cancelled"] * 3
+
+
+@pytest.mark.parametrize(
+    ("on", "have"),
+    [
+        (("processes:1", "local", "processes:2"), "processes:1, processes:2"),
+        (("local:here",), "local:here"),
+        (("alone:a", "local"), "alone:a"),
+    ],
+)
+def test_clusters_that_cannot_be_combined_are_refused_before_anything_is_kept(
+    on: tuple[str, ...],
+    have: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
+    yes, no = "def {0}(argument): return True\n", "def {0}(argument): return False\n"
+    offer(tmp_path, monkeypatch, processes=no.format("is_alone"), alone=yes.format("is_alone"))
+    assert main(["up", "--json", *(part for one in on for part in ("--on", one))]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["field"], error["have"]) == ("--on", have)
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_clusters_of_a_home_replace_the_former_ones_and_listen_at_one_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    grows = "def grows(argument): return True\n"
+    offer(tmp_path, monkeypatch, far="", near=grows, other="")
+    ensure_home(home)
+
+    def settled(*on: str, listen: str | None = None, gone: bool = False) -> list[tuple[str, str, bool]]:
+        up._settle_clusters(home, on, listen, gone=gone)
+        return [(one.on, one.listen, one.grows) for one in kept_clusters(home)]
+
+    first = [("far:1", "127.0.0.1:7718", False), ("local", "127.0.0.1:7718", False), ("near", "127.0.0.1:7718", True)]
+    assert settled("near", "far:1", "local") == first
+    assert settled() == first
+    assert [one[1] for one in settled(listen="10.0.0.1:7718")] == ["10.0.0.1:7718"] * 3
+    assert settled("local", "near", "far:1")[0][1] == "10.0.0.1:7718", "the same ones keep it"
+    assert settled("other") == [("other", "127.0.0.1:7718", False)]
+    assert settled(gone=True) == []
+
+
+def offer(folder: Path, monkeypatch: pytest.MonkeyPatch, **codes: str) -> None:
+    """Substrates of installed packages, each with this code beside what all have."""
+    monkeypatch.syspath_prepend(folder)
+    install(folder, {substrates.GROUP: {name: f"their_{name}" for name in codes}})
+    for name, code in codes.items():
+        monkeypatch.delitem(sys.modules, f"their_{name}", raising=False)
+        (folder / f"their_{name}.py").write_text(
+            "def check(argument): pass\ndef is_local(argument): return True\n"
+            f"def connect(argument, home, folder): raise NotImplementedError\n{code}"
+        )

@@ -51,7 +51,18 @@ def driver_of(name: str) -> SubstrateDriver:
 
 def grows(driver: SubstrateDriver, argument: str) -> bool:
     """Return whether a substrate gets machines on request. Only drivers with a method `grows` do."""
-    answer: Callable[[str], bool] | None = getattr(driver, "grows", None)
+    return _says(driver, "grows", argument)
+
+
+def is_alone(driver: SubstrateDriver, argument: str) -> bool:
+    """Return whether the nodes of a substrate do not run all kinds of work, so that no other nodes can be beside them.
+    Only drivers with a method `is_alone` have such nodes.
+    """
+    return _says(driver, "is_alone", argument)
+
+
+def _says(driver: SubstrateDriver, name: str, argument: str) -> bool:
+    answer: Callable[[str], bool] | None = getattr(driver, name, None)
     return answer is not None and answer(argument)
 
 
