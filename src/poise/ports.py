@@ -190,13 +190,10 @@ class Pilot(NamedTuple):
 
 
 class Contact(NamedTuple):
-    """How an agent reaches its control plane: one address, or several with one leader; and the token of a node. The
-    label of its node is `substrate`.
-    """
+    """How an agent reaches its control plane: one address, or several with one leader; and the token of a node."""
 
     address: str
     token: str
-    substrate: str = ""
 
 
 class Substrate(Protocol):

@@ -1,5 +1,6 @@
 """One control plane over this machine, a real Slurm and a Kubernetes with a small API server, all at once."""
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_work_goes_where_it_is_expected_to_end_first_and_ends_on_another_cluster
     on.cluster.kill("slurmctld")
     for pid, command in on.living.processes().items():
         if "poise_slurm.pilot" in command:
-            kill(pid)
+            kill(pid, signal.SIGTERM)  # as Slurm ends them
     until(lambda: client.job(job).tasks[0].epoch == 2, "it has another attempt", on.messages)
     assert on.cluster_of(job) == "kubernetes"
     released.touch()

@@ -71,7 +71,7 @@ def _keep(home: Home, cluster: Cluster, prefix: str) -> None:
         _place(home, cluster, substrate)
         return
     token = _node_token(home, cluster)
-    contact = Contact(_addresses(home, address, substrate.address()), token, cluster.name)
+    contact = Contact(_addresses(home, address, substrate.address()), token)
     _log.info("on %s", cluster.on)
     nodes, leads = Nodes(Client(home, patience=0), cluster.name, folder / "emptied.json"), not home.store.exists()
     pilots = Pilots(substrate, nodes, contact, prefix=prefix)

@@ -426,6 +426,7 @@ def make_app(
     incidents, anomalies = incidents or Incidents(plane, home), anomalies or Anomalies(plane)
     minutes, files = Minutes(), files or Storehouse(home.files)
     clusters = kept_clusters(home)
+    of_clusters = [cluster.name for cluster in clusters if not cluster.is_here]
     substrates = Substrates(plane, [cluster.name for cluster in clusters if cluster.grows])
     scrape = Scrape(plane, home, gate, minutes, log_limit)
 
@@ -493,7 +494,7 @@ def make_app(
             behind=plane.behind,
             held=controller.held,
             phases=plane.timings.phases(),
-            substrates=[cluster.name for cluster in clusters],
+            substrates=of_clusters,
         )
         return Sight(ledger, bearer).status(told)
 
@@ -1543,9 +1544,10 @@ def make_app(
         job = plane.ledger.jobs.get(job_id)
         return caller_key(token, job.id, job.tenant) if job is not None and job.calls is not None else ""
 
+    channel = NodeChannel(plane, gate, series, home, vault, key_of, consoles, minutes, anomalies, of_clusters)
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, Submissions(plane, targets, gate, chances, vault, caller_key_of, files)),
-        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, vault, key_of, consoles, minutes, anomalies)),
+        "channel": (Role.NODE, channel),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),
     }

@@ -8,7 +8,7 @@ frames.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -53,7 +53,7 @@ from poise.model.messages import (
     Output,
     ToNode,
 )
-from poise.model.resources import Node, check_node_name, is_larger
+from poise.model.resources import SUBSTRATE, Node, check_node_name, is_larger
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
 from poise.ports import NodePort
@@ -282,8 +282,11 @@ class NodeChannel:
         consoles: Consoles,
         minutes: Minutes,
         anomalies: Anomalies,
+        substrates: Collection[str],
     ) -> None:
-        """`key_of` returns the key of an attempt that serves calls; nodes of other homes cannot compute it."""
+        """`key_of` returns the key of an attempt that serves calls; nodes of other homes cannot compute it. The
+        `substrates` of the home are also the names of the tokens of their nodes.
+        """
         self._plane = plane
         self._port: NodePort = plane
         self._gate = gate
@@ -294,6 +297,7 @@ class NodeChannel:
         self._consoles = consoles
         self._minutes = minutes
         self._anomalies = anomalies
+        self._substrates = substrates
         self._admission = Admission()
         self._told_crowded = 0
 
@@ -355,6 +359,7 @@ class NodeChannel:
                         self._consoles.hear(node, message)
                     continue
                 if isinstance(message, Hello):
+                    message = self._labelled(message, by)
                     check_node_name(message.node.name, "name")
                     if not self._port.connect(message.node, number, channel, by):
                         return
@@ -376,6 +381,14 @@ class NodeChannel:
             if node:
                 self._consoles.gone(node)
                 self._port.disconnect(node, channel)
+
+    def _labelled(self, hello: Hello, by: str) -> Hello:
+        """Label a node of a cluster with the substrate: its token has that name."""
+        token = self._plane.ledger.tokens.get(by)
+        if token is None or token.role is not Role.NODE or token.name not in self._substrates:
+            return hello
+        node = msgspec.structs.replace(hello.node, labels=hello.node.labels | {SUBSTRATE: token.name})
+        return msgspec.structs.replace(hello, node=node)
 
     def _opened(self, desired: Desired) -> Desired:
         """Return the desired state with the secrets of its launches decrypted. A launch whose secrets cannot be

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from poise.drivers.devices import Part
-from poise.model.resources import SUBSTRATE
 from poise.ports import Contact
 
 STOP_SECONDS = 10.0
@@ -102,9 +101,7 @@ class AgentKeeper:
     def _start(self) -> "subprocess.Popen[bytes]":
         environment = {name: value for name, value in os.environ.items() if not name.startswith(self._hidden)}
         program = [sys.executable, "-m", "poise.agent", str(self._root), "--name", self._name, "--attended"]
-        labels = {SUBSTRATE: self._contact.substrate} if self._contact.substrate else {}
-        part = msgspec.structs.replace(self._part, labels=self._part.labels | labels)
-        offer = ["--part", msgspec.json.encode(part).decode(), "--connect", self._contact.address]
+        offer = ["--part", msgspec.json.encode(self._part).decode(), "--connect", self._contact.address]
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._root / "poise.log").open("ab") as messages:
             return subprocess.Popen(  # noqa: S603 — our own program

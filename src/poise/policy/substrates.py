@@ -4,7 +4,7 @@
 machine is requested twice for it. Room for a kind of work consists of openings: so many tasks at once, after a delay.
 Work that is served earlier delays work that is served later. A gang goes to one substrate as a whole.
 
-Machines that are requested already are kept: other room must be earlier by a margin.
+Machines that are there or requested already are preferred: new ones must be earlier by a margin.
 """
 
 from collections.abc import Mapping, Sequence

@@ -24,6 +24,7 @@ NEEDS = {
     "GET /v1/status": Role.VIEWER,
     "GET /v1/overview": Role.VIEWER,
     "GET /v1/demand": Role.OPERATOR,
+    "POST /v1/demand": Role.OPERATOR,
     "GET /v1/backlog": Role.VIEWER,
     "GET /v1/changes": Role.VIEWER,
     "GET /v1/names/{kind}": Role.VIEWER,
