@@ -121,6 +121,11 @@ def slots_for(work: Demand, rooms: Sequence[Room], most: int) -> int:
     return min(work.tasks, sum(place.slots(work) for place in places))
 
 
+def slots_on_new_nodes(work: Demand, rooms: Sequence[Room], most: int) -> int:
+    """Return how many tasks could run at once in at most `most` Pods on nodes that an autoscaler adds."""
+    return _largest(work, rooms) * most if _may_be_on_new_nodes(work) else 0
+
+
 def why_not(work: Demand, rooms: Sequence[Room], most: int) -> str:
     """Return the reason why work gets no Pod."""
     return _why_not(work, rooms, most).why
@@ -164,10 +169,10 @@ def _for_new_nodes(work: Demand, rooms: Sequence[Room]) -> list[Grant]:
     """Return Pods for nodes that an autoscaler adds: as large as the largest existing node would hold, or one task
     each. None for work that requests more than amounts, since the properties of a new node are unknown.
     """
-    if work.shape.where != ANYWHERE or work.shape.wants != ANY_GPU:
+    if not _may_be_on_new_nodes(work):
         return []
     whole = [_Place(room.size, room.offered) for room in rooms]
-    each = max((one.slots(work) for one in whole), default=0) or 1
+    each = _largest(work, rooms)
     device = next((one.given.device for one in whole if one.given.device), "nvidia.com/gpu") if work.gpus else ""
     tasks, found = _at_once(work), list[Grant]()
     while tasks > 0:
@@ -175,6 +180,15 @@ def _for_new_nodes(work: Demand, rooms: Sequence[Room]) -> list[Grant]:
         found.append(Grant("", work.cpu * here, (work.memory or GIB) * here, device, work.gpus * here))
         tasks -= here
     return found[: max(1, -(-work.together // each))]
+
+
+def _may_be_on_new_nodes(work: Demand) -> bool:
+    return work.shape.where == ANYWHERE and work.shape.wants == ANY_GPU
+
+
+def _largest(work: Demand, rooms: Sequence[Room]) -> int:
+    """Return how many tasks the largest existing node would hold if it were empty; at least one."""
+    return max((_Place(room.size, room.offered).slots(work) for room in rooms), default=0) or 1
 
 
 def _at_once(work: Demand) -> int:

@@ -30,7 +30,7 @@ from poise.model.resources import ALLOCATED, Device, Node
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_kubernetes import manifests
-from poise_kubernetes.choosing import WORTH, Room, Unmet, slots_for, wanted, why_not
+from poise_kubernetes.choosing import WORTH, Room, Unmet, slots_for, slots_on_new_nodes, wanted, why_not
 from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
 from poise_kubernetes.offers import Grant, labels_of, offered
 from poise_kubernetes.records import (
@@ -76,8 +76,11 @@ LOOK_SECONDS = 0.1
 START_GUESS = 20.0
 """Assumed time until a Pod runs, in seconds, before any has started."""
 
-POD = "pod"
-"""The kind of machine whose delays are learned."""
+NEW_GUESS = 180.0
+"""The same for a Pod that waits for a node of an autoscaler."""
+
+POD, NEW = "pod", "new node"
+"""Kinds of machines whose delays are learned: Pods on a known node, and those that wait for a new one."""
 
 ALL_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -238,7 +241,7 @@ class KubernetesCluster:
                 self._starting.add(uid)
             elif uid in self._starting:
                 self._starting.discard(uid)
-                self._delays.add(POD, now - self._seen[uid])
+                self._delays.add(POD if grant.node else NEW, now - self._seen[uid])
         names = {one.pod.metadata.name for one in self._own.values()}
         self._others = [pod for pod in pods.items() if not pod.ended and not self._is_ours(pod)]
         self._waiting = sorted((pod for pod in self._others if _waits(pod)), key=lambda pod: -pod.priority)
@@ -278,27 +281,34 @@ class KubernetesCluster:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def quote(self, work: Sequence[Demand]) -> list[Quote]:
-        if work and not self._nodes:
+        if not work:
+            return []
+        if not self._nodes:
             self._look()
         away = any(one.is_away for one in self._watched)
+        paused = away or self._ticks() < self._again_at
+        most, waiting = (0, 0) if paused else (max(0, self._left()), self._may_wait())
         why = "its API server does not answer" if away else self._why
-        rooms = self._rooms() if work and not away and self._ticks() >= self._again_at else []
-        there = self._there(self._busy) if work else []
-        return [self._quote_for(one, there, rooms, why) for one in work]
+        there, rooms = self._there(self._busy), self._rooms()
+        found = []
+        for one in work:
+            openings = [
+                Opening(slots=slots, delay=delay.expected, late=delay.late, asked=True)
+                for room, delay, _ in there
+                if (slots := slots_for(one, [room], 1))
+            ]
+            new = (slots_for(one, rooms, most), POD), (slots_on_new_nodes(one, rooms, min(most, waiting)), "")
+            for slots, node in new:
+                if slots:
+                    delay = self._delay_of(node)
+                    openings.append(Opening(slots=slots, delay=delay.expected, late=delay.late))
+            reason = "" if openings else why or why_not(one, rooms, most)
+            found.append(Quote(key=one.key, openings=tuple(openings), why=reason))
+        return found
 
-    def _quote_for(
-        self, work: Demand, there: Sequence[tuple[Room, Delay, bool]], rooms: Sequence[Room], why: str
-    ) -> Quote:
-        openings = [
-            Opening(slots=slots, delay=delay.expected, late=delay.late, asked=True)
-            for room, delay, _ in there
-            if (slots := slots_for(work, [room], 1))
-        ]
-        if slots := slots_for(work, rooms, self._left()):
-            new = self._delays.of(POD, START_GUESS)
-            openings.append(Opening(slots=slots, delay=new.expected, late=new.late))
-        why = "" if openings else why or why_not(work, rooms, self._left())
-        return Quote(key=work.key, openings=tuple(openings), why=why)
+    def _delay_of(self, node: str, waited: float = 0.0) -> Delay:
+        """Return the delay of a Pod on a node; empty: on a node that an autoscaler adds."""
+        return self._delays.of(POD, START_GUESS, waited) if node else self._delays.of(NEW, NEW_GUESS, waited)
 
     def want(self, demand: DemandReport) -> list[Request]:
         self._busy = demand.busy
@@ -404,14 +414,14 @@ class KubernetesCluster:
         now = self._ticks()
         found = []
         for until, grant in self._asked.values():
-            delay = self._delays.of(POD, START_GUESS, now - (until - ASKED_SECONDS))
+            delay = self._delay_of(grant.node, now - (until - ASKED_SECONDS))
             found.append((grant.node, grant, delay, True))
         for uid, one in self._own.items():
             if one.pod.ended or self._is_deleted(uid) or self._leaves(uid, one):
                 continue
             begins = one.orders is None
             left = busy.get(one.orders.node, 0) if one.orders is not None else 0
-            delay = self._delays.of(POD, START_GUESS, now - self._seen[uid]) if begins else Delay(left, left)
+            delay = self._delay_of(one.grant.node, now - self._seen[uid]) if begins else Delay(left, left)
             found.append((one.pod.spec.node_name or one.grant.node, one.grant, delay, begins))
         return [
             (Room(grant.amounts(), grant.amounts(), self._offered(node, grant)), delay, begins)

@@ -20,6 +20,7 @@ from poise_kubernetes.cluster import (
     ASKED_SECONDS,
     BEGIN_SECONDS,
     LENT_SECONDS,
+    NEW_GUESS,
     PAUSES,
     PENDING_SECONDS,
     START_GUESS,
@@ -273,6 +274,8 @@ def test_the_reason_is_told_if_no_pod_can_hold_work(world: World) -> None:
     assert quote.why.startswith("no node that Poise may use is large enough: 64 CPU")
     gang = waits(20, together=20)
     assert sum(slots for slots, _, _ in openings(world, gang)) < 20
+    world.keeper(waiting=3)
+    assert openings(world, gang)[-1] == (12, NEW_GUESS, False), "an autoscaler adds nodes as large as these"
 
 
 def test_a_pod_may_wait_for_a_node_that_an_autoscaler_adds(world: World) -> None:
