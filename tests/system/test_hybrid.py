@@ -49,6 +49,7 @@ def on() -> Iterator[Hybrid]:
                 assert done.code == 0, done.err
                 assert "on Kubernetes at image=poise:test,idle=600s,grace=20s and this machine and Slurm at" in done.err
                 yield on
+                cluster.start_control()
                 assert living.poise("down", "--cancel").code == 0
                 until(lambda: not living.processes(), "nothing is left", living.processes)
             finally:

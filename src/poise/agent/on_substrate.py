@@ -1,7 +1,7 @@
 """`python -m poise.agent.on_substrate HOME NAME`: keeps an agent on every machine of one of the home's clusters.
 
-The supervisor keeps it alive, in place of the agents of a local fleet. On SIGTERM it ends the agents whose
-nodes run nothing, and then itself. If it is killed, the agents continue in their pilots; the next keeper finds them.
+The supervisor keeps it alive, in place of the agents of a local fleet. On SIGTERM it ends the agents whose nodes run
+nothing, and then itself. If it is killed, the agents continue in their pilots; the next keeper finds them.
 
 Of several control planes, only the leader keeps its agents alive. The agents find the leader by themselves.
 """

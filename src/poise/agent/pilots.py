@@ -26,7 +26,7 @@ from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.errors import NotFound, PoiseError, Unreachable
 from poise.model.reports import Demand, DemandReport, Quote, Request
-from poise.model.resources import ALLOCATED
+from poise.model.resources import SUBSTRATE
 from poise.ports import Contact, GrowingSubstrate, Machine, Pilot, Substrate
 
 BEGIN_SECONDS = 20.0
@@ -75,9 +75,9 @@ class Nodes:
             self._client.give_up(*names)
 
     def gone_but(self, there: Collection[str]) -> None:
-        """Give up the nodes of allocations, except these."""
-        nodes = (node for node in self._client.nodes() if ALLOCATED in node.labels and node.status != "lost")
-        if gone := [node.name for node in nodes if node.name not in there]:
+        """Give up the nodes of this substrate, except these."""
+        nodes = (node for node in self._client.nodes() if node.labels.get(SUBSTRATE) == self._substrate)
+        if gone := [node.name for node in nodes if node.status != "lost" and node.name not in there]:
             self.gone(*gone)
 
     def lend(self, machines: Mapping[str, str]) -> str:

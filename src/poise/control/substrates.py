@@ -44,6 +44,7 @@ class Substrates:
     def share(self, ledger: Ledger, offer: Offer) -> DemandReport:
         """Take the quotes of a substrate, and return its share of the waiting work."""
         now = self._plane.clock.now()
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard.at < LIVE}
         self._heard[offer.substrate] = _Heard(now, {quote.key: quote for quote in offer.quotes})
         report = demand(ledger, now)
         shares = self._shares(ledger, report.waits, now)

@@ -25,7 +25,7 @@ from poise.control.substrates import LIVE, Substrates
 from poise.errors import PoiseError, StoreFull, Unreachable
 from poise.kernel.demand import demand
 from poise.model.reports import Demand, DemandReport, Offer, Opening, Quote, Request
-from poise.model.resources import ALLOCATED
+from poise.model.resources import ALLOCATED, SUBSTRATE
 from poise.policy.substrates import HERE
 from poise.ports import Contact, Machine, Pilot
 from poise.testing import World, node
@@ -376,14 +376,15 @@ def test_a_substrate_that_grows_is_told_what_waits_and_its_machines_that_ended_m
     client: AtDesk, nodes: Nodes
 ) -> None:
     world = client.desk.world
-    for name in ("n3", "n4"):
-        world.join(msgspec.structs.replace(node(name, cpu=1), labels={ALLOCATED: "7"}))
+    for name, substrate in (("n3", "yard"), ("n4", "yard"), ("other", "far")):
+        labels = {ALLOCATED: "7", SUBSTRATE: substrate}
+        world.join(msgspec.structs.replace(node(name, cpu=1), labels=labels))
     yard = Growing(client)
     yard.there["m-n3"] = "n3"
     yard.held[Pilot("n3", "m-n3")] = 1.0
     world.job("a", cpu=2)
     assert Keeper(yard, nodes).keep() == UNMET
-    assert statuses(client) == {"n1": "up", "n2": "up", "n3": "up", "n4": "lost"}
+    assert statuses(client) == {"n1": "up", "n2": "up", "n3": "up", "n4": "lost", "other": "up"}
     [wanted] = yard.wanted
     assert [entry.cpu for entry in wanted.waits] == [2000]
 
