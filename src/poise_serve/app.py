@@ -22,7 +22,7 @@ believes any name.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -60,7 +60,7 @@ from poise_serve.openai import MOST_SECONDS, is_api
 from poise_serve.peers import Peers
 from poise_serve.refusals import Refused, no_room, refusal, too_large
 from poise_serve.schema import document
-from poise_serve.service import ANYBODY, Asked, Asker, Service
+from poise_serve.service import Asked, Asker, Service
 from poise_serve.streams import Streamed, pass_on
 from poise_serve.upstreams import Upstreams
 from poise_serve.wire import MOST_BODIES, Answer, error_body
@@ -102,15 +102,15 @@ class Gateway:
         inferences = Inferences(services, models if models is not None else {}, self._admit_named)
         self.kserve = KServe(inferences, self.room)
 
-    def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
-        """Return the service, the client's timeout (nanoseconds, 0: that of the service), whether it is deferred, and
-        the tenant with its cache settings. Raises `Refused`.
+    def admit(self, path: str, scope: Scope) -> tuple[Asked, int, bool, Asker]:
+        """Return the service of this path, the client's timeout (nanoseconds, 0: that of the service), whether it is
+        deferred, and the client with its cache settings. Raises `Refused`.
         """
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
         service = self._fronts[self._name(path)]
-        timeout, deferred, asker = 0, False, ANYBODY
-        for name, value in headers:
+        timeout, deferred, asker = 0, False, Asker(client=client_of(scope))
+        for name, value in scope["headers"]:
             if name == b"x-request-timeout-seconds":
                 timeout = _seconds(value)
             elif name == b"x-poise-lane":
@@ -119,8 +119,8 @@ class Gateway:
                 asker = _saying(asker, name, value)
         return service, timeout, deferred, asker
 
-    def _admit_named(self, name: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
-        return self.admit(f"/predict/{name}", headers)
+    def _admit_named(self, name: str, scope: Scope) -> tuple[Asked, int, bool, Asker]:
+        return self.admit(f"/predict/{name}", scope)
 
     def _name(self, path: str) -> str:
         """Return the name of the requested service. Raises `Refused`."""
@@ -187,7 +187,7 @@ class Gateway:
 
     async def _ask(self, scope: Scope, receive: Receive) -> Answer:
         """Return an answer. Raises `Refused`, and `Gone` if the client disconnects, which cancels the request."""
-        service, timeout, deferred, asker = self.admit(scope["path"], scope["headers"])
+        service, timeout, deferred, asker = self.admit(scope["path"], scope)
         if not may_ask(scope, name := self._name(scope["path"])):
             raise Refused(403, f"this key may not ask `{name}`")
         most = self._services[name].batcher.limits.body if name in self._services else MAX_BODY

@@ -29,7 +29,10 @@ STARTING_EVERY = SECOND
 """Maximum probe interval of an upstream before its first success, because users wait for it."""
 
 DOUBTED = 800 * MILLISECOND
-"""Maximum time-out of a probe of an upstream that another gateway has found unhealthy."""
+"""Maximum time-out of a probe of an upstream that another gateway has found unhealthy, or for which requests wait …"""
+
+HURRIED_EVERY = 250 * MILLISECOND
+"""… and the pause between two such probes."""
 
 
 class Prober:
@@ -47,6 +50,7 @@ class Prober:
         """`tell` tells the other gateways."""
         self._tell = tell
         self._causing: dict[Member, asyncio.Task[None]] = {}
+        self._hurrying: asyncio.Task[None] | None = None
         self._pool = pool
         self._client = client
         self.rules = rules
@@ -68,7 +72,7 @@ class Prober:
                 self._tasks[member] = asyncio.create_task(self._go_on(member, at_once=at_once))
 
     async def stop(self) -> None:
-        tasks = [*self._tasks.values(), *self._causing.values()]
+        tasks = [*self._tasks.values(), *self._causing.values(), *filter(None, [self._hurrying])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -86,6 +90,23 @@ class Prober:
                 self._causing[member] = probing
                 probing.add_done_callback(partial(self._caused, member))
 
+    def hurry(self) -> None:
+        """Probe the upstreams that are not healthy more often, while requests wait for them."""
+        if self._hurrying is None or self._hurrying.done():
+            self._hurrying = asyncio.create_task(self._hurry())
+
+    async def _hurry(self) -> None:
+        while awaited := self._pool.awaited():
+            await asyncio.gather(*(self._probe(member, is_hurried=True) for member in awaited))
+            await asyncio.sleep(HURRIED_EVERY / SECOND)
+
+    def down(self, member: Member) -> None:
+        """Record that a member has refused a connection."""
+        if member.health.state == "healthy" and member in self._pool.members:
+            member.health.on_refused()
+            self._tell(Probed(member.name, False))
+            self._metrics.healthy.labels(member.name).set(0)
+
     def _caused(self, member: Member, _: "asyncio.Task[None]") -> None:
         del self._causing[member]
 
@@ -99,10 +120,12 @@ class Prober:
             await asyncio.sleep(pause / SECOND)
             await self._probe(member)
 
-    async def _probe(self, member: Member, *, is_doubted: bool = False) -> None:
-        """Probe a member once. `is_doubted`: another gateway has found it unhealthy, so one quick failure is enough."""
+    async def _probe(self, member: Member, *, is_doubted: bool = False, is_hurried: bool = False) -> None:
+        """Probe a member once. `is_doubted`: another gateway has found it unhealthy, so one quick failure is enough.
+        `is_hurried`: requests wait for it.
+        """
         url, within = member.told.url, self.rules.timeout
-        within = min(within, DOUBTED) if is_doubted else within
+        within = min(within, DOUBTED) if is_doubted or is_hurried else within
         try:
             went_well = await self._ask(member, within)
         except (*FAILURES, TimeoutError):
@@ -116,6 +139,7 @@ class Prober:
             self._tell(Probed(member.name, is_healthy))
         if is_healthy and not was_healthy and member in self._pool.members:
             self._pool.prefixes(member.name).forget()  # it may have restarted
+            self._pool.came_up(member)
             await self._ask_for_cache(member)
         if member not in self._pool.members:  # it was removed
             return

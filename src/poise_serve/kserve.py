@@ -58,7 +58,7 @@ LENGTH = "inference-header-content-length"
 MOST_QUESTION = 4096
 """Maximum bytes of a request for the index."""
 
-Admit = Callable[[str, Any], tuple[Asked, int, bool, Asker]]
+Admit = Callable[[str, Scope], tuple[Asked, int, bool, Asker]]
 """Returns the service of this name, the client's timeout, whether it is deferred, and its tenant. Raises `Refused`."""
 
 
@@ -138,7 +138,7 @@ class Inferences:
             bodies = items(arrays, _fields(forms.takes[JSON], forms.parts))
         except WrongTensor as error:
             raise Refused(400, str(error)) from None
-        admitted = self.admit(name, scope["headers"])
+        admitted = self.admit(name, scope)
         wanted = [one.name for one in asked.outputs]
         if EVENTS in forms.gives:
             if len(bodies) > 1:

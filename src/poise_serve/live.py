@@ -295,6 +295,7 @@ class Live:
                     model=kept.declared.model,
                     replicas=kept.service.replicas,
                     jobs=tuple(kept.replicas.notes.noted.jobs),
+                    held=0 if kept.service.replicas else kept.service.batcher.waiting,
                 )
                 for kept in running.kept
             ),

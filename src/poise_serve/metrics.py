@@ -51,6 +51,9 @@ class Metrics:
         )
         self.running = gauge("vllm:num_requests_running", "Requests that an upstream is processing", "server")
         self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait for room on an upstream", "model")
+        self.held = counter(
+            "poise_upstream_requests_held", "Requests that waited while no upstream of their model was up", "model"
+        )
         self.healthy = gauge("vllm:healthy_pods_total", "1: its probes succeed", "server")
         self.routing = histogram(
             "serve_request_router_fulfillment_time_ms",

@@ -12,6 +12,9 @@ order leaves a byte. Where it finds none it becomes `poise serve` again, with th
 Both may die at one moment. A gateway is on file beside its sockets for as long as it lives (`registered`), with a lock
 that each of its processes holds; under `poise up` the supervisor starts what is on file and locked by nobody. It hands
 on the same that a watcher does.
+
+A gateway that was told to end notes it in that file (`note_ending`). If it is killed before it has ended, nothing
+starts another one.
 """
 
 import atexit
@@ -96,8 +99,27 @@ def registered(
     try:
         yield lock
     finally:
-        record.unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+        _forget(record)
+
+
+def note_ending(record: Path) -> None:
+    """Note on file that this gateway ends, and that no other may take over."""
+    with suppress(FileNotFoundError, ValueError):
+        told, new = json.loads(record.read_text()), record.with_suffix(".ending")
+        new.write_text(json.dumps(told | {"ending": True}))
+        new.replace(record)
+
+
+def _is_ending(record: Path) -> bool:
+    try:
+        return bool(json.loads(record.read_text()).get("ending", False))
+    except (OSError, ValueError):
+        return False
+
+
+def _forget(record: Path) -> None:
+    record.unlink(missing_ok=True)
+    record.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _command() -> list[str]:
@@ -112,7 +134,7 @@ def _note(lock: int, process: int) -> None:
     os.ftruncate(lock, len(name))
 
 
-def stand_by(say: Callable[[str], None]) -> int | Watched:
+def stand_by(say: Callable[[str], None], record: Path) -> int | Watched:
     """Fork into a supervisor and a server. In the server, return its link to the supervisor; in the supervisor, return
     the exit code after the server has ended, including all restarts. The supervisor forwards signals to stop, and the
     hangup of the terminal; the server holds them until it calls `listen_to_signals`. Call this before threads start,
@@ -154,7 +176,7 @@ def stand_by(say: Callable[[str], None]) -> int | Watched:
             return code
         quick = quick + 1 if time.monotonic() - began < QUICKLY else 0
         name = signal.Signals(-code).name
-        if told or quick >= AT_MOST:
+        if told or quick >= AT_MOST or _is_ending(record):
             return 128 - code
         say(f"the gateway was ended by {name}; another takes over")
 
@@ -172,10 +194,11 @@ def listen_to_signals() -> None:
 class Watchers:
     """The successive watchers of a gateway; each is started when the previous one was killed."""
 
-    def __init__(self, first: Watched, listening: socket.socket, lock: int, mark: str) -> None:
+    def __init__(self, first: Watched, listening: socket.socket, lock: int, record: Path) -> None:
+        """`record`: the file of the gateway."""
         self.gone = first.gone
         """Becomes readable when the watcher exits."""
-        self._listening, self._lock, self._mark = listening, lock, mark
+        self._listening, self._lock, self._record = listening, lock, record
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> int:
@@ -188,7 +211,7 @@ class Watchers:
         try:
             made = subprocess.Popen(  # noqa: S603 — this file
                 [
-                    *(sys.executable, "-I", "-S", __file__, *map(str, given), self._mark, str(os.getpid())),
+                    *(sys.executable, "-I", "-S", __file__, *map(str, given), str(self._record), str(os.getpid())),
                     *_command(),
                 ],
                 pass_fds=given,
@@ -210,9 +233,9 @@ def _end_in_order(end: int) -> None:
         os.write(end, b".")
 
 
-def _watch(held: int, ends: int, listening: int, lock: int, mark: str, gateway: int, command: list[str]) -> None:
-    """Wait until the gateway has ended, then become the next one, unless it left a byte in `ends`. `held` lets the
-    gateway detect the exit of this process.
+def _watch(held: int, ends: int, listening: int, lock: int, record: Path, gateway: int, command: list[str]) -> None:
+    """Wait until the gateway has ended, then become the next one, unless it left a byte in `ends`, or was told to end.
+    `held` lets the gateway detect the exit of this process.
     """
     told = False
 
@@ -225,19 +248,22 @@ def _watch(held: int, ends: int, listening: int, lock: int, mark: str, gateway: 
         signal.signal(number, pass_on)
     for own in (held, ends):
         os.set_inheritable(own, False)
-    if os.read(ends, 1) or told:
+    if os.read(ends, 1):
+        return
+    if told or _is_ending(record):
+        _forget(record)
         return
     sys.stderr.write("poise: the gateway was killed; another takes over\n")
     sys.stderr.flush()
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    os.environ[_INHERITED] = f"{listening} {lock} {mark}"
+    os.environ[_INHERITED] = f"{listening} {lock} {record.stem}"
     os.execv(command[0], command)  # noqa: S606 — what it was started as
 
 
 if __name__ == "__main__":
-    _held, _ends, _listening, _lock, _mark, _gateway, *_rest = sys.argv[1:]
-    _watch(int(_held), int(_ends), int(_listening), int(_lock), _mark, int(_gateway), _rest)
+    _held, _ends, _listening, _lock, _record, _gateway, *_rest = sys.argv[1:]
+    _watch(int(_held), int(_ends), int(_listening), int(_lock), Path(_record), int(_gateway), _rest)
 
 __all__ = [
     "Inherited",
@@ -246,6 +272,7 @@ __all__ = [
     "hold_signals",
     "inherited",
     "listen_to_signals",
+    "note_ending",
     "registered",
     "stand_by",
 ]

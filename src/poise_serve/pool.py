@@ -3,23 +3,28 @@
 A request takes a place at an upstream and gives it back with its outcome. While all open upstreams are at their
 concurrency limit, it waits for its model in one of two lanes: requests that can still meet their deadline go first, in
 order of arrival; the others, and those that the client marked as deferred, go to the deferred lane, which does not
-starve. A full queue refuses at once. Requests do not wait for ejected or unhealthy upstreams: if none is open, they are
-refused at once, with the time to retry after.
+starve.
+
+While no upstream of the model is up, requests wait as well, each for at most `hold`: servers restart, and a client that
+is refused would only ask again. Then they are refused, with the time to retry after. They are refused at once if it is
+known that no upstream will be open in time. Requests that wait for room, and those that wait for an upstream that is
+up, have a queue of the same length each. In a full queue, the client with the most requests gives way.
 
 The upstreams may change while requests run. A removed one, and one that is drained, gets no more requests; those that
 it has are answered. Two upstreams with one name are one upstream that was changed.
 """
 
 import asyncio
-import math
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain
+from math import ceil, log2
 from typing import Any, NamedTuple
 
 from poise.model.serving_upstreams import Front, Upstream
 from poise.units import MILLISECOND, MINUTE, SECOND, format_duration
-from poise_serve.kernel.lanes import Line
-from poise_serve.kernel.resilience import Breaker, Concurrency, Health, is_slow
+from poise_serve.kernel.lanes import Line, gives_way
+from poise_serve.kernel.resilience import AT_FIRST, Breaker, Concurrency, Health, is_slow
 from poise_serve.metrics import Metrics
 from poise_serve.model.changes import UpstreamReport
 from poise_serve.model.estimates import Estimates, Known
@@ -103,7 +108,7 @@ class Member:
         return is_well and not self.is_draining
 
     def has_room(self, now: int) -> bool:
-        return self.outstanding < self.limit and self.is_open(now)
+        return self.outstanding < self.health.may_have(now, self.limit) and self.is_open(now)
 
     @property
     def outstanding(self) -> int:
@@ -123,7 +128,7 @@ class Member:
             self._limit.set(self.limit)
             self._p99.set(self.concurrency.p99 / SECOND)
 
-    def report(self, now: int, *, is_leaving: bool) -> UpstreamReport:
+    def report(self, now: int, held: int, *, is_leaving: bool) -> UpstreamReport:
         state = self.why_not(now) if not self.is_open(now) else "healthy"
         return UpstreamReport(
             name=self.name,
@@ -133,6 +138,7 @@ class Member:
             running=self.running,
             limit=self.limit,
             tier=self.told.tier,
+            held=held,
         )
 
     def tell(self) -> None:
@@ -172,10 +178,19 @@ class _Heard(NamedTuple):
 
 
 class _Waiter(NamedTuple):
+    """A request that waits. `hold`: nanoseconds that it may wait while no upstream is up."""
+
     turn: int
     asked: Asked
     question: Question
     place: "asyncio.Future[Place]"
+    client: str
+    came: int
+    hold: int
+
+
+_Key = tuple[str, str]
+"""A model, and the route if not all servers have it: requests for it must not delay others for the model."""
 
 
 class Pool:
@@ -205,8 +220,13 @@ class Pool:
         self._metrics = metrics
         self._now = now
         self._turn = 0
-        self._waiting: dict[str, Line[_Waiter]] = {}
+        self._waiting: dict[_Key, Line[_Waiter]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
+        self._ending: asyncio.TimerHandle | None = None
+        self._outages: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+        self.on_held: Callable[[], None] = lambda: None
+        """Called when requests begin to wait until an upstream is up."""
         self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
         self._estimates = Estimates()
         for member in self.members:
@@ -246,6 +266,8 @@ class Pool:
         """Send no more requests to upstreams with other names."""
         gone = [member for member in self.members if member.name not in names]
         self.members = [member for member in self.members if member.name in names]
+        if self._front.discover:
+            self._remember(gone)
         for member in gone:
             if not member.running:
                 self._leave(member)
@@ -253,7 +275,37 @@ class Pool:
 
     def states(self) -> list[UpstreamReport]:
         """Report all upstreams, and removed ones that still answer requests."""
-        return [member.report(self._now(), is_leaving=member not in self.members) for member in self._by_name.values()]
+        now, held = self._now(), self._held()
+        return [
+            member.report(now, held[member.name], is_leaving=member not in self.members)
+            for member in self._by_name.values()
+        ]
+
+    def awaited(self) -> list[Member]:
+        """Return the upstreams that are not healthy, and for which requests wait."""
+        held = self._held()
+        return [member for member in self.members if held[member.name] and member.health.state != "healthy"]
+
+    def _held(self) -> "Counter[str]":
+        """Count, by upstream, the requests that wait until it, or another one with the model, is up."""
+        held: Counter[str] = Counter()
+        for line in self._waiting.values():
+            if line.since:
+                with contextlib.suppress(Refused):
+                    for member in self._serving(next(iter(line)).question):
+                        held[member.name] += len(line)
+        return held
+
+    def came_up(self, member: Member) -> None:
+        """Serve the requests that wait, as the upstream may have more and more of them (`Health.may_have`)."""
+        for seconds in range(1, 1 + ceil(log2(max(1, member.limit / AT_FIRST)))):
+            self._wake_in(seconds * SECOND)
+
+    def _remember(self, gone: Iterable[Member]) -> None:
+        """Remember for a while which models the removed upstreams had: another one may be found soon."""
+        now = self._now()
+        self._left = {model: until for model, until in self._left.items() if until > now}
+        self._left |= {model: now + self._front.hold for member in gone for model in member.models}
 
     def drain(self, name: str, *, draining: bool) -> None:
         """Send no more requests to an upstream, or send it requests again. Unknown names have no effect."""
@@ -277,7 +329,9 @@ class Pool:
         return made
 
     def serving(self, model: str, path: str = "") -> list[Member]:
-        """Return the upstreams of a model that have this route. Raises `Refused` if there are none."""
+        """Return the upstreams of a model that have this route. While none has the model, but one may have it that is
+        not up, return those of unknown models. Raises `Refused` if no upstream can have the model.
+        """
         found = [member for member in self.members if model in member.models]
         if path in SOME_HAVE and found:
             now = self._now()
@@ -286,26 +340,38 @@ class Pool:
                 others = [(one.name, one.having[path]) for one in self.members if path in one.having]
                 raise no_such_route(path, model, [f"`{member.name}`" for member in found], others)
             return having
-        if not found:
-            silent = [member for member in self.members if not member.models]
-            if silent and (len(silent) == len(self.members) or any(one.health.state == "starting" for one in silent)):
-                raise self._nobody(silent)  # they may have this model
+        if found:
+            return found
+        silent = [member for member in self.members if not member.models]
+        if not (
+            (silent and (len(silent) == len(self.members) or any(one.health.state == "starting" for one in silent)))
+            or (self._front.discover and not self.members)
+            or self._left.get(model, 0) > self._now()
+        ):
             raise unknown_model(model, [*self._own, *self.models()])
-        return found
+        return silent
 
     async def admit(
-        self, question: Question, due: int, tried: Collection[str] = (), *, deferred: bool = False
+        self,
+        question: Question,
+        due: int,
+        tried: Collection[str] = (),
+        *,
+        deferred: bool = False,
+        client: str = "",
+        may_hold: bool = True,
     ) -> Place:
-        """Wait for a place for this request. Raises `Refused` if no upstream is open or the queue is full. Upstreams in
-        `tried` are used again only if no other is open. `deferred`: put it in the deferred lane.
+        """Wait for a place for this request. Raises `Refused` if no upstream is up in time, or the queue is full.
+        Upstreams in `tried` are used again only if no other is open. `deferred`: put it in the deferred lane. Without
+        `may_hold`, it does not wait while no upstream is up.
         """
         began = self._now()
         self._turn += 1
         asked = Asked(size=question.size, key=question.key, due=due, prompt=question.prompt)
-        line = self._waiting.get(question.model)
-        place = None if line else self._take(asked, question, self._turn, tried)
+        place = None if _key_of(question) in self._waiting else self._take(asked, question, self._turn, tried)
         if place is None:
-            place = await self._wait(asked, question, "deferred" if deferred else "first")
+            hold = self._front.hold if may_hold else 0
+            place = await self._wait(asked, question, "deferred" if deferred else "first", client, hold)
         self._metrics.routing.observe((self._now() - began) / MILLISECOND)
         return place
 
@@ -358,6 +424,9 @@ class Pool:
             member.breaker.on_success(now, own=own)
         if was_ejected != member.breaker.is_ejected:
             member.tell()
+            if was_ejected:
+                member.health.come_up(now)
+                self.came_up(member)
 
     def prefixes(self, name: str) -> Prefixes:
         """Return the prompts that an upstream is believed to keep."""
@@ -393,39 +462,93 @@ class Pool:
     def wake(self) -> None:
         """Serve waiting requests, the oldest first, after capacity or health has changed."""
         while True:
-            heads = sorted((line.oldest(), model) for model, line in self._waiting.items())
-            if not any(self._serve_next(model) for _, model in heads):
+            heads = sorted((line.oldest(), key) for key, line in self._waiting.items())
+            if not any(self._serve_next(key) for _, key in heads):
                 return
 
     def close(self) -> None:
-        for timer in self._timers:
+        for timer in (*self._timers, *filter(None, [self._ending])):
             timer.cancel()
         for line in self._waiting.values():
-            for waiter in chain(*line.lanes.values()):
+            for waiter in line:
                 waiter.place.cancel()
 
-    def _serve_next(self, model: str) -> bool:
+    def _serve_next(self, key: _Key) -> bool:
         """Admit, defer or refuse the next waiting request. Returns whether to try another."""
-        line = self._waiting[model]
+        line = self._waiting[key]
         lane = line.next()
         waiter = line.lanes[lane][0]
         if not waiter.place.done():
             try:
                 if lane == "first" and self._is_late(waiter):
                     line.defer()
-                    self._metrics.deferred.labels(model).inc()
+                    self._metrics.deferred.labels(key[0]).inc()
                     return True
                 place = self._take(waiter.asked, waiter.question, waiter.turn, ())
             except Refused as refused:
                 waiter.place.set_exception(refused)
             else:
                 if place is None:
+                    self._look_at(line)
                     return False
+                self._is_up(line, key[0])
                 waiter.place.set_result(place)
         line.went(lane)
         if not line:
-            del self._waiting[model]
+            del self._waiting[key]
         return bool(line)
+
+    def _look_at(self, line: Line[_Waiter]) -> None:
+        """Note whether the requests of this line wait for room, or until an upstream is up."""
+        waiter = next(iter(line))
+        if self._is_any_open(waiter.question):
+            self._is_up(line, waiter.question.model)
+        elif not line.since:
+            line.since = self._now()
+            self._metrics.held.labels(waiter.question.model).inc(len(line))
+            self._end_holds_in(0)  # some may not wait
+            self.on_held()
+
+    def _is_up(self, line: Line[_Waiter], model: str) -> None:
+        if line.since:
+            self._outages[model] = self._now() - line.since
+            line.since = 0
+
+    def _is_any_open(self, question: Question) -> bool:
+        now = self._now()
+        return any(member.is_open(now) for member in self._serving(question))
+
+    def _end_holds_in(self, nanoseconds: int) -> None:
+        """Look in this time, or earlier, at which requests have waited long enough for an upstream that is up."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + nanoseconds / SECOND
+        if self._ending is None or at < self._ending.when():
+            if self._ending is not None:
+                self._ending.cancel()
+            self._ending = loop.call_at(at, self._end_holds)
+
+    def _end_holds(self) -> None:
+        """Refuse the requests that have waited for an upstream as long as they may."""
+        self._ending = None
+        self.wake()
+        now, ends = self._now(), list[int]()
+        for key, line in list(self._waiting.items()):
+            for waiter in list(line) if line.since else []:
+                end = max(waiter.came, line.since) + waiter.hold
+                if end > now and self._may_open(waiter.question, end):
+                    ends.append(end)
+                elif not waiter.place.done():
+                    self._give_up(key, waiter, self._down(waiter.question, line.since))
+        if ends:
+            self._end_holds_in(min(ends) - now)
+
+    def _give_up(self, key: _Key, waiter: _Waiter, why: Refused) -> None:
+        """Refuse a request that waits."""
+        line = self._waiting[key]
+        waiter.place.set_exception(why)
+        line.remove(waiter)
+        if not line:
+            del self._waiting[key]
 
     def _is_late(self, waiter: _Waiter) -> bool:
         """Whether no upstream with room is expected to answer it in time."""
@@ -437,13 +560,13 @@ class Pool:
         return lane_of(view) == "deferred"
 
     def _take(self, asked: Asked, question: Question, turn: int, tried: Collection[str]) -> Place | None:
-        """Take a place now; None if the open upstreams have no room. Raises `Refused` if none is open."""
+        """Take a place now; None if no upstream is open, or the open ones have no room. Raises `Refused` if none has
+        the model.
+        """
         now = self._now()
         serving = self._serving(question)
         untried = [member for member in serving if member.name not in tried and member.is_open(now)]
         open_ones = untried or [member for member in serving if member.is_open(now)]
-        if not open_ones:
-            raise self._nobody(serving)
         tiers = [member.told.tier for member in open_ones if member.has_room(now)]
         if not tiers:
             return None
@@ -546,18 +669,25 @@ class Pool:
         if self._waiting:
             self.wake()
 
-    async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
-        if sum(map(len, self._waiting.values())) >= self._front.queue:
-            few = [why for member in self._serving(question) if (why := member.why_so_few())]
-            message = "; ".join(["All upstreams have as many requests as they may, and as many wait", *few[:10]])
-            away = self._seconds_away(asked, question)
-            raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
+    async def _wait(self, asked: Asked, question: Question, lane: Lane, client: str, hold: int) -> Place:
+        now, key = self._now(), _key_of(question)
+        line = self._waiting.get(key) or Line[_Waiter]()
+        is_down = not self._is_any_open(question)
+        if not is_down:
+            self._is_up(line, question.model)
+        elif not self._may_open(question, now + hold):
+            raise self._down(question, line.since or now)
+        self._make_room(asked, question, client, line.since or now if is_down else 0)
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(self._turn, asked, question, place)
-        line = self._waiting.setdefault(question.model, Line[_Waiter]())
+        waiter = _Waiter(self._turn, asked, question, place, client, now, hold)
+        line = self._waiting.setdefault(key, line)
         line.lanes[lane].append(waiter)
         waiting = self._metrics.waiting.labels(question.model)
         waiting.inc()
+        if is_down and line.since:
+            self._metrics.held.labels(question.model).inc()
+        elif is_down:
+            self._look_at(line)
         try:
             return await place
         except asyncio.CancelledError:
@@ -565,11 +695,42 @@ class Pool:
                 self.give_back(place.result(), "neither", 0)
             else:
                 line.remove(waiter)
-                if not line and self._waiting.get(question.model) is line:
-                    del self._waiting[question.model]
+                if not line and self._waiting.get(key) is line:
+                    del self._waiting[key]
             raise
         finally:
             waiting.dec()
+
+    def _may_open(self, question: Question, by: int) -> bool:
+        """Whether an upstream may be open by this instant: it is unknown when, or a pause is over by then. Drained ones
+        stay closed.
+        """
+        serving = self._serving(question)
+        members = [member for member in serving if not member.is_draining]
+        is_unknown = not serving or any(member.health.state != "healthy" for member in members)
+        ends = (max(member.breaker.until, member.resting) for member in members)
+        return by > self._now() and (is_unknown or any(end <= by for end in ends))
+
+    def _make_room(self, asked: Asked, question: Question, client: str, since: int) -> None:
+        """Let another request wait: until an upstream is up, if none is (`since`), or for room. Raises `Refused` if the
+        queue is full and no other client has more requests in it, whose newest one is refused otherwise.
+        """
+        lines = {key: line for key, line in self._waiting.items() if bool(line.since) == bool(since)}
+        if sum(map(len, lines.values())) < self._front.queue:
+            return
+        waiters = [(key, waiter) for key, line in lines.items() for waiter in line if not waiter.place.done()]
+        why = self._down(question, since) if since else self._full(asked, question)
+        found = gives_way(Counter(waiter.client for _, waiter in waiters), client)
+        if not found:
+            raise why
+        key, newest = max(((key, one) for key, one in waiters if one.client == found), key=lambda each: each[1].turn)
+        self._give_up(key, newest, why)
+
+    def _full(self, asked: Asked, question: Question) -> Refused:
+        few = [why for member in self._serving(question) if (why := member.why_so_few())]
+        message = "; ".join(["All upstreams have as many requests as they may, and as many wait", *few[:10]])
+        away = self._seconds_away(asked, question)
+        return Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
 
     def _was_slow(self, place: Place, took: int, now: int) -> bool:
         others = [
@@ -599,13 +760,23 @@ class Pool:
         timer = asyncio.get_running_loop().call_later(nanoseconds / SECOND, woken)
         self._timers.add(timer)
 
-    def _nobody(self, members: list[Member]) -> Refused:
+    def _down(self, question: Question, since: int) -> Refused:
+        """Return the refusal while no upstream of the model is up, since this instant. The time to retry after is that
+        until the first pause ends. If none does, the outage is expected to last as long as the one before; once it has
+        lasted longer, as long again.
+        """
         now = self._now()
-        said = ", ".join(f"`{member.name}` is {member.why_not(now)}" for member in members[:10])
+        try:
+            members = self._serving(question)
+        except Refused as unknown:
+            return unknown
+        said = ", ".join(f"`{member.name}` is {member.why_not(now)}" for member in members[:10]) or "none is known"
         back = [
             max(member.breaker.until, member.resting) - now for member in members if member.health.state == "healthy"
         ]
-        away = min((pause for pause in back if pause > 0), default=self._front.health.every)
+        lasted = now - since
+        before = self._outages.get(question.model, 0)
+        away = min((pause for pause in back if pause > 0), default=before - lasted if before > lasted else lasted)
         return Refused(
             503,
             f"No upstream can answer now: {said}",
@@ -622,8 +793,12 @@ class Pool:
         return _seconds(min(away))
 
 
+def _key_of(question: Question) -> _Key:
+    return question.model, question.path if question.path in SOME_HAVE else ""
+
+
 def _seconds(nanoseconds: int) -> int:
-    return max(1, min(LONGEST_AWAY, math.ceil(nanoseconds / SECOND)))
+    return max(1, min(LONGEST_AWAY, ceil(nanoseconds / SECOND)))
 
 
 def model_of(name: str, owner: str) -> dict[str, Any]:

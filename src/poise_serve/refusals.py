@@ -10,7 +10,8 @@ from poise_serve.kernel.batcher import Refuse
 from poise_serve.wire import error_body
 
 STATUS = {
-    "full": 503, "late": 503, "ending": 503, "expired": 504, "broken": 500, "lost": 502, "quarantined": 422,
+    "full": 503, "late": 503, "ending": 503, "unavailable": 503, "expired": 504, "broken": 500, "lost": 502,
+    "quarantined": 422,
 }  # fmt: skip
 """The HTTP status of each reason for a refusal."""
 

@@ -246,7 +246,7 @@ class Replicas:
     def _learn_start_up(self) -> None:
         """Measure the start-up time of the latest replica, from submission to ready."""
         for job in [job for job in self._since if self._service.has(job)]:
-            self._start_up = time.monotonic_ns() - self._since.pop(job)
+            self._start_up = self._service.batcher.start_up = time.monotonic_ns() - self._since.pop(job)
 
     async def _ask(self, question: Callable[[Client], T]) -> T:
         """Query the control plane in a thread. Retry, because an idle one that is stopping gets restarted."""

@@ -35,7 +35,7 @@ from poise_serve.keys import Keys, Usage
 from poise_serve.live import Declare, Live, restored, state_file
 from poise_serve.metrics import Metrics
 from poise_serve.model.changes import Document
-from poise_serve.parent import Watched, Watchers, listen_to_signals
+from poise_serve.parent import Watched, Watchers, listen_to_signals, note_ending
 from poise_serve.peers import Peers
 from poise_serve.pool import chooser
 from poise_serve.running import Running
@@ -140,7 +140,8 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     listen_to_signals()
-    watchers = Watchers(watched, listening, lock, mark)
+    record = folder / f"{mark}.gateway"
+    watchers = Watchers(watched, listening, lock, record)
     loop.add_reader(watchers.gone, _watch_again, watchers, stop, say)
     _sweep(folder)
     running = Running(folder, mark, connect, base, user, say, beyond.address.text if beyond else "", tracing)
@@ -193,6 +194,7 @@ async def serve(
     over: list[asyncio.Future[Any]] = [running.failed, stopped]
     await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
     gateway.draining = server.is_ending = True
+    note_ending(record)
     ordered.cancel()
     await administering.stop()
     admin_socket_of(folder, mark).unlink(missing_ok=True)

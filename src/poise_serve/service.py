@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -19,6 +20,7 @@ from poise.model.serving import Limits
 from poise.model.spec import check_name
 from poise.units import SECOND, format_duration
 from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
+from poise_serve.kernel.lanes import gives_way
 from poise_serve.kernel.quarantine import LOSSES, Quarantine, digest
 from poise_serve.kernel.scaler import Seen
 from poise_serve.lately import Recent
@@ -54,11 +56,14 @@ Tell = Callable[["Answer | Refuse"], None]
 
 
 class Asker(NamedTuple):
-    """The requesting tenant, and whether it may `use` a cached answer and `keep` (store) its own in the cache."""
+    """The requesting tenant, and whether it may `use` a cached answer and `keep` (store) its own in the cache.
+    `client`: its key, otherwise its address.
+    """
 
     tenant: str = ""
     use: bool = True
     keep: bool = True
+    client: str = ""
 
     def saying(self, name: bytes, value: bytes) -> "Asker":
         """Apply a request header, if it is a relevant one. Raises `SpecError` for an invalid tenant name."""
@@ -96,8 +101,9 @@ class Pending(NamedTuple):
     body: bytes
     tell: Tell
     came: int
-    patient: bool = False
-    traced: Traced | None = None
+    patient: bool
+    traced: Traced | None
+    client: str
 
 
 class Service:
@@ -128,6 +134,7 @@ class Service:
         self._metrics = metrics
         self._batches = Batches(name, tracing)
         self._pending: dict[int, Pending] = {}
+        self._of: Counter[str] = Counter()  # pending requests by client
         self._channels: dict[str, _Channel] = {}  # by slot
         self._streams: dict[int, Stream] = {}
         self._sent: dict[str, dict[int, bytes]] = {}  # bodies in progress by replica, including cancelled requests
@@ -216,13 +223,19 @@ class Service:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
-        """See `Asked.ask`. `timeout` is in nanoseconds; 0 means that of the service. `asker` has no effect here.
+        """See `Asked.ask`. `timeout` is in nanoseconds; 0 means that of the service. If the queue is full, the client
+        with the most requests gives way.
 
         If one replica is idle, requests that were read in the same turn of the loop are batched as one arrival.
         """
         now = time.monotonic_ns()
         self._asked += 1
-        self._pending[self._asked] = Pending(body, tell, now, deferred, current.get())
+        if self.batcher.waiting >= self.batcher.limits.queue:
+            self._make_room(asker.client)
+        self._pending[self._asked] = Pending(body, tell, now, deferred, current.get(), asker.client)
+        self._of[asker.client] += 1
+        if not self._channels:
+            self._metrics.held(1)
         self.seen.ask(len(self._pending))
         suspect = False
         if self.quarantine:
@@ -237,6 +250,25 @@ class Service:
         arrived = self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred, suspect=suspect)
         self._do(arrived, now)
         return self._asked
+
+    def _make_room(self, client: str) -> None:
+        """Refuse the newest request of the client that gives way to this one in the full queue, if there is one."""
+        found = gives_way(self._of, client)
+        for number, pending in reversed(self._pending.items()) if found else ():
+            if pending.client == found and self.batcher.queued(number):
+                self.batcher.cancel(number)
+                message = "the queue is full, and a client with fewer requests got this place in it"
+                self._refuse(Refuse(number, "full", message, SECOND))
+                return
+
+    def _pop(self, number: int) -> Pending | None:
+        """Remove a request that is over; None if it was before."""
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._of[pending.client] -= 1
+            if not self._of[pending.client]:
+                del self._of[pending.client]
+        return pending
 
     def _gathered(self) -> None:
         """Serve the requests of this turn of the loop."""
@@ -261,7 +293,7 @@ class Service:
             self._gathered()
 
     def cancel(self, number: int) -> None:
-        if self._pending.pop(number, None) is not None:
+        if self._pop(number) is not None:
             self._streams.pop(number, None)
             self._drop(number)
             self.batcher.cancel(number)
@@ -360,6 +392,8 @@ class Service:
         self._do(self.batcher.gathered(now), now)
         if slots:
             self._has_changed()
+            if not self._channels:
+                self._metrics.held(self.batcher.waiting)
 
     def _is_down(self, name: str, now: int, how: str = "died") -> None:
         """Retry the replica's requests once, each alone. Refuse a body lost twice, including queued copies of it."""
@@ -499,7 +533,7 @@ class Service:
         self._channels[batch.replica].send(batch.number, batch.padded, list(bodies.values()), traceparent)
 
     def _refuse(self, refuse: Refuse) -> None:
-        pending = self._pending.pop(refuse.request, None)
+        pending = self._pop(refuse.request)
         if pending is not None:
             now = time.monotonic_ns()
             self._metrics.refused(refuse.why, now)
@@ -511,7 +545,7 @@ class Service:
             self._changed.set()
 
     def _tell(self, number: int, answer: Answer, now: int) -> None:
-        pending = self._pending.pop(number, None)
+        pending = self._pop(number)
         if pending is not None:
             self._metrics.answered(answer.status, now - pending.came, now, patient=pending.patient)
             if self.quarantine:

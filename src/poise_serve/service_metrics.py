@@ -78,6 +78,9 @@ class Registry:
             (*of, "tier"),
             registry=registry,
         )
+        self.held = Counter(
+            "poise_requests_held", "Requests that waited while no replica was ready", of, registry=registry
+        )
         self.queued = Gauge("serve_deployment_queued_queries", "Requests that wait", of, registry=registry)
         self.processing = Gauge(
             "serve_replica_processing_queries", "Requests that replicas are processing", of, registry=registry
@@ -119,6 +122,7 @@ class ServiceMetrics:
         self._wait = registry.wait.labels(name)
         self._execution = registry.execution.labels(name)
         self._size = registry.size.labels(name)
+        self._held = registry.held.labels(name)
         self._answered = {200: registry.requests.labels(name, "200")}
 
     def answered(self, status: int, took: int, now: int, *, patient: bool) -> None:
@@ -144,6 +148,10 @@ class ServiceMetrics:
     def refused(self, why: str, now: int) -> None:
         self.registry.errors.labels(self.name, why).inc()
         self.lately.refused(why, now)
+
+    def held(self, requests: int) -> None:
+        """Count requests that wait while no replica is ready."""
+        self._held.inc(requests)
 
     def broken(self, why: str) -> None:
         self.registry.broken.labels(self.name, why).inc()

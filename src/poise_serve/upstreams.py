@@ -24,6 +24,9 @@ Rules:
 * The timeout, or the client's own (`x-request-timeout-seconds`, `x-envoy-upstream-rq-timeout-ms`,
   `x-stainless-read-timeout`), covers waiting, all attempts and the answer; upstreams get the remaining time.
 * Requests over capacity are refused at once, with 429 or 503 and the time to retry after.
+* While no upstream of a model is up, its requests, also retried ones, wait for at most `hold`. The upstreams that are
+  down are then probed more often. An upstream that refuses a connection is down until a probe succeeds. Such a request
+  is retried without the budget, because nothing was sent.
 * A request that no upstream of its model can answer goes to the fallbacks of the model, in their order, before a byte
   of an answer is sent: after 404, 429, 502 and 503, also those of upstreams. A prompt that lost upstreams does not.
 * A route that an upstream does not have (404, 405 or 501) is retried on the others, and not tried there again for a
@@ -37,6 +40,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from poise.errors import SpecError
@@ -176,6 +180,7 @@ class Upstreams:
         """Start; returns after probing every upstream once, with or without success."""
         self._client = Client(self._keys, self._front.health.timeout)
         self._prober = Prober(self.pool, self._client, self._front.health, self._metrics, _now, self._tell)
+        self.pool.on_held = self._prober.hurry
         if self._peers is not None:
             self._peers.heard.append(self._hear)
             self._peers.known.append(self._prober.known)
@@ -298,7 +303,7 @@ class Upstreams:
         except Gone:
             return
         finally:
-            self._room.give_back(len(request.body), client_of(scope))
+            self._room.give_back(len(request.body), request.client)
 
     async def _watched(self, request: "_Request") -> None:
         """Answer the request, and cancel it if its client disconnects."""
@@ -448,7 +453,14 @@ class Upstreams:
             due = min(due, request.began + self._front.objective)
         tried: set[str] = set()
         while True:
-            place = await self.pool.admit(request.question, due, tried, deferred=request.is_deferred)
+            place = await self.pool.admit(
+                request.question,
+                due,
+                tried,
+                deferred=request.is_deferred,
+                client=request.client,
+                may_hold=not request.has_fallback,
+            )
             request.server = name = place.member.name
             outcome: Outcome = "neither"
             may_again = len(tried) < self._front.retries.most
@@ -463,8 +475,8 @@ class Upstreams:
                     message = f"The upstream `{name}` was lost in the middle of its answer{_as_another(held)}"
                     await self._fail(request, 502, message, "cut")
                     return
-                is_final = request.lost >= LOSSES
-                if is_final or not may_again or not self._may_retry():
+                is_final, is_down = request.lost >= LOSSES, self._is_refused(place.member, error)
+                if is_final or not (is_down or (may_again and self._may_retry())):
                     message = f"The upstream `{name}` failed: {type(error).__name__}{_as_another(held)}"
                     raise Refused(502, message, code="upstream_failed", reason=reason, final=is_final) from None
             except _Falls as refusal:
@@ -520,6 +532,15 @@ class Upstreams:
             return "answered", ""
         finally:
             response.close()  # no effect after a complete read
+
+    def _is_refused(self, member: Member, error: Exception) -> bool:
+        """Whether the upstream refused the connection. Then it gets no requests until a probe succeeds."""
+        if not isinstance(error, aiohttp.ClientConnectorError) or not isinstance(
+            error.os_error, ConnectionRefusedError
+        ):
+            return False
+        self._prober.down(member)
+        return True
 
     def _may_retry(self) -> bool:
         """Take a retry from the budget. Returns whether there was one."""
@@ -607,6 +628,7 @@ class _Request:
 
     def __init__(self, scope: Scope, send: Send, stalled: float) -> None:
         self.scope = scope
+        self.client = client_of(scope)
         self.send = send
         self.began = _now()
         self.question: Question
@@ -704,7 +726,7 @@ def _for_how_long(held: int) -> str:
 
 def _asker(scope: Scope) -> Asker:
     """Read the tenant and the cache settings from the headers."""
-    asker = ANYBODY
+    asker = Asker(client=client_of(scope))
     try:
         for name, value in scope["headers"]:
             asker = asker.saying(name, value)

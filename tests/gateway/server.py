@@ -2,7 +2,7 @@
 streams of events, token by token. It holds no model: the words it answers with are counted. What answers with a model
 is `llama.py` beside it.
 
-As a program it is one that can be killed: `python -m gateway.server NAME SECONDS` prints its address.
+As a program it is one that can be killed: `python -m gateway.server NAME SECONDS [PORT]` prints its address.
 """
 
 import asyncio
@@ -24,8 +24,9 @@ SOON = 30.0
 
 
 class Serving:
-    """An application on a free port of the loopback, behind the gateway's own HTTP server, in a thread with a loop of
-    its own. `seconds`: between two looks at its connections. `during` is entered before it serves.
+    """An application on a port of the loopback, by default a free one, behind the gateway's own HTTP server, in a
+    thread with a loop of its own. `seconds`: between two looks at its connections. `during` is entered before it
+    serves.
     """
 
     def __init__(
@@ -34,13 +35,14 @@ class Serving:
         seconds: float = 30.0,
         during: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
         tls: ssl.SSLContext | None = None,
+        port: int = 0,
     ) -> None:
         self._app = app
         self._during = during
         self._tls = tls
         self._seconds = seconds
         self._ready = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._listening = socket.create_server(("127.0.0.1", port), backlog=512)
         self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
@@ -263,7 +265,7 @@ def rest(connection: socket.socket) -> bytes:
 if __name__ == "__main__":
     slow = Model(sys.argv[1])
     slow.wait = float(sys.argv[2])
-    with Serving(slow) as serving:
+    with Serving(slow, port=int(sys.argv[3]) if sys.argv[3:] else 0) as serving:
         sys.stdout.write(f"{serving.url}\n")
         sys.stdout.flush()
         sys.stdin.read()

@@ -85,7 +85,8 @@ async def test_what_nobody_waited_for_counts_once_it_has_taken_too_long() -> Non
 
 @going
 async def test_nobody_waits_for_those_that_are_away() -> None:
-    world = World(limit=1)
+    """They will not be there in time, and that is known."""
+    world = World(limit=1, hold="1s")
     first, second = await world.take(), await world.take()
     waiting = asyncio.ensure_future(world.take())
     await asyncio.sleep(0)
@@ -95,6 +96,91 @@ async def test_nobody_waits_for_those_that_are_away() -> None:
     with pytest.raises(Refused, match="asked us to wait") as raised:
         await waiting
     assert (raised.value.status, raised.value.retry_after) == (503, 2)  # no longer than the longest ejection
+    with pytest.raises(Refused, match="asked us to wait"):
+        await world.take()
+    world.pool.close()
+
+
+@going
+async def test_requests_wait_while_none_is_up_and_the_first_that_is_up_gets_few_at_first() -> None:
+    world = World(limit=64)
+    for member in world.pool.members:
+        member.health.on_refused()
+    waiting = [asyncio.create_task(world.take()) for _ in range(40)]
+    await asyncio.sleep(0)
+    assert [one.held for one in world.pool.states()] == [40, 40]
+    assert [one.name for one in world.pool.awaited()] == ["a", "b"]
+    first, _ = world.pool.members
+    world.now += SECOND
+    first.health.on_probe(world.now, True)
+    for running in (8, 16, 32, 40):
+        world.pool.wake()
+        assert first.running == running
+        world.now += SECOND
+    places = [await one for one in waiting]
+    assert [place.turn for place in places] == sorted(place.turn for place in places)
+    assert [one.held for one in world.pool.states()] == [0, 0]
+    assert world.metrics.held.labels("m")._value.get() == 40
+    world.pool.close()
+
+
+@going
+async def test_requests_wait_no_longer_than_they_may_and_are_told_how_long_it_took_before() -> None:
+    world = World(hold="20ms")
+    for member in world.pool.members:
+        member.health.on_refused()
+    waiting = asyncio.create_task(world.take())
+    await asyncio.sleep(0)
+    world.now += 7 * SECOND
+    world.pool.members[0].health.on_probe(world.now, True)
+    world.pool.wake()
+    assert (await waiting).member.name == "a"
+    world.pool.members[0].health.on_refused()
+    with pytest.raises(Refused, match="`a` is unhealthy, `b` is unhealthy") as raised:
+        await world.pool.admit(ASKED, 0, may_hold=False)
+    assert raised.value.retry_after == 7
+    waiting = asyncio.create_task(world.take())
+    await asyncio.sleep(0)
+    world.now += 2 * SECOND
+    with pytest.raises(Refused) as raised:
+        await waiting
+    assert (raised.value.status, raised.value.reason, raised.value.retry_after) == (503, "unavailable", 5)
+    world.pool.close()
+
+
+@going
+async def test_in_a_full_queue_the_client_with_the_most_requests_gives_way() -> None:
+    world = World(queue=4)
+    for member in world.pool.members:
+        member.health.on_refused()
+    greedy = [asyncio.create_task(world.pool.admit(ASKED, 0, client="greedy")) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert [one.done() for one in greedy] == [False] * 4 + [True], "nobody had more than it"
+    others = [asyncio.create_task(world.pool.admit(ASKED, 0, client=client)) for client in ("b", "c", "d", "e")]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [one.done() for one in greedy] == [False, True, True, True, True]
+    assert [one.done() for one in others] == [False, False, False, True], "each of the others has one"
+    refused = await asyncio.gather(*greedy[1:], others[3], return_exceptions=True)
+    assert {one.status for one in refused if isinstance(one, Refused)} == {503} and len(refused) == 5
+    greedy[0].cancel()
+    await asyncio.sleep(0)
+    assert [one.held for one in world.pool.states()] == [3, 3], "who leaves gives the place up"
+    world.pool.close()
+
+
+@going
+async def test_a_route_that_only_a_server_has_that_is_down_delays_no_other() -> None:
+    world = World()
+    down, up = world.pool.members
+    world.pool.lacks(up, "/v1/messages")
+    down.health.on_refused()
+    waiting = asyncio.create_task(world.pool.admit(ASKED._replace(path="/v1/messages"), 0))
+    await asyncio.sleep(0)
+    assert (await world.take()).member is up
+    down.health.on_probe(world.now, True)
+    world.pool.wake()
+    assert (await waiting).member is down
     world.pool.close()
 
 

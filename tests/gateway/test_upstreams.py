@@ -16,19 +16,22 @@ import openai
 import pytest
 
 from gateway.front import EJECTS, WEB, client, front
-from gateway.server import models, rest, until
+from gateway.server import SOON, models, rest, until
 from poise.errors import SpecError
 
 
 def ask(url: str, **more: Any) -> httpx.Response:
-    return WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"} | more)
+    return WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"} | more, timeout=SOON)
 
 
 @contextlib.contextmanager
 def asking(url: str, count: int, **more: Any) -> Iterator[list[httpx.Response]]:
-    """So many requests beside each other; their answers, once it is left."""
+    """So many requests beside each other, each with its prompt; their answers, once it is left."""
     answers: list[httpx.Response] = []
-    threads = [threading.Thread(target=lambda: answers.append(ask(url, **more))) for _ in range(count)]
+    threads = [
+        threading.Thread(target=lambda number=number: answers.append(ask(url, **{"prompt": str(number)} | more)))
+        for number in range(count)
+    ]
     for thread in threads:
         thread.start()
     yield answers
@@ -109,28 +112,57 @@ def test_models_are_found_without_being_told() -> None:
 # What fails on the way
 
 
+SELDOM = {"every": "1m", "timeout": "1s"}
+
+
+@contextlib.contextmanager
+def killable(seconds: float, port: int = 0) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A server that is a process, and its address. Its answers take these seconds."""
+    program = [sys.executable, "-m", "gateway.server", "dying", str(seconds), str(port)]
+    made = subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
+    )
+    try:
+        assert made.stdout is not None
+        yield made, made.stdout.readline().strip()
+    finally:
+        made.kill()
+        made.communicate()
+
+
 def test_what_was_killed_before_it_answered_is_asked_elsewhere() -> None:
-    program = [sys.executable, "-m", "gateway.server", "dying", "60"]
     with models("a") as ((a,), urls):
         a.wait = 0.5
-        dying = subprocess.Popen(
-            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
-        )
-        try:
-            assert dying.stdout is not None
-            address = dying.stdout.readline().strip()
-            with front([address, *urls], health={"every": "1m", "timeout": "1s"}) as (app, url):
-                with asking(url, 4) as answers:
-                    until(lambda: app.metric("vllm:num_requests_running", server="u0") == 2)
-                    dying.kill()
-                assert [answer.status_code for answer in answers] == [200] * 4
-                assert {answer.headers["x-poise-upstream"] for answer in answers} == {"u1"}
-                assert app.metric("poise_upstream_retries_total", server="u0", reason="connection") == 2
-                assert app.metric("poise_upstream_ejected", server="u0") == 1
-                assert ask(url).status_code == 200
-        finally:
-            dying.kill()
-            dying.communicate()
+        with killable(60) as (dying, address), front([address, *urls], health=SELDOM) as (app, url):
+            with asking(url, 4) as answers:
+                until(lambda: app.metric("vllm:num_requests_running", server="u0") == 2)
+                dying.kill()
+            assert [answer.status_code for answer in answers] == [200] * 4
+            assert {answer.headers["x-poise-upstream"] for answer in answers} == {"u1"}
+            assert app.metric("poise_upstream_retries_total", server="u0", reason="connection") == 2
+            assert app.metric("poise_upstream_ejected", server="u0") == 1
+            assert ask(url).status_code == 200
+
+
+def test_while_all_servers_are_dead_requests_wait_and_those_that_were_lost_are_asked_again() -> None:
+    with contextlib.ExitStack() as stack:
+        (busy, first), (idle, second) = (stack.enter_context(killable(60)) for _ in range(2))
+        app, url = stack.enter_context(front([first, second], health=SELDOM, hold="30s"))
+        idle.kill()
+        idle.wait()
+        with asking(url, 4) as answers:
+            until(lambda: app.metric("vllm:num_requests_running", server="u0") == 4)
+            busy.kill()
+            with asking(url, 4) as later:
+                until(lambda: app.metric("vllm:num_requests_waiting", model="m") == 8)
+                with pytest.raises(httpx.ReadTimeout):
+                    WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"}, timeout=0.2)
+                until(lambda: app.metric("vllm:num_requests_waiting", model="m") == 8)
+                stack.enter_context(killable(0, port_of(second)))
+        assert [answer.status_code for answer in answers + later] == [200] * 8
+        assert {answer.headers["x-poise-upstream"] for answer in answers + later} == {"u1"}
+        assert app.metric("poise_upstream_requests_held_total", model="m") == 9
+        assert app.metric("vllm:request_errors_total", server="", model="m", error_type="unavailable") == 0
 
 
 def test_a_prompt_that_kills_its_server_kills_two_and_is_refused_from_then_on() -> None:
@@ -292,10 +324,10 @@ def test_one_that_is_not_well_gets_nothing_until_it_is() -> None:
         assert "u0" in {ask(url).headers["x-poise-upstream"] for _ in range(4)}
 
 
-def test_nobody_there_is_told_at_once() -> None:
+def test_nobody_there_is_told_at_once_if_nothing_may_wait() -> None:
     nobody = socket.socket()
     nobody.bind(("127.0.0.1", 0))
-    with front([f"http://127.0.0.1:{nobody.getsockname()[1]}"], each={"models": ["m"]}) as (_, url):
+    with front([f"http://127.0.0.1:{nobody.getsockname()[1]}"], each={"models": ["m"]}, hold=0) as (_, url):
         began = time.monotonic()
         answer = ask(url)
         assert time.monotonic() - began < 0.5

@@ -125,7 +125,7 @@ class Gateway(Child):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with open(self.record) as file, open(BOOT) as boot:
                 told = json.load(file)
-                if told["boot"] != boot.read():  # the machine was rebooted, so the gateway is no longer wanted
+                if told.get("ending") or told["boot"] != boot.read():  # it was told to end, or the machine was rebooted
                     os.unlink(self.record)
                     os.unlink(self.lock)
                     return

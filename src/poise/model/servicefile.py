@@ -131,6 +131,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     concurrency: int = 16
     workers: int = 1
     queue: int = 10_000
+    hold: Quantity | None = None
     body: Quantity = "16MiB"
     timeout: Quantity = "30s"
     late: Literal["refuse", "defer"] = "refuse"
@@ -251,6 +252,7 @@ _EXAMPLES = {
     "concurrency": "concurrency: 16",
     "workers": "workers: 2",
     "queue": "queue: 10000",
+    "hold": "hold: 10s",
     "body": "body: 16MiB",
     "timeout": "timeout: 30s",
     "cache": "cache: {size: 64MiB, ttl: 5m}",
@@ -297,6 +299,9 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         defer=top.late == "defer",
         body=found.get(0, parse_or_raise, parse_bytes, top.body, "body", MAX_BODY),
         wait=found.get(0, parse_or_raise, parse_duration, top.batch_wait, "batch_wait", LONGEST),
+        hold=found.get(
+            0, parse_or_raise, parse_duration, top.timeout if top.hold is None else top.hold, "hold", LONGEST
+        ),
     )
     if not limits.body:
         found.add(

@@ -248,7 +248,8 @@ class Limits(msgspec.Struct, frozen=True):
     """`objective`: the latency that one accepted request in a hundred may exceed, 0 for none. `timeout`: time after
     which a request is given up. `queue`: maximum number of waiting requests. `batch`: maximum items in a batch.
     `defer`: a request that is predicted to be late waits in the second lane instead of being refused. `body`: maximum
-    bytes of a request. `wait`: how long an idle replica may wait for a fuller batch that only saves its time.
+    bytes of a request. `wait`: how long an idle replica may wait for a fuller batch that only saves its time. `hold`:
+    maximum time that a request waits while no replica is up.
     """
 
     objective: int = 0
@@ -258,6 +259,7 @@ class Limits(msgspec.Struct, frozen=True):
     defer: bool = False
     body: int = 16 << 20
     wait: int = 0
+    hold: int = 30 * SECOND
 
 
 __all__ = ["MOST", "Curve", "Limits"]

@@ -161,6 +161,7 @@ class UpstreamsSpec(msgspec.Struct, forbid_unknown_fields=True):
     body: Quantity = "32MiB"
     bodies: Quantity = "1GiB"
     queue: int = 256
+    hold: Quantity = "10s"
     stalled: Quantity = "30s"
     drain: Quantity = "30s"
     retries: RetriesSpec = msgspec.field(default_factory=RetriesSpec)
@@ -280,7 +281,8 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file; durations in nanoseconds, `objective` is 0 if there is none.
 
     `body` and `bodies`: maximum bytes of one request, and of all requests in progress. `queue`: maximum number of
-    requests that wait while all upstreams are at their limits. `stalled`: a client that reads nothing of its answer for
+    requests that wait while all upstreams are at their limits, and of those that wait while none is up, each for at
+    most `hold`. `stalled`: a client that reads nothing of its answer for
     this long is dropped. `router` is empty for the default. `aliases`: other names of models. `fallbacks`: models that
     answer, in this order, while no upstream of a model can.
     """
@@ -296,6 +298,7 @@ class Front(msgspec.Struct, frozen=True, kw_only=True):
     body: int
     bodies: int
     queue: int
+    hold: int
     stalled: int
     drain: int
     retries: Retries
@@ -344,6 +347,7 @@ _EXAMPLES = {
     "body": "body: 32MiB",
     "bodies": "bodies: 1GiB",
     "queue": "queue: 256",
+    "hold": "hold: 10s",
     "stalled": "stalled: 30s",
     "drain": "drain: 30s",
     "retries": "retries: {share: 20%, most: 2}",
@@ -401,6 +405,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
         body=found.get(0, parse_or_raise, parse_bytes, top.body, "body", MAX_BODY),
         bodies=found.get(0, parse_or_raise, parse_bytes, top.bodies, "bodies", MAX_BODIES),
         queue=number(top.queue, 0, MAX_LIMIT, "queue"),
+        hold=time(top.hold, "hold", 0),
         stalled=time(top.stalled, "stalled"),
         drain=time(top.drain, "drain", 0),
         retries=Retries(

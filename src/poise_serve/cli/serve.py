@@ -181,7 +181,7 @@ def serve(
         name, number = (group.name, group.number) if group is not None else ("", 0)
         peers = Peers(home.services, name, number, tell)
         with registered(home.services, mark, listening, environment, taken_over) as lock:
-            watched = stand_by(tell)
+            watched = stand_by(tell, home.services / f"{mark}.gateway")
             if not isinstance(watched, Watched):
                 return watched
             uvloop.run(

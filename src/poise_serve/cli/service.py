@@ -282,6 +282,7 @@ def _listed(told: GatewayReport) -> Shown:
             Column(
                 "RUNNING", [*(f"{one.running}/{one.limit}" for one in upstreams), *("-" for _ in services)], moving=True
             ),
+            Column("HELD", [*(str(one.held) for one in upstreams), *(str(one.held) for one in services)], moving=True),
             Column("TIER", [*(str(one.tier) for one in upstreams), *("-" for _ in services)]),
             Column("MODELS", [*(some(one.models, 4) for one in upstreams), *(one.model for one in services)]),
             Column("JOBS", [*("-" for _ in upstreams), *(", ".join(one.jobs) or "-" for one in services)]),

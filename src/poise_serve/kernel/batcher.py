@@ -8,6 +8,8 @@ batch far too long is *overdue*: idle replicas serve its requests too, one by on
 that it *hangs*, and is replaced. A request with an estimate later than its deadline is refused on arrival, before it
 has used any capacity.
 
+While no replica is up, requests wait for one, each for at most `Limits.hold`. The objective does not count that time.
+
 Instants and durations are in nanoseconds. Every method returns the effects to carry out now.
 """
 
@@ -20,7 +22,7 @@ from math import exp
 import msgspec
 
 from poise.model.serving import Curve, Limits
-from poise.units import MILLISECOND, SECOND
+from poise.units import MILLISECOND, SECOND, format_duration
 from poise_serve.kernel.quarantine import LOSSES
 from poise_serve.policy.batching import Batching, QueueView, Wait, foreseen
 
@@ -52,6 +54,9 @@ the other half to retry the requests."""
 LAST_CHANCE = 0.5
 """Fraction of its timeout after which a request on an overdue replica is retried ahead of the queue."""
 
+LONGEST_AWAY = 60 * SECOND
+"""Maximum time to retry after that is expected only because that much has passed."""
+
 WAITS_LONGEST = 10 * SECOND
 """A deferred request is served first after waiting this long, so that it does not starve."""
 
@@ -71,7 +76,7 @@ WORTH_A_LOOK = 4
 """Only answers with an estimate, times the margin, above 1/4 of the objective update the margin."""
 
 Why = str
-"""full · late · expired · broken · lost · quarantined: why a request is refused."""
+"""full · late · expired · broken · lost · quarantined · unavailable: why a request is refused."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -163,6 +168,9 @@ class Batcher:
         """Whether nothing is sent until `gathered`."""
         self._behind: list[Request] = []  # waited for the first replica to start
         self._started = 0
+        self._down = 0  # since when there is no replica; 0 if there is one, or if no request has come since
+        self.start_up = 0
+        """Nanoseconds that the latest replica took to start; 0 if none did."""
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
@@ -208,8 +216,10 @@ class Batcher:
         """
         limits = self.limits
         self._count(now)
+        if not self.replicas and not self._down:
+            self._down = now
         if self.waiting >= limits.queue:
-            clears = self._clears_in(now)
+            clears = self._clears_in(now) if self.replicas else self._starts_in(now)
             return [Refuse(number, "full", f"{limits.queue} requests wait already", clears, clears)]
         patience = min(timeout, limits.timeout) if timeout else limits.timeout
         ahead = self.waiting if deferred else len(self._lanes[0]) + sum(map(len, self._again))
@@ -268,6 +278,7 @@ class Batcher:
         if not known:
             curve.borrow(max((other.curve.known() for other in self.replicas.values()), key=len, default=[]))
         curve.has_room(room)
+        self._down = 0
         if not self.replicas:
             waiting = (lane.values() for lane in self._lanes)
             self._behind, self._started = [request for group in (*waiting, *self._again) for request in group], now
@@ -280,6 +291,7 @@ class Batcher:
         if replica is None:
             return []
         effects = self._retry(replica, "lost", f"{name} {how} while it was served")
+        self._down = 0 if self.replicas else now
         return effects + self._serve(now)
 
     def drain(self, name: str) -> None:
@@ -339,7 +351,7 @@ class Batcher:
 
     def tick(self, now: int) -> list[Effect]:
         """Handle the passage of time: expired requests, hung replicas and due batches."""
-        effects: list[Effect] = []
+        effects: list[Effect] = [] if self.replicas else self._give_up(now)
         for lane in self._lanes:
             for request in [one for one in lane.values() if one.due <= now]:
                 del lane[request.number]
@@ -348,6 +360,10 @@ class Batcher:
             effects += [_expired(request) for request in group if request.due <= now and not request.over]
         effects += [Replace(replica.name) for replica in self.replicas.values() if self._hangs(replica, now)]
         return effects + self._serve(now)
+
+    def queued(self, number: int) -> bool:
+        """Whether a request waits in a lane."""
+        return any(number in lane for lane in self._lanes)
 
     # --- internals ---------------------------------------------------------------------------------------------------
 
@@ -526,6 +542,25 @@ class Batcher:
     def _halve(self, requests: list[Request]) -> None:
         middle = (len(requests) + 1) // 2
         self._again.extendleft(half for half in (requests[middle:], requests[:middle]) if half)
+
+    def _give_up(self, now: int) -> list[Effect]:
+        """Refuse the requests that have waited for a replica as long as they may."""
+        waiting = [request for lane in self._lanes for request in lane.values()]
+        waiting += [request for group in self._again for request in group if not request.over]
+        over = [request for request in waiting if max(request.came, self._down) + self.limits.hold <= now]
+        for request in over:
+            request.over = True
+            for lane in self._lanes:
+                lane.pop(request.number, None)
+        message = f"no replica was ready for {format_duration(self.limits.hold)}"
+        return [Refuse(request.number, "unavailable", message, self._starts_in(now)) for request in over]
+
+    def _starts_in(self, now: int) -> int:
+        """Estimate when a replica is ready: after the time that the latest one took to start. If none did, or it has
+        taken longer, after as much time again.
+        """
+        lasted = now - self._down
+        return self.start_up - lasted if self.start_up > lasted else min(lasted, LONGEST_AWAY)
 
     def _clears_in(self, now: int) -> int:
         return max(0, foreseen(now, self.waiting, self._open(now)) - now)

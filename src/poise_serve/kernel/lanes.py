@@ -1,6 +1,10 @@
-"""Queue of the requests that wait for one model of a front, in two lanes."""
+"""Queue of the requests that wait for one model of a front, in two lanes, and the client that gives way in a full
+queue.
+"""
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from poise_serve.policy.route import Lane, next_lane
@@ -23,8 +27,14 @@ class Line(Generic[T]):
         self.lanes: dict[Lane, deque[T]] = {"first": deque(), "deferred": deque()}
         self._went = 0
 
+        self.since = 0
+        """Since when no upstream of the model is up; 0 if one is."""
+
     def __len__(self) -> int:
         return sum(map(len, self.lanes.values()))
+
+    def __iter__(self) -> Iterator[T]:
+        return chain(*self.lanes.values())
 
     def oldest(self) -> int:
         """Return the lowest turn at the head of a lane."""
@@ -52,4 +62,12 @@ class Line(Generic[T]):
                 lane.remove(waiter)
 
 
-__all__ = ["Line", "Waits"]
+def gives_way(waiting: "Counter[str]", newcomer: str) -> str:
+    """Return the client whose newest request leaves a full queue for one of `newcomer`: the client with the most
+    requests. Empty if none has at least two more than `newcomer`, whose request is refused then.
+    """
+    client, most = max(waiting.items(), key=lambda each: each[1], default=("", 0))
+    return client if most > waiting[newcomer] + 1 else ""
+
+
+__all__ = ["Line", "Waits", "gives_way"]

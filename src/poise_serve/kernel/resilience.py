@@ -41,6 +41,12 @@ and rises from 1 to 64 in about ten steps; no derivative, because a P99 of few a
 NOISE = 0.35
 """Deviation of the logarithm of a P99 from that of the target that chance explains: 40 %."""
 
+AT_FIRST = 8
+"""Requests that a server may have at once in its first second after it was down."""
+
+SECONDS_TO_ALL = 14
+"""Seconds after which it may have as many as its limit allows: 8 times 2 to the 14th is above any limit."""
+
 
 class Breaker:
     """Circuit breaker of one server.
@@ -154,21 +160,45 @@ class RetryBudget:
 
 class Health:
     """Health of a server by its probes: `starting` until the first success, or until the start delay is over; then
-    `healthy`, or `unhealthy` after consecutive failures. Failures of a starting server do not count.
+    `healthy`, or `unhealthy` after consecutive failures. Failures of a starting server do not count. A server that
+    refuses a connection is unhealthy at once: no process listens there.
     """
 
     def __init__(self, rules: Probing, now: int) -> None:
         self.rules = rules
         self._began = now
         self._misses = 0
+        self._was_down = False  # its first probes failed
+        self._up = 0
         self.state: Literal["starting", "healthy", "unhealthy"] = "starting"
+
+    def may_have(self, now: int, limit: int) -> int:
+        """Return how many requests the server may have at once, of its `limit`. A server that has just come up begins
+        with few, and may have twice as many after each second, so that the requests that waited for it do not all
+        reach it at once.
+        """
+        seconds = (now - self._up) // SECOND
+        return min(limit, AT_FIRST << seconds) if self._up and seconds < SECONDS_TO_ALL else limit
+
+    def come_up(self, now: int) -> None:
+        """The server was down, and works again."""
+        self._up = now
+
+    def on_refused(self) -> None:
+        """Record a refused connection."""
+        self.state = "unhealthy"
 
     def on_probe(self, now: int, went_well: bool, *, is_doubted: bool = False) -> None:
         """Record a probe. `is_doubted`: another gateway has found the server unhealthy, so one failure confirms it."""
         if went_well:
-            self._misses = 0
+            if self.state == "unhealthy" or self._was_down:
+                self.come_up(now)
+            self._misses, self._was_down = 0, False
             self.state = "healthy"
-        elif self.state != "starting" or now - self._began >= self.rules.delay:
+            return
+        if self.state == "starting":
+            self._was_down = True
+        if self.state != "starting" or now - self._began >= self.rules.delay:
             self._misses += 1
             if is_doubted or self._misses >= self.rules.failures:
                 self.state = "unhealthy"

@@ -58,7 +58,8 @@ class Saved(msgspec.Struct, frozen=True):
 class UpstreamReport(msgspec.Struct, frozen=True, kw_only=True):
     """A model server behind a gateway. `state`: `healthy`, `starting`, `unhealthy`, `draining`, `leaving` (removed, and
     still answering requests), or why it gets no requests for a while. `running`: its current requests; `limit`: the
-    current maximum. `tier`: it gets requests only while all upstreams of lower tiers are full or down.
+    current maximum. `tier`: it gets requests only while all upstreams of lower tiers are full or down. `held`: requests
+    that wait until it, or another upstream of their model, is up.
     """
 
     name: str
@@ -68,16 +69,20 @@ class UpstreamReport(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     limit: int
     tier: int
+    held: int = 0
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a service. `version`: its own name; `replicas`: how many are ready; `jobs`: ids of all."""
+    """A version of a service. `version`: its own name; `replicas`: how many are ready; `jobs`: ids of all. `held`:
+    requests that wait until a replica is ready.
+    """
 
     service: str
     version: str
     model: str
     replicas: int
     jobs: tuple[str, ...]
+    held: int = 0
 
 
 class PastChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,8 +63,11 @@ def test_one_that_lives_or_has_ended_in_order_is_left_alone(tmp_path: Path) -> N
     assert gateways(str(tmp_path), {}) == {} == gateways(str(tmp_path / "none"), {})
 
 
-def test_one_that_ended_with_its_machine_was_not_killed(tmp_path: Path) -> None:
-    record = on_file(tmp_path, boot="another")
+@pytest.mark.parametrize("told", [{"boot": "another"}, {"ending": True}])
+def test_one_that_ended_with_its_machine_or_drained_when_it_was_killed_is_not_wanted(
+    tmp_path: Path, told: dict[str, Any]
+) -> None:
+    record = on_file(tmp_path, **told)
     assert looked_at(tmp_path).process is None
     assert list(record.parent.iterdir()) == []
 

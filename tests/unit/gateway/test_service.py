@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from poise.units import MILLISECOND, MINUTE, SECOND
 from poise_serve.kernel.batcher import Refuse, Replace
 from poise_serve.kernel.quarantine import digest
 from poise_serve.refusals import refusal
-from poise_serve.service import Service
+from poise_serve.service import Asker, Service
 from poise_serve.service_metrics import Registry, ServiceMetrics
 from poise_serve.shared import SHARED_FROM, make_buffer
 from poise_serve.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_to_replica, framed
@@ -102,6 +103,24 @@ async def joined(service: Service, name: str = "a", known: Sequence[tuple[int, f
 
 
 OK = Answer(200, "text/plain", b"yes")
+
+
+def test_in_a_full_queue_the_client_with_the_most_requests_gives_way(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        service.batcher.limits = Limits(queue=3)
+        told: list[tuple[str, str]] = []
+
+        def tell(name: str, one: Answer | Refuse) -> None:
+            told.append((name, one.why if isinstance(one, Refuse) else "answered"))
+
+        for name in ("a1", "a2", "a3", "b1", "c1", "d1"):
+            service.ask(name.encode(), partial(tell, name), asker=Asker(client=name[0]))
+        assert told == [("a3", "full"), ("a2", "full"), ("d1", "full")], "a gives way, until each has one"
+        replica = await joined(service, known=[(4, 1.0)])
+        assert replica.read().bodies == [b"a1", b"b1", b"c1"]
+        replica.close()
+
+    served(tmp_path, use)
 
 
 def test_whoever_is_refused_may_cancel_what_is_sent_at_the_same_instant(tmp_path: Path) -> None:

@@ -296,8 +296,25 @@ def test_a_request_whose_time_is_over_is_refused_wherever_it_is() -> None:
 def test_what_is_to_be_sent_again_does_not_wait_for_ever_either() -> None:
     batcher = busy()
     batcher.down("a", 0)
-    assert refused(batcher.tick(30 * SECOND)) == [(0, "expired")]
+    assert refused(batcher.tick(30 * SECOND)) == [(0, "unavailable")]
     assert batcher.up("b", 30 * SECOND, KNOWN) == []
+
+
+def test_requests_wait_for_a_replica_as_long_as_they_may_and_are_told_when_one_is_likely_there() -> None:
+    batcher = busy(Limits(hold=2 * SECOND))
+    batcher.start_up = 5 * SECOND
+    batcher.arrive(1, 0)
+    batcher.down("a", SECOND)
+    batcher.arrive(2, 2 * SECOND, timeout=500 * MILLISECOND)
+    batcher.arrive(3, 2 * SECOND)
+    assert refused(batcher.tick(2500 * MILLISECOND)) == [(2, "expired")], "its own time is over"
+    given_up = batcher.tick(3 * SECOND)
+    assert [(one.request, one.why, one.after) for one in given_up if isinstance(one, Refuse)] == [
+        (1, "unavailable", 3 * SECOND),
+        (0, "unavailable", 3 * SECOND),
+    ]
+    assert batches(batcher.up("b", 3500 * MILLISECOND, KNOWN)) == [("b", (3,))]
+    assert refused(batcher.tick(6 * SECOND)) == [], "it is served"
 
 
 def test_a_replica_that_hangs_is_replaced() -> None:
