@@ -467,7 +467,7 @@ class Worker:
             what = f"it has {len(answers[0].body)} bytes, and {MOST_BODIES} are the most"
             answers = [failure(500, what, "the result cannot be told")]
         try:
-            sent, places = line.writer.place([one.body for one in answers])
+            sent, places = line.writer.place([one.body for one in answers], beside=work.ahead)
         except OSError as error:
             return Broken(work.number, "memory", f"no memory for the results: {error.strerror}")
         told = [Answer(one.status, one.kind, body) for one, body in zip(answers, sent, strict=True)]

@@ -18,7 +18,7 @@ from poise.drivers import sockets
 from poise.model.servicefile import MOST_AT_ONCE
 from poise.model.serving import Limits
 from poise.model.spec import check_name
-from poise.units import SECOND, format_duration
+from poise.units import MILLISECOND, SECOND, format_duration
 from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
 from poise_serve.kernel.lanes import gives_way
 from poise_serve.kernel.quarantine import LOSSES, Quarantine, digest
@@ -47,6 +47,11 @@ from poise_serve.wire import (
 
 STOOD_STILL = 1 * SECOND
 """A timer this late, in nanoseconds, means that this machine was paused and also read nothing from its replicas."""
+
+AHEAD = 5 * MILLISECOND
+"""Time before the expected end of a batch at which a full queue sends the next one: the loop may be as busy with other
+requests, or with the answers of the batch before.
+"""
 
 DIALLED_AGAIN = 1.0
 """Seconds before accepting connections again after running out of file descriptors."""
@@ -116,7 +121,7 @@ class Service:
     ) -> None:
         """`path` is the Unix socket that replicas connect to."""
         self.name = name
-        self.batcher = Batcher(limits)
+        self.batcher = Batcher(limits, ahead=AHEAD)
         self.quarantine = Quarantine()
         self.path = path
         self.on_hang: Callable[[str], None] = lambda name: None
@@ -137,7 +142,7 @@ class Service:
         self._of: Counter[str] = Counter()  # pending requests by client
         self._channels: dict[str, _Channel] = {}  # by slot
         self._streams: dict[int, Stream] = {}
-        self._sent: dict[str, dict[int, bytes]] = {}  # bodies in progress by replica, including cancelled requests
+        self._sent: dict[int, dict[int, bytes]] = {}  # bodies in progress by batch, including cancelled requests
         self._asked = 0
         self.seen = Seen()
         self._listening: socket.socket | None = None
@@ -397,8 +402,13 @@ class Service:
 
     def _is_down(self, name: str, now: int, how: str = "died") -> None:
         """Retry the replica's requests once, each alone. Refuse a body lost twice, including queued copies of it."""
-        sent, replica = self._sent.pop(name, {}), self.batcher.replicas.get(name)
-        self._batches.end(name, 0, f"the replica {how}")
+        replica, sent = self.batcher.replicas.get(name), dict[int, bytes]()
+        if replica is not None:
+            sent = self._sent.pop(replica.batch, sent)
+            self._batches.end(name, replica.batch, 0, f"the replica {how}")
+            if replica.next is not None:
+                self._sent.pop(replica.next.number, None)
+                self._batches.end(name, replica.next.number, 0, f"the replica {how} before it began")
         for number in self._requests_of(name):
             self._cut(number, name, f"the replica {how}", now)
         requests = [] if replica is None else replica.requests
@@ -435,12 +445,12 @@ class Service:
         if isinstance(message, Part):
             self._pass_on(name, message, now)
             return
-        self._sent.pop(name, None)
+        self._sent.pop(message.number, None)
         if self.batcher.is_gathering:
             self._gathered()
         if isinstance(message, Broken):
             self._metrics.broken(message.why)
-            self._batches.end(name, 0, message.message)
+            self._batches.end(name, message.number, 0, message.message)
             for number in self._requests_of(name):
                 self._cut(number, name, message.message, now)
             broke = self.batcher.no_memory if message.why == "memory" else self.batcher.broke
@@ -451,7 +461,7 @@ class Service:
         self._do(effects, now)  # send the next batch first: it is on the critical path
         by_number = dict(zip(asked, message.answers, strict=False))
         self._metrics.batch(len(asked), message.took, now)
-        self._batches.end(name, len(asked))
+        self._batches.end(name, message.number, len(asked))
         self.seen.busy += message.took // (len(self._channels[name].slots) if name in self._channels else 1)
         for number in told:
             self._tell(number, by_number[number], now)
@@ -528,9 +538,9 @@ class Service:
         for number in batch.requests:
             bodies[number] = pending[number].body
         self._metrics.sent([now - pending[number].came for number in batch.requests], now)
-        self._sent[batch.replica] = bodies
-        traceparent = self._batches.begin(batch.replica, [pending[number].traced for number in batch.requests])
-        self._channels[batch.replica].send(batch.number, batch.padded, list(bodies.values()), traceparent)
+        self._sent[batch.number] = bodies
+        traceparent = self._batches.begin(batch.number, [pending[number].traced for number in batch.requests])
+        self._channels[batch.replica].send(batch, list(bodies.values()), traceparent)
 
     def _refuse(self, refuse: Refuse) -> None:
         pending = self._pop(refuse.request)
@@ -677,16 +687,16 @@ class _Channel(asyncio.Protocol):
         self._reader.close()
         self._service.left(self, self._name)
 
-    def send(self, number: int, padded: int, bodies: Sequence[bytes], traceparent: str) -> None:
+    def send(self, batch: Batch, bodies: Sequence[bytes], traceparent: str) -> None:
         """Send a batch. Without memory for its bodies, disconnect the replica; its requests are then retried."""
         if self._transport is None or self._transport.is_closing():
             return
         try:
-            small, places = self._writer.place(bodies)
+            small, places = self._writer.place(bodies, beside=batch.ahead)
         except OSError:
             self.close()
         else:
-            self._write(Work(number, padded, small, places, traceparent))
+            self._write(Work(batch.number, batch.padded, small, places, traceparent, batch.ahead))
 
     def drop(self, number: int) -> None:
         """Tell the replica that nobody waits for this request."""

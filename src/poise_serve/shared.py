@@ -1,7 +1,8 @@
 """Shared memory for large bodies between a gateway and a replica: written once, and not sent through the socket.
 
 A replica serves one batch at a time, so each connection has two buffers, one for the bodies of a batch and one for its
-answers: each batch is written at the start, after the reader has finished with the previous one. Buffers grow, are
+answers: each batch is written at the start, after the reader has finished with the previous one. If it may not have
+finished (a batch that is sent ahead), the next one is written beside it. Buffers grow, are
 reused (which avoids page faults), and release memory that was not needed for a while. The gateway makes and seals them,
 so that no process can shrink one while another reads it, which would kill the reader.
 """
@@ -44,16 +45,21 @@ class Writer:
         self._size = 0
         self._filled = 0  # bytes that may have memory allocated
         self._largest = 0.0
+        self._last = (0, 0)  # where the previous batch begins and ends
 
-    def place(self, bodies: Sequence[Body]) -> tuple[list[bytes], list[Place]]:
-        """Return the bodies of a batch for the frame, where large ones are empty, and the places of these. Raises
-        `OSError` without enough memory.
+    def place(self, bodies: Sequence[Body], *, beside: bool = False) -> tuple[list[bytes], list[Place]]:
+        """Return the bodies of a batch for the frame, where large ones are empty, and the places of these. `beside`:
+        the reader may still need the previous batch, but not the one before. Raises `OSError` without enough memory.
         """
         sizes = [len(body) for body in bodies]
         if self._buffer is None or max(sizes, default=0) < SHARED_FROM:
             self._give_back(0)
+            self._last = (0, 0)
             return list(map(bytes, bodies)), []
-        at, places = 0, list[Place]()
+        need = sum(-(-size // ALIGNED) * ALIGNED for size in sizes if size >= SHARED_FROM)
+        begin, end = self._last
+        at, places = end if beside and need > begin else 0, list[Place]()
+        self._last = (at, at + need)
         for number, size in enumerate(sizes):
             if size >= SHARED_FROM:
                 places.append(Place(number, at, size))

@@ -132,27 +132,26 @@ class Tracing:
 
 
 class Batches:
-    """Records the spans of one service's batches, by replica."""
+    """Records the spans of one service's batches, by their numbers."""
 
     def __init__(self, service: str, tracing: Tracing | None) -> None:
         self._service = service
         self._tracing = tracing
-        self._asked: dict[str, tuple[Context, int, tuple[Link, ...]]] = {}
+        self._asked: dict[int, tuple[Context, int, tuple[Link, ...]]] = {}
 
-    def begin(self, replica: str, requests: Sequence[Traced | None]) -> str:
+    def begin(self, number: int, requests: Sequence[Traced | None]) -> str:
         """Begin the span of a batch. Return the `traceparent` for its replica; empty if no request is sampled."""
-        self._asked.pop(replica, None)
         told = [request for request in requests if request is not None]
         if not told or self._tracing is None:
             return ""
         context = self._tracing.batch(told)
         links = tuple(Link(request.context, {"poise.link": "request"}) for request in told[:MOST_LINKS])
-        self._asked[replica] = context, time.time_ns(), links
+        self._asked[number] = context, time.time_ns(), links
         return context.text
 
-    def end(self, replica: str, size: int, error: str = "") -> None:
+    def end(self, replica: str, number: int, size: int, error: str = "") -> None:
         """End the span of a batch that was answered or failed."""
-        if self._tracing is None or (asked := self._asked.pop(replica, None)) is None:
+        if self._tracing is None or (asked := self._asked.pop(number, None)) is None:
             return
         context, began, links = asked
         attributes: dict[str, Value] = {"poise.service": self._service, "poise.replica": replica}

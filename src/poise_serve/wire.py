@@ -2,8 +2,8 @@
 
 Over a Unix socket the gateway begins with one byte and two descriptors: the shared buffers (see `shared`) for large
 bodies and large answers. Over TLS a replica begins with `Enter`. It sends `Hello` after loading its model. Then it gets
-one `Work` at a time, and replies with `Answers`, or with `Broken` after a failure. Bodies are those of the requests,
-unchanged.
+`Work`, at most one besides the one that it does, and replies to each with `Answers`, or with `Broken` after a failure.
+Bodies are those of the requests, unchanged.
 
 A replica that serves several requests at once tells how many in `Hello`. It then gets up to so many `Work`, each of one
 request, and `Drop` for a request whose client has gone. It may send the answer in `Part`s before its `Answers`, which
@@ -76,13 +76,16 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
-    """A batch. It is padded to `padded` items by repeating the last one. `traceparent`: context of its span."""
+    """A batch. It is padded to `padded` items by repeating the last one. `traceparent`: context of its span. `ahead`:
+    sent before the answers of the previous batch were read.
+    """
 
     number: int
     padded: int
     bodies: list[bytes]
     places: list[Place] = []
     traceparent: str = ""
+    ahead: bool = False
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):

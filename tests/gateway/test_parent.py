@@ -60,7 +60,7 @@ DRAINS = """
         import socket
         os.kill(os.getppid(), signal.SIGKILL)
         os.read(outcome.gone, 1)
-        lock = os.open(record.with_suffix(".lock"), os.O_CREAT)
+        lock = os.open(record.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
         Watchers(outcome, socket.create_server(("127.0.0.1", 0)), lock, record).start()
     note_ending(record)
     os.kill(os.getpid(), signal.SIGKILL)

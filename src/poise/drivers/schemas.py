@@ -944,7 +944,8 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "upstreams.bodies": "Maximum size of the bodies of all requests in progress. Further requests are refused.",
     "upstreams.queue": "Maximum number of requests that wait while all upstreams are at their limit, and of those that "
     "wait while none is up. Further ones are refused.",
-    "upstreams.hold": "Maximum time that a request waits while no upstream of its model is up. 0: it is refused at once.",
+    "upstreams.hold": "Maximum time that a request waits while no upstream of its model is up. 0: it is refused at "
+    "once.",
     "upstreams.stalled": "Time without reading after which a client is disconnected.",
     "upstreams.drain": "Time for running requests to finish when the gateway is stopped.",
     "upstreams.retries": "Retries of failed requests on other upstreams.",

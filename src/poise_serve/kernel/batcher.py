@@ -8,6 +8,9 @@ batch far too long is *overdue*: idle replicas serve its requests too, one by on
 that it *hangs*, and is replaced. A request with an estimate later than its deadline is refused on arrival, before it
 has used any capacity.
 
+If more requests wait than fit into a batch, the next one is sent *ahead*, shortly before the replica is expected to
+answer. So the replica does not idle until its answer is read.
+
 While no replica is up, requests wait for one, each for at most `Limits.hold`. The objective does not count that time.
 
 Instants and durations are in nanoseconds. Every method returns the effects to carry out now.
@@ -24,7 +27,7 @@ import msgspec
 from poise.model.serving import Curve, Limits
 from poise.units import MILLISECOND, SECOND, format_duration
 from poise_serve.kernel.quarantine import LOSSES
-from poise_serve.policy.batching import Batching, QueueView, Wait, foreseen
+from poise_serve.policy.batching import Batching, QueueView, Send, Wait, foreseen
 
 RATE_OVER = SECOND
 """Time constant of the arrival rate."""
@@ -80,12 +83,13 @@ Why = str
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Send these requests to the replica, filled up to `padded` items."""
+    """Send these requests to the replica, filled up to `padded` items. `ahead`: it still serves another batch."""
 
     replica: str
     number: int
     requests: tuple[int, ...]
     padded: int
+    ahead: bool = False
 
 
 class Refuse(msgspec.Struct, frozen=True):
@@ -126,7 +130,8 @@ class Request(msgspec.Struct):
 
 class Replica(msgspec.Struct):
     """A process that answers one batch at a time. `busy`: estimated end of the current batch; it is idle without one.
-    `ran`: padded sizes of the batches that it has answered; `padded`: padded size of the current one.
+    `ran`: padded sizes of the batches that it has answered; `padded`: padded size of the current one. `next`: the batch
+    that was sent ahead, with its requests.
     """
 
     name: str
@@ -141,13 +146,22 @@ class Replica(msgspec.Struct):
     ran: set[int] = set()
     suspected: bool = False  # the last batch was a request with which another replica was lost
     alone: bool = False  # other replicas do not serve its requests meanwhile, however long they take
+    next: Batch | None = None
+    next_requests: list[Request] = []
+
+    @property
+    def free(self) -> int:
+        """Estimated end of the batches that it has."""
+        return self.busy + int(self.curve.takes(min(len(self.next_requests), self.curve.largest))) * bool(self.next)
 
 
 class Batcher:
     """The requests of one service and the replicas that answer them."""
 
-    def __init__(self, limits: Limits, policy: Batching | None = None) -> None:
+    def __init__(self, limits: Limits, policy: Batching | None = None, ahead: int = 0) -> None:
+        """`ahead`: nanoseconds before the expected end of a batch at which the next one may be sent; 0: never."""
         self.limits = limits
+        self._ahead = ahead
         self.losses = LOSSES
         """A request is refused after this number of replicas died, or were lost, while serving it."""
         self.policy = policy or Batching()
@@ -180,7 +194,7 @@ class Batcher:
 
     @property
     def serving(self) -> int:
-        return sum(len(replica.requests) for replica in self.replicas.values())
+        return sum(len(replica.requests) + len(replica.next_requests) for replica in self.replicas.values())
 
     @property
     def idle(self) -> int:
@@ -290,6 +304,9 @@ class Batcher:
         replica = self.replicas.pop(name, None)
         if replica is None:
             return []
+        if ahead := [request for request in self._given_back(replica.next_requests) if not request.held]:
+            self._again.appendleft(ahead)
+        replica.next_requests = []
         effects = self._retry(replica, "lost", f"{name} {how} while it was served")
         self._down = 0 if self.replicas else now
         return effects + self._serve(now)
@@ -315,7 +332,7 @@ class Batcher:
             self._took.append(now - replica.sent)
         replica.warm = True
         replica.ran.add(replica.padded)
-        told = self._taken_from(replica)
+        told = self._taken_from(replica, now)
         for request in told:
             request.over = request.answered = True
         if self.limits.objective:
@@ -328,7 +345,7 @@ class Batcher:
         if replica is None or replica.batch != batch:
             return []
         is_alone = len(replica.requests) == 1
-        requests = self._taken_from(replica)
+        requests = self._taken_from(replica, now)
         if is_alone:
             return [*(_refused(request, "broken", message) for request in requests), *self._serve(now)]
         self._halve([request for request in requests if not request.held])
@@ -380,7 +397,31 @@ class Batcher:
             batch = self._next_batch(replica, now, effects)
             if batch is not None:
                 effects.append(batch)
+        if self._ahead and not self._again:
+            effects += filter(None, [self._sent_ahead(replica, now) for replica in self.replicas.values()])
         return effects
+
+    def _sent_ahead(self, replica: Replica, now: int) -> Batch | None:
+        """Return the batch that this replica gets before it has answered the current one, if there is one."""
+        lane, curve = self._lane(now), replica.curve
+        is_able = replica.batch and not replica.next and replica.warm and not replica.draining and not replica.alone
+        if not is_able or len(lane) <= curve.largest or now > replica.busy + self._ahead:
+            return None
+        if now < replica.busy - self._ahead:
+            self._ask_at = min(self._ask_at, replica.busy - self._ahead)
+            return None
+        verdict = self._decide(replica, lane, max(now, replica.busy))
+        first = next(iter(lane.values()))
+        if isinstance(verdict, Wait) or first.due < replica.busy + curve.takes(verdict.count):
+            return None
+        self._number += 1
+        requests = self._taken_by(lane, verdict)
+        for request in requests:
+            request.held += 1
+        numbers = tuple([request.number for request in requests])
+        replica.next = Batch(replica.name, self._number, numbers, verdict.padded, ahead=True)
+        replica.next_requests = requests
+        return replica.next
 
     def _next_batch(self, replica: Replica, now: int, effects: list[Effect]) -> Batch | None:
         while self._again:
@@ -401,8 +442,19 @@ class Batcher:
         if not lane:
             request = self._overdue(now)
             return None if request is None else self._send(replica, [request], 1, now)
+        verdict = self._decide(replica, lane, now)
+        if isinstance(verdict, Wait):
+            if verdict.until:
+                self._held = self._held or now
+                self._ask_at = min(self._ask_at, verdict.until)
+            return None
+        self._held = 0
+        return self._send(replica, self._taken_by(lane, verdict), verdict.padded, now)
+
+    def _decide(self, replica: Replica, lane: dict[int, Request], now: int) -> Send | Wait:
+        """Return the policy's decision for a replica that is idle then."""
         first = next(iter(lane.values()))
-        verdict = self.policy.decide(
+        return self.policy.decide(
             QueueView(
                 now=now,
                 count=len(lane),
@@ -415,26 +467,28 @@ class Batcher:
                 wait=self.limits.wait,
             )
         )
-        if isinstance(verdict, Wait):
-            if verdict.until:
-                self._held = self._held or now
-                self._ask_at = min(self._ask_at, verdict.until)
-            return None
-        self._held = 0
+
+    def _taken_by(self, lane: dict[int, Request], verdict: Send) -> list[Request]:
+        """Take the requests of a batch out of its lane, and fill padding with deferred ones."""
         requests = [lane.pop(number) for number in list(islice(lane, verdict.count))]
-        if lane is self._lanes[0]:  # fill padding with deferred requests
+        if lane is self._lanes[0]:
             filling = list(islice(self._lanes[1], verdict.padded - verdict.count))
             requests += [self._lanes[1].pop(number) for number in filling]
-        return self._send(replica, requests, verdict.padded, now)
+        return requests
 
     def _send(self, replica: Replica, requests: list[Request], padded: int, now: int) -> Batch:
         self._number += 1
-        replica.batch, replica.requests, replica.sent = self._number, requests, now
-        replica.padded, replica.suspected = padded, requests[0].losses > 0
         for request in requests:
             request.held += 1
+        batch = Batch(replica.name, self._number, tuple([request.number for request in requests]), padded)
+        self._begins(replica, batch, requests, now)
+        return batch
+
+    def _begins(self, replica: Replica, batch: Batch, requests: list[Request], now: int) -> None:
+        """Note that a replica serves this batch from now on."""
+        replica.batch, replica.requests, replica.sent = batch.number, requests, now
+        replica.padded, replica.suspected = batch.padded, requests[0].losses > 0
         replica.busy = int(now + replica.curve.takes(min(len(requests), replica.curve.largest)))
-        return Batch(replica.name, self._number, tuple([request.number for request in requests]), padded)
 
     def _lane(self, now: int) -> dict[int, Request]:
         """Return the lane to serve: the first, unless it is empty or a request in the second has waited too long."""
@@ -446,7 +500,7 @@ class Batcher:
     def _open(self, now: int) -> list[tuple[Curve, int]]:
         open_ones = [replica for replica in self.replicas.values() if not replica.draining]
         in_time = [replica for replica in open_ones if not self._is_overdue(replica, now)]
-        return [(replica.curve, replica.busy) for replica in in_time or open_ones]
+        return [(replica.curve, replica.free) for replica in in_time or open_ones]
 
     def _overdue(self, now: int, waited: float = 0.0) -> Request | None:
         """Return a request of an overdue replica that has waited for this fraction of its timeout. Only one that no
@@ -454,7 +508,7 @@ class Batcher:
         """
         for replica in self.replicas.values():
             if self._is_overdue(replica, now):
-                for request in replica.requests:
+                for request in (*replica.requests, *replica.next_requests):
                     is_fresh = request.held == 1 and not request.losses and not request.over
                     if is_fresh and now - request.came >= waited * (request.due - request.came):
                         return request
@@ -485,7 +539,7 @@ class Batcher:
         """
         own = replica.curve.takes(1)
         quicker = [
-            (other.curve, other.busy)
+            (other.curve, other.free)
             for other in self.replicas.values()
             if other.batch and not other.draining and other.busy > now and other.curve.takes(1) < own
         ]
@@ -515,19 +569,27 @@ class Batcher:
         if self._in_order:
             self.margin = min(MOST_MARGIN, max(1.0, self._in_order[int((1 - UNLUCKY) * len(self._in_order))]))
 
-    def _taken_from(self, replica: Replica) -> list[Request]:
-        requests = replica.requests
+    def _taken_from(self, replica: Replica, now: int) -> list[Request]:
+        """Take the requests of the current batch. A replica that has another one serves it from now on."""
+        requests, batch, ahead = replica.requests, replica.next, replica.next_requests
+        replica.batch, replica.requests, replica.next, replica.next_requests = 0, [], None, []
+        if batch is not None:
+            self._begins(replica, batch, ahead, now)
+        return self._given_back(requests)
+
+    def _given_back(self, requests: list[Request]) -> list[Request]:
+        """Note that a replica serves these requests no more. Returns those that are not over."""
         for request in requests:
             request.held -= 1
-        replica.batch, replica.requests = 0, []
         return _unfinished(requests)
 
     def _groups(self) -> list[list[Request]]:
         """Requests that are being served or retried."""
-        return [*self._again, *(replica.requests for replica in self.replicas.values())]
+        having = self.replicas.values()
+        return [*self._again, *(one.requests for one in having), *(one.next_requests for one in having)]
 
     def _retry(self, replica: Replica, why: Why, message: str) -> list[Effect]:
-        requests = self._taken_from(replica)
+        requests = self._given_back(replica.requests)
         if self.losses > 1:
             message += ", and so did another"
         refused: list[Effect] = []

@@ -89,6 +89,7 @@ def arrivals() -> list[Request]:
 def by_the_gateway(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Sent], dict[int, str]]:
     clock, sent, over = Clock(), list[Sent](), dict[int, str]()
     monkeypatch.setattr(live, "time", clock)
+    monkeypatch.setattr(live, "AHEAD", 0)  # in the twin, answers are read at once
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
     metrics = ServiceMetrics(Registry(CollectorRegistry()), "s")
     service = live.Service("s", LIMITS, Path("unused"), metrics)
@@ -98,10 +99,10 @@ def by_the_gateway(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Sent], dict[in
         def __init__(self, name: str) -> None:
             self.name, self.lost = name, False
 
-        def send(self, batch: int, padded: int, bodies: Sequence[bytes], traceparent: str) -> None:
-            sent.append((clock.now, self.name, tuple(map(int, bodies)), padded))
-            took = round(SPEEDS[self.name].batch_takes([(1.0, 0, 0)] * len(bodies), padded))
-            answers = Answers(batch, took, padded, [Answer(200, "json", b"")] * len(bodies))
+        def send(self, batch: Batch, bodies: Sequence[bytes], traceparent: str) -> None:
+            sent.append((clock.now, self.name, tuple(map(int, bodies)), batch.padded))
+            took = round(SPEEDS[self.name].batch_takes([(1.0, 0, 0)] * len(bodies), batch.padded))
+            answers = Answers(batch.number, took, batch.padded, [Answer(200, "json", b"")] * len(bodies))
             clock.at(clock.now + took, lambda: None if self.lost else service.heard(self.name, answers))
 
         def close(self) -> None: ...

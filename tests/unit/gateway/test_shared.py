@@ -31,18 +31,25 @@ def memory(buffer: int) -> int:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.lists(st.integers(0, 5 * SHARED_FROM), max_size=6), min_size=1, max_size=4))
-def test_what_is_read_is_what_was_written(batches: list[list[int]]) -> None:
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 5 * SHARED_FROM), max_size=6), st.booleans()), min_size=1, max_size=5)
+)
+def test_what_is_read_is_what_was_written_also_while_the_next_batch_is_written_beside_it(
+    batches: list[tuple[list[int], bool]],
+) -> None:
     buffer = make_buffer()
     writer, reader = ends(buffer)
-    for batch in batches:
+    before: tuple[list[bytes | memoryview], list[bytes | memoryview]] = [], []
+    for batch, beside in batches:
         bodies: list[bytes | memoryview] = [os.urandom(size) for size in batch]
-        sent, places = writer.place(bodies)
+        sent, places = writer.place(bodies, beside=beside)
+        assert not beside or before[0] == before[1]
         read: list[bytes | memoryview] = list(sent)
         for place in places:
             assert sent[place.number] == b"" and place.at % shared.ALIGNED == 0
             read[place.number] = reader.at(place)
         assert read == bodies
+        before = read, bodies
         assert all(len(body) < SHARED_FROM for body in sent), "what is large is not sent"
     writer.close()
     reader.close()

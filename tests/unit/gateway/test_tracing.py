@@ -26,8 +26,8 @@ class Gateway:
         headers = dict(scope["headers"])
         self.seen.append(headers.get(b"traceparent", b"").decode())
         if self.batches is not None:
-            self.batches.begin("j1.main.1", [current.get(), None])
-            self.batches.end("j1.main.1", 2)
+            self.batches.begin(7, [current.get(), None])
+            self.batches.end("j1.main.1", 7, 2)
         if self.status:
             await send({"type": "http.response.start", "status": self.status, "headers": []})
             await send({"type": "http.response.body", "body": b""})

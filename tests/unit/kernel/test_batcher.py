@@ -317,6 +317,53 @@ def test_requests_wait_for_a_replica_as_long_as_they_may_and_are_told_when_one_i
     assert refused(batcher.tick(6 * SECOND)) == [], "it is served"
 
 
+def ahead(limits: Limits | None = None) -> Batcher:
+    """A replica that serves 1, for 4 ms, while 2 to 5 wait, two in a batch; it is sent ahead from 3 ms on."""
+    batcher = Batcher(limits or Limits(batch=2), ahead=MILLISECOND)
+    batcher.up("a", 0, [*KNOWN[:1], (2, 5.0 * MILLISECOND)])
+    for number in range(1, 6):
+        batcher.arrive(number, 0)
+    return batcher
+
+
+def test_a_full_queue_sends_the_next_batch_shortly_before_the_replica_is_idle() -> None:
+    batcher = ahead()
+    assert batcher.wakeup() == 3 * MILLISECOND
+    assert batcher.tick(2 * MILLISECOND) == []
+    assert batcher.tick(3 * MILLISECOND) == [Batch("a", 2, (2, 3), 2, ahead=True)]
+    assert batcher.tick(4 * MILLISECOND) == [], "one at most"
+    assert (batcher.waiting, batcher.serving) == (2, 3)
+    told, effects = batcher.answered("a", 1, 4 * MILLISECOND, 1, 4 * MILLISECOND)
+    assert (told, effects) == ([1], []), "the rest waits: it fits into one batch, and more may join it"
+    told, effects = batcher.answered("a", 2, 5 * MILLISECOND, 2, 9 * MILLISECOND)
+    assert (told, batches(effects)) == ([2, 3], [("a", (4, 5))])
+
+
+def test_what_was_sent_ahead_to_a_replica_that_died_was_not_the_reason() -> None:
+    batcher = ahead()
+    batcher.tick(3 * MILLISECOND)
+    batcher.down("a", 3 * MILLISECOND)
+    assert batches(batcher.up("b", 4 * MILLISECOND, KNOWN)) == [("b", (1,))], "alone: it may have killed the replica"
+    assert refused(batcher.down("b", 5 * MILLISECOND)) == [(1, "lost")]
+    assert batches(batcher.up("c", 6 * MILLISECOND, KNOWN)) == [("c", (2, 3))]
+    batcher.down("c", 7 * MILLISECOND)
+    assert refused(batcher.tick(8 * MILLISECOND)) == []
+
+
+def test_a_batch_that_breaks_does_not_break_the_one_that_was_sent_ahead() -> None:
+    batcher = ahead()
+    batcher.tick(3 * MILLISECOND)
+    assert refused(batcher.broke("a", 1, "no", 4 * MILLISECOND)) == [(1, "broken")]
+    batcher.cancel(2)
+    told, effects = batcher.answered("a", 2, 5 * MILLISECOND, 2, 9 * MILLISECOND)
+    assert (told, batches(effects)) == ([3], [("a", (4, 5))])
+
+
+def test_a_replica_that_is_overdue_gets_nothing_ahead() -> None:
+    batcher = ahead()
+    assert batcher.tick(6 * MILLISECOND) == []
+
+
 def test_a_replica_that_hangs_is_replaced() -> None:
     batcher = busy(Limits(timeout=300 * SECOND))
     assert Replace("a") not in batcher.tick(30 * SECOND)
@@ -463,28 +510,34 @@ class Story(RuleBasedStateMachine):
 
     @initialize(defer=st.booleans(), objective=st.sampled_from([0, 20 * MILLISECOND]), queue=st.sampled_from([5, 1000]))
     def begin(self, defer: bool, objective: int, queue: int) -> None:
-        self.batcher = Batcher(Limits(objective=objective, timeout=SECOND, queue=queue, defer=defer))
+        limits = Limits(objective=objective, timeout=SECOND, queue=queue, defer=defer, batch=8)
+        self.batcher = Batcher(limits, ahead=10 * MILLISECOND)
         self.now = 0
         self.open: set[int] = set()
         self.out: dict[str, Batch] = {}
+        self.next: dict[str, Batch] = {}  # sent ahead
         self.number = 0
         self.names = 0
 
     def take(self, effects: list[Effect]) -> None:
         for one in effects:
             if isinstance(one, Batch):
-                assert one.replica not in self.out, "a replica that is busy was sent a batch"
+                to = self.next if one.ahead else self.out
+                assert one.replica not in to, "a replica that is busy was sent a batch"
+                assert not one.ahead or one.replica in self.out, "an idle replica gets nothing ahead"
                 assert len(set(one.requests)) == len(one.requests) <= one.padded
-                others = [number for batch in self.out.values() for number in batch.requests]
+                having = (*self.out.values(), *self.next.values())
+                others = [number for batch in having for number in batch.requests]
                 again = [number for number in one.requests if number in others]
                 assert not again or len(one.requests) == 1, "what another holds is sent alone"
                 assert all(others.count(number) == 1 for number in again), "three replicas were sent one request"
-                self.out[one.replica] = one
+                to[one.replica] = one
             elif isinstance(one, Refuse):
                 assert one.request in self.open, "a request was told twice"
                 self.open.discard(one.request)
             else:
                 self.out.pop(one.replica, None)
+                self.next.pop(one.replica, None)
                 self.take(self.batcher.down(one.replica, self.now, "hung"))
 
     @rule(
@@ -511,6 +564,9 @@ class Story(RuleBasedStateMachine):
     def end(self, data: Any, how: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.out)))
         batch = self.out.pop(name)
+        ahead = self.next.pop(name, None)
+        if ahead is not None and how != "down":
+            self.out[name] = ahead
         if how == "answered":
             room = data.draw(st.integers(0, 20))
             took = 4 * MILLISECOND
@@ -551,6 +607,7 @@ class Story(RuleBasedStateMachine):
             return
         for name in list(self.out):
             del self.out[name]
+            self.next.pop(name, None)
             self.take(self.batcher.down(name, self.now))
         self.take(self.batcher.up("last", self.now, KNOWN))
         for _ in range(5000):
@@ -559,6 +616,8 @@ class Story(RuleBasedStateMachine):
             self.now += MILLISECOND
             for name, batch in list(self.out.items()):
                 del self.out[name]
+                if name in self.next:
+                    self.out[name] = self.next.pop(name)
                 told, effects = self.batcher.answered(name, batch.number, MILLISECOND, batch.padded, self.now)
                 self.open.difference_update(told)
                 self.take(effects)
