@@ -52,7 +52,7 @@ VERBS = (
     "Add Answer Ask Attach Break Build Cancel Capture Change Check Close Compare Complete Copy Create Decide Delete "
     "Explain Export Find Follow Forecast Forget Generate Hold Import Join Leave Let List Make Measure Move Open "
     "Print Promote Release Remove Repeat Replay Report Reserve Restart Restore Resume Revoke Run Send Serve Set Share "
-    "Show Simulate Start Stop Submit Test Train Try Update Upgrade Wait Watch Write"
+    "Show Sign Simulate Start Stop Submit Test Train Try Update Upgrade Wait Watch Write"
 )
 """What the help of a command begins with."""
 

@@ -21,9 +21,9 @@ PACKAGES = ROOT / "src"
 CLIENT = (
     *(f"poise.cli.{name}" for name in ("main", "group", "complete", "completion", "schema", "directives")),
     *(f"poise.cli.{name}" for name in ("submit", "jobs", "logs", "nodes", "explain", "tokens", "events")),
-    *(f"poise.cli.{name}" for name in ("change", "get")),
+    *(f"poise.cli.{name}" for name in ("change", "get", "login")),
     *(f"poise.{name}" for name in ("client", "sdk", "model.spec")),
-    *(f"poise.drivers.{name}" for name in ("screen", "heartbeat", "bringing", "worktree")),
+    *(f"poise.drivers.{name}" for name in ("screen", "heartbeat", "bringing", "worktree", "signed")),
 )
 """Commands of the light client, what they import when they need it, and the public names of `poise`."""
 

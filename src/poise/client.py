@@ -58,6 +58,7 @@ from poise.model.reports import (
     NodeReport,
     Offer,
     Overview,
+    PageReport,
     PartReport,
     PlanReport,
     PolicyReport,
@@ -78,6 +79,8 @@ from poise.model.reports import (
     SharesForeseen,
     SharesReport,
     SharesRequest,
+    SignInCode,
+    SignInReport,
     StatusReport,
     TokenReport,
     UnblockReport,
@@ -670,6 +673,30 @@ class Client:
     def revoke_token(self, token: str) -> None:
         """Revoke a token, by id. Raises NotFound if there is no such token."""
         self._call("DELETE", f"/v1/tokens/{_part(token)}", dict[str, str])
+
+    def start_device_sign_in(self) -> SignInCode:
+        """Start a sign-in by a code that is entered in a browser. The client needs no token (`token=""`).
+
+        Raises NotFound if nobody can sign in there, and Fault if the issuer does not answer.
+        """
+        return self._call("POST", "/v1/sign-in/device", SignInCode)
+
+    def start_page_sign_in(self, *, redirect: str, state: str, nonce: str, challenge: str) -> str:
+        """Return the URL of the issuer where a browser signs in, and from where it comes back to `redirect`."""
+        body = {"redirect": redirect, "state": state, "nonce": nonce, "challenge": challenge}
+        return self._call("POST", "/v1/sign-in/page", PageReport, body).url
+
+    def sign_in(self, secret: str, **proof: str) -> SignInReport:
+        """Let the control plane accept `secret` as a token of a person, by a `proof` of identity: `device_code`,
+        `refresh`, or `code` with `redirect`, `verifier` and `nonce`.
+
+        Raises Denied if the proof is refused, and Forbidden if no rule gives the person a tenant.
+        """
+        return self._call("POST", "/v1/sign-in", SignInReport, {"hash": digest(secret), **proof})
+
+    def sign_out(self, refresh: str = "") -> str:
+        """Revoke the token of this client, and the refresh token at the issuer. Return the id of the token."""
+        return self._call("POST", "/v1/sign-out", dict[str, str], {"refresh": refresh})["token"]
 
     def refusals(self) -> RefusalsReport:
         """Return the number of requests refused since the control plane started, by code, and the latest of them."""

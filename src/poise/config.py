@@ -230,6 +230,16 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "notifications.yaml"
 
     @property
+    def sign_in(self) -> Path:
+        """The issuer whose accounts may sign in, and the rules for their groups; optional, written by hand."""
+        return self.root / "sign-in.yaml"
+
+    @property
+    def signed_in(self) -> Path:
+        """Tokens of sign-ins at other control planes, in a file per control plane."""
+        return self.root / "signed-in"
+
+    @property
     def intensity(self) -> Path:
         """Carbon intensity or price of electricity by hour; optional, written by hand."""
         return self.root / "intensity.yaml"

@@ -15,6 +15,7 @@ from poise.errors import PoiseError
     ("module", "library", "extra"),
     [
         ("poise.drivers.authority", "cryptography", "listen"),
+        ("poise.drivers.oidc", "cryptography", "oidc"),
         ("poise_ha.etcd.link", "aiohttp", "etcd"),
         ("poise_ha.postgres.link", "asyncpg", "postgres"),
     ],

@@ -26,6 +26,7 @@ from poise.model.rules import compile_rules
 from poise.model.servicefile import compile_service, served_versions
 from poise.model.serving_upstreams import compile_upstreams
 from poise.model.sharefile import compile_shares
+from poise.model.sign_in import compile_sign_in
 from poise.model.spec import compile_spec
 from poise.model.worldfile import compile_world
 from poise.policy.recipe import compile_recipe
@@ -86,6 +87,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "shares": compile_shares,
     "reservations": compile_at_a_time,
     "intensity": compile_intensity,
+    "sign-in": compile_sign_in,
 }
 
 
@@ -273,6 +275,20 @@ MORE: dict[str, list[Any]] = {
     "intensity": [
         {"kind": "intensity", "hours": [0.5, 1] * 12},
         {"kind": "intensity", "hours": [0.25] * 168, "unit": "$/kWh"},
+    ],
+    "sign-in": [
+        {
+            "kind": "sign-in",
+            "issuer": "https://login.example.com",
+            "client": "poise",
+            "secret_file": "secret",
+            "scopes": ["groups", "offline_access"],
+            "groups": "roles",
+            "name": "email",
+            "account": "unix_name",
+            "lasts": "1h",
+            "rules": [{"group": "team-*", "tenant": "*"}, {"group": "a", "tenant": "b", "role": "admin"}],
+        }
     ],
     "notice": [
         {

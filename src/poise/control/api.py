@@ -35,6 +35,7 @@ from poise.control.results import results_of_job
 from poise.control.routes import Content, Redirect, Request, Routes, Stream
 from poise.control.scrape import Scrape
 from poise.control.shares import Turns
+from poise.control.signing import SigningIn
 from poise.control.storehouse import Storehouse
 from poise.control.substrates import Substrates
 from poise.control.tally import Minutes
@@ -1484,6 +1485,8 @@ def make_app(
     @routes.delete("/v1/tokens/{token_id}", summary="Revoke a token", status=202, role=ADMIN)
     async def revoke_token(bearer: Bearer, token_id: str) -> dict[str, str]:
         return {"token": await plane.request(lambda request: messages.RevokeToken(request, token_id, bearer))}
+
+    SigningIn(plane, home, gate).add_routes(routes)
 
     @routes.get(
         "/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all", role=VIEWER

@@ -28,7 +28,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 DASHBOARD = "/"
 """Redirects a browser to the dashboard."""
 
-PUBLIC = frozenset({"/healthz", AUTHORITY, DASHBOARD})
+SIGN_IN, SIGN_IN_DEVICE, SIGN_IN_PAGE = "/v1/sign-in", "/v1/sign-in/device", "/v1/sign-in/page"
+"""Routes of people who have no token yet; each proves its identity with an issuer of accounts."""
+
+PUBLIC = frozenset({"/healthz", AUTHORITY, DASHBOARD, SIGN_IN, SIGN_IN_DEVICE, SIGN_IN_PAGE})
 KEYED = frozenset({"/v1/workers", "/v1/attempts/files"})
 """Routes that take the key of an attempt instead of a token, and check it themselves."""
 

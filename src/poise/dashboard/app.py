@@ -3,6 +3,8 @@
     POST /link      with a token as `Authorization: Bearer …`: a link that is good once
     POST /session   {"link": "…"}: exchange it for the cookie of a session
     POST /leave     end the session
+    GET  /sign-in   go to the issuer of accounts, which sends the browser back to /signed-in
+    GET  /signed-in exchange the code of the issuer for the cookie of a session
     GET  /stream    server-sent events: the picture, then its changes; `Last-Event-ID` resumes
     GET  /data/…    further data for a view (`poise.dashboard.data`)
     GET  …          a file, or else the page, which knows the views
@@ -13,10 +15,12 @@ of loopback count as this machine.
 """
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import logging
 import re
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
@@ -33,9 +37,10 @@ from poise.dashboard.data import ROUTES, Kept
 from poise.dashboard.mirror import LINGER, Mirror, client_for
 from poise.dashboard.past import LookingBack
 from poise.dashboard.services import services_of
-from poise.dashboard.sessions import Session, Sessions
+from poise.dashboard.sessions import Session, Sessions, Viewer
 from poise.dashboard.spent import spent_of
 from poise.decoding import json_decoder
+from poise.drivers.security import new_secret
 from poise.errors import Busy, Denied, Fault, Forbidden, InputError, NotFound, PoiseError
 
 Scope = MutableMapping[str, Any]
@@ -75,6 +80,9 @@ at most half of the streams that others leave.
 
 ASKS_AT_ONCE, ASKS_OF_ONE = 8, 4
 """Maximum numbers of concurrent requests to the control plane for pages in all, and for one tenant."""
+
+SIGN_IN_SECONDS = 600
+"""Seconds within which a browser must come back from the issuer."""
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -151,7 +159,9 @@ class Dashboard:
             await self._enter_or_leave(scope, headers, receive, send)
             return
         _check_method(method, "GET")
-        if path == "/stream":
+        if path in ("/sign-in", "/signed-in"):
+            await self._sign_in(scope, headers, send)
+        elif path == "/stream":
             await self._stream(self._session(headers), headers, receive, send)
         elif path.startswith("/data/"):
             await self._data(self._session(headers), scope, send)
@@ -189,8 +199,56 @@ class Dashboard:
                 )
             cookie = f"{self._cookie}={secret}; {kept}"
         else:
+            session = self.sessions.of(self._secret(headers))
             self.sessions.end(self._secret(headers))
+            if session is not None and session.signed_in:
+                with contextlib.suppress(PoiseError):  # the token expires by itself
+                    await asyncio.to_thread(client_for(self._home, session.viewer.token).sign_out)
         await _send(send, 204, b"", (NO_STORE, (b"set-cookie", cookie.encode())))
+
+    async def _sign_in(self, scope: Scope, headers: Mapping[str, str], send: Send) -> None:
+        """Send the browser to the issuer, or exchange the code that it brings from there. The page shows a refusal by
+        its code. No address comes from the request, so nobody is sent elsewhere.
+        """
+        scheme, host, name = scope.get("scheme", "http"), headers["host"], f"{self._cookie}-sign-in"
+        redirect, secure = f"{scheme}://{host}/signed-in", "; Secure" if scheme == "https" else ""
+        kept = f"Path=/signed-in; HttpOnly; SameSite=Lax{secure}"
+        cookies = [f"{name}=; Max-Age=0; {kept}"]
+        try:
+            if scope["path"] == "/sign-in":
+                where, begun = await asyncio.to_thread(self._begun, redirect)
+                cookies = [f"{name}={begun}; Max-Age={SIGN_IN_SECONDS}; {kept}"]
+            else:
+                asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+                viewer = await asyncio.to_thread(self._proved, asked, _cookie(headers, name), redirect)
+                secret = self.sessions.begin(viewer, signed_in=True)
+                where = "/"
+                cookies.append(f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict{secure}")
+        except PoiseError as error:
+            where = f"/#refused={error.record.code}"
+        sent = [(b"set-cookie", cookie.encode()) for cookie in cookies]
+        await _send(send, 303, b"", (NO_STORE, (b"location", where.encode()), *sent))
+
+    def _begun(self, redirect: str) -> tuple[str, str]:
+        """Return the page of the issuer, and what the browser brings back from there, for itself only."""
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).decode().rstrip("=")
+        with client_for(self._home, "") as client:
+            page = client.start_page_sign_in(redirect=redirect, state=state, nonce=nonce, challenge=challenge)
+        return page, f"{state}.{nonce}.{verifier}"
+
+    def _proved(self, asked: Mapping[str, str], begun: str, redirect: str) -> Viewer:
+        """Return the viewer whom the issuer has sent back. Raises `Denied`, also if this browser did not begin it."""
+        state, _, rest = begun.partition(".")
+        nonce, _, verifier = rest.partition(".")
+        if not state or not secrets.compare_digest(asked.get("state", "").encode(), state.encode()):
+            raise Denied("this browser has not begun a sign-in", code="E135", field="state", hint="sign in again")
+        if not asked.get("code"):
+            raise Denied("the issuer sent no code", code="E135", field="code", have=ascii(asked.get("error", "")[:80]))
+        token = new_secret()
+        with client_for(self._home, "") as client:
+            told = client.sign_in(token, code=asked["code"], redirect=redirect, verifier=verifier, nonce=nonce)
+        return Viewer(told.tenant, token)
 
     def _tenant_of(self, token: str) -> str:
         """Return the tenant of a token. Raises an error if the token is invalid."""
@@ -198,11 +256,7 @@ class Dashboard:
             return client.whoami().tenant
 
     def _secret(self, headers: Mapping[str, str]) -> str:
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            found = None
-        return found.value if found is not None else ""
+        return _cookie(headers, self._cookie)
 
     def _session(self, headers: Mapping[str, str]) -> Session:
         session = self.sessions.of(self._secret(headers))
@@ -278,6 +332,15 @@ class Dashboard:
             await _send(send, 304, b"", about)
         else:
             await _send(send, 200, file.body, about)
+
+
+def _cookie(headers: Mapping[str, str], name: str) -> str:
+    """Return the value of a cookie; empty if there is none."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        found = None
+    return found.value if found is not None else ""
 
 
 def _files() -> dict[str, _File]:

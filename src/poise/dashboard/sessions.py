@@ -33,10 +33,13 @@ class Viewer(NamedTuple):
 
 
 class Session:
-    """One browser. `streams` counts its open streams, which end once it is `over`."""
+    """One browser. `streams` counts its open streams, which end once it is `over`. If the browser has `signed_in`, the
+    token is only for this session.
+    """
 
-    def __init__(self, viewer: Viewer, seen: float) -> None:
+    def __init__(self, viewer: Viewer, seen: float, *, signed_in: bool = False) -> None:
         self.viewer = viewer
+        self.signed_in = signed_in
         self.seen = seen
         self.streams = 0
         self.over = asyncio.Event()
@@ -64,8 +67,12 @@ class Sessions:
         viewer, until = self._links.pop(digest(link), (None, 0.0))
         if viewer is None or self._now() > until:
             return None
+        return self.begin(viewer)
+
+    def begin(self, viewer: Viewer, *, signed_in: bool = False) -> str:
+        """Return the secret of a new session."""
         secret = secrets.token_urlsafe(32)
-        self._sessions[digest(secret)] = Session(viewer, self._now())
+        self._sessions[digest(secret)] = Session(viewer, self._now(), signed_in=signed_in)
         known = self._sessions
         while len(known) > MAX_SESSIONS:
             most = _most_frequent([session.viewer for session in known.values()])

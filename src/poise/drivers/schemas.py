@@ -25,6 +25,7 @@ from poise.model import (
     servicefile,
     serving_upstreams,
     sharefile,
+    sign_in,
     worldfile,
 )
 from poise.model.catalogue import CATALOGUE
@@ -66,6 +67,7 @@ FILES = {
     "shares": "How tenants share the fleet: `poise shares apply FILE.yaml`",
     "reservations": "Nodes and devices that are kept for a time: `poise reserve apply FILE.yaml`",
     "intensity": "When electricity is clean or cheap: `intensity.yaml` in the home",
+    "sign-in": "Whose accounts may sign in, and their tenants: `sign-in.yaml` in the home",
 }
 """The kinds of files, with the purpose of each."""
 
@@ -86,6 +88,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "shares": sharefile.SharesSpec,
     "reservations": reservations.ReservationsSpec,
     "intensity": intensity.IntensitySpec,
+    "sign-in": sign_in.SignInSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -370,6 +373,15 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "power.flexible": DURATION,
     "intensity.kind": {"const": "intensity"},
     "intensity.hours": _HOURS,
+    "signin.kind": {"const": "sign-in"},
+    "signin.issuer": {"minLength": 1, "maxLength": sign_in.MAX_TEXT, "examples": ["https://login.example.com"]},
+    "signin.client": {"minLength": 1, "maxLength": sign_in.MAX_TEXT},
+    "signin.rules": {"minItems": 1, "maxItems": sign_in.MAX_RULES},
+    "signin.groups": {"minLength": 1, "maxLength": sign_in.MAX_TEXT},
+    "signin.name": {"minLength": 1, "maxLength": sign_in.MAX_TEXT},
+    "signin.lasts": DURATION,
+    "signinrule.group": {"minLength": 1, "maxLength": sign_in.MAX_GROUP, "examples": ["team-*"]},
+    "signinrule.tenant": {"minLength": 1},
     "serving.replicas": {"minItems": 1, "maxItems": worldfile.MOST_SERVERS},
     "serving.start": DURATION,
     "serving.spread": SHARE,
@@ -931,6 +943,19 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "intensity.kind": "`intensity`.",
     "intensity.hours": "Values of the hours of a day (24), or of a week from Monday on (168), in UTC.",
     "intensity.unit": "CO2e or price of a kWh.",
+    "signin.kind": "`sign-in`.",
+    "signin.issuer": "URL of the issuer of accounts (OpenID Connect), exactly as the issuer writes it.",
+    "signin.client": "Client id of Poise at the issuer.",
+    "signin.rules": "Tenants of groups. The first rule that applies to a group of the account counts.",
+    "signin.secret_file": "File with the secret of the client, relative to the home. A public client has none.",
+    "signin.scopes": "Scopes to request, besides `openid`.",
+    "signin.groups": "Claim of the ID token that lists the groups of the account.",
+    "signin.name": "Claim with the display name.",
+    "signin.account": "Claim with the Unix account that runs the commands. Choose a claim that people cannot edit.",
+    "signin.lasts": "Lifetime of a token of Poise, from 5m to 24h.",
+    "signinrule.group": "Group of the account. One `*` matches any part of the name.",
+    "signinrule.tenant": "Tenant of its members. `*` is the part that `*` of the group matches.",
+    "signinrule.role": "Role of its members.",
     "upstreams.kind": "`upstreams`.",
     "upstreams.upstreams": "The servers, each with OpenAI's API.",
     "upstreams.discover": "Sources of upstreams: names in DNS, jobs, Services of Kubernetes.",

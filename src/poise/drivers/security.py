@@ -52,8 +52,9 @@ def ensure_token(home: Home) -> str:
 
 
 def token_for(home: Home) -> str:
-    """Return the token for requests: POISE_TOKEN, the content of the file POISE_TOKEN_FILE, or the home's own token.
-    Raises `Denied`, and InputError if it would be sent to another user.
+    """Return the token for requests: POISE_TOKEN, the content of the file POISE_TOKEN_FILE, that of `poise login` for a
+    control plane elsewhere, or the home's own token. Raises `Denied`, and InputError if it would be sent to another
+    user.
     """
     if isinstance(home.elsewhere, Path):
         check_shared(home.elsewhere)
@@ -62,12 +63,23 @@ def token_for(home: Home) -> str:
     if file := os.environ.get("POISE_TOKEN_FILE"):
         return _read(Path(file).expanduser(), ASK, missing=("POISE_TOKEN_FILE names a file that is not there", ASK))
     if home.elsewhere is not None:
+        from poise.drivers.signed import signed_in_token  # imported late: it imports this module
+
+        if token := signed_in_token(home):
+            return token
         raise Denied(
             "the control plane of another user requires a token",
             field=str(home.elsewhere),
-            hint="ask its admin for one (`poise token add`), and set POISE_TOKEN_FILE",
+            hint="`poise login`; or ask its admin for one (`poise token add`), and set POISE_TOKEN_FILE",
         )
     return read_token(home)
+
+
+def read_secret(path: Path) -> str:
+    """Return the secret in a file. Raises `Denied` if it is unreadable, or readable by other users."""
+    return _read(
+        path, f"write nothing but the secret into {path}", missing=("there is no such file", f"`ls -l {path}`")
+    )
 
 
 def read_token(home: Home) -> str:

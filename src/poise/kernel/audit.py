@@ -24,6 +24,7 @@ from poise.model.events import (
     ScheduleRemoved,
     SharesSet,
     TokenAdded,
+    TokenRenewed,
     TokenRevoked,
     UnitsCancelled,
 )
@@ -99,6 +100,8 @@ def _in_words(event: AUDITED) -> str:
             token = event.token
             name = f" ({token.name})" if token.name else ""
             account = f", account {token.account}" if token.account else ""
+            if token.subject:
+                return f"signed in, token {token.id}{name}: {token.role.name.lower()} of {token.tenant}{account}"
             return f"added token {token.id}{name}: {token.role.name.lower()} of {token.tenant}{account}"
         case Configured():
             return f"set the policy to {event.policy}{f' ({event.why})' if event.why else ''}"
@@ -107,6 +110,8 @@ def _in_words(event: AUDITED) -> str:
             return f"set the rules to {some(names, FEW)}" if names else "removed the rules"
         case RuleAnswered():
             return f"{'allowed' if event.allowed else 'denied'} rule {event.rule} for {event.subject or 'the fleet'}"
+        case TokenRenewed():
+            return f"renewed token {event.id}"
         case TokenRevoked():
             return f"revoked token {event.id}"
     return "stopped the control plane"

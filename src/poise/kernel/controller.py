@@ -78,6 +78,7 @@ from poise.kernel.messages import (
     SetQuota,
     SetRules,
     SetShares,
+    SignedIn,
     Submit,
     TakeIn,
     TryRecover,
@@ -86,6 +87,7 @@ from poise.kernel.outage import Outage
 from poise.kernel.owners import owned
 from poise.kernel.ruling import Ruling
 from poise.kernel.schedulable import prepare
+from poise.kernel.signing import signed_in
 from poise.kernel.spans import root_of, run_of
 from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.timetable import Calendar
@@ -558,6 +560,8 @@ class Controller:
                 self._dispatch.caller_gone(message.job, now)
             case AddToken():
                 self._answer(message.request, lambda: self._add_token(message, now))
+            case SignedIn():
+                self._answer(message.request, lambda: self._signed_in(message, now))
             case RevokeToken():
                 self._answer(message.request, lambda: self._revoke_token(message, now))
             case AskToStop():
@@ -1115,15 +1119,16 @@ class Controller:
         self._deciding, self._asked, self._passed_over = False, None, now
         self._asks, self._until, self._closed, self._dirty = None, None, False, True
 
+    def _signed_in(self, message: SignedIn, now: int) -> Token:
+        events, token_id = signed_in(self.ledger.tokens, message, now)
+        if any(isinstance(event, TokenAdded) for event in events):
+            self._check_tokens()
+        for event in events:
+            self._commit(event)
+        return self.ledger.tokens[token_id]
+
     def _add_token(self, message: AddToken, now: int) -> Token:
-        standing = sum(not token.revoked for token in self.ledger.tokens.values())
-        if standing >= MAX_TOKENS:
-            raise Conflict(
-                "there are too many tokens",
-                need=f"at most {MAX_TOKENS}",
-                have=str(standing),
-                hint="`poise token ls`, then `poise token rm ID` for those that are no longer needed",
-            )
+        self._check_tokens()
         known = self.ledger.tokens.of_secret(message.hash)
         if known is not None:
             asked = (message.tenant, message.role, message.name, message.account)
@@ -1143,6 +1148,17 @@ class Controller:
         )
         self._commit(TokenAdded(at=now, token=token, by=message.bearer.token))
         return token
+
+    def _check_tokens(self) -> None:
+        """Raise `Conflict` if there is no room for one more token."""
+        standing = sum(not token.revoked for token in self.ledger.tokens.values())
+        if standing >= MAX_TOKENS:
+            raise Conflict(
+                "there are too many tokens",
+                need=f"at most {MAX_TOKENS}",
+                have=str(standing),
+                hint="`poise token ls`, then `poise token rm ID` for those that are no longer needed",
+            )
 
     def _revoke_token(self, message: RevokeToken, now: int) -> str:
         token = self.ledger.tokens.get(message.id)

@@ -264,6 +264,22 @@ class AddToken(msgspec.Struct, frozen=True, kw_only=True):
     bearer: Bearer = HOME
 
 
+class SignedIn(msgspec.Struct, frozen=True, kw_only=True):
+    """A person has proved its identity to the issuer. The reply is its `Token`, which `lasts` this many nanoseconds.
+    `hash` is the SHA-256 of its secret. `renews`: only if the token with this hash may still be renewed.
+    """
+
+    request: int
+    hash: str
+    subject: str
+    name: str
+    tenant: str
+    role: Role
+    account: str
+    lasts: int
+    renews: bool = False
+
+
 class RevokeToken(msgspec.Struct, frozen=True):
     request: int
     id: str
@@ -381,6 +397,7 @@ Request = (
     | SetRules
     | AnswerRule
     | AddToken
+    | SignedIn
     | RevokeToken
     | AskToStop
 )

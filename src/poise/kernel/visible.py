@@ -68,6 +68,7 @@ from poise.model.events import (
     Straggling,
     Suspended,
     TokenAdded,
+    TokenRenewed,
     TokenRevoked,
     TrainingTold,
     UnitsCancelled,
@@ -255,7 +256,7 @@ class Sight:
         event = _without_sealed(event)
         if isinstance(event, TokenAdded) and self.bearer.role == Role.ADMIN:
             return msgspec.structs.replace(event, token=msgspec.structs.replace(event.token, hash=""))
-        if isinstance(event, TokenAdded | TokenRevoked) and self.bearer.role < Role.ADMIN:
+        if isinstance(event, TokenAdded | TokenRenewed | TokenRevoked) and self.bearer.role < Role.ADMIN:
             return None
         if self.bearer.sees_all:
             return event

@@ -555,6 +555,15 @@ class TokenAdded(msgspec.Struct, frozen=True, tag="token-added", kw_only=True, o
     by: str = ""
 
 
+class TokenRenewed(msgspec.Struct, frozen=True, tag="token-renewed", kw_only=True, omit_defaults=True):
+    """The person of a token has proved its identity again; the token `expires` at this instant."""
+
+    at: int
+    id: str
+    expires: int
+    by: str = ""
+
+
 class TokenRevoked(msgspec.Struct, frozen=True, tag="token-revoked", kw_only=True, omit_defaults=True):
     """A token is revoked; requests with it are refused from now on."""
 
@@ -774,6 +783,7 @@ Event = (
     | ReservationRemoved
     | ClockSet
     | TokenAdded
+    | TokenRenewed
     | TokenRevoked
     | StopAsked
     | NodeLevelled
@@ -816,6 +826,7 @@ AUDITED = (
     | ReservationAdded
     | ReservationRemoved
     | TokenAdded
+    | TokenRenewed
     | TokenRevoked
     | Configured
     | RulesSet

@@ -395,6 +395,41 @@ class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
 
 
+class SignInCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The start of a sign-in: open `url` in any browser, and enter `user_code`; `whole_url`, if known, has the code
+    already. Ask for the result with `device_code` every `interval` seconds, for `expires_in` seconds.
+    """
+
+    device_code: str
+    user_code: str
+    url: str
+    whole_url: str = ""
+    interval: float
+    expires_in: float
+
+
+class PageReport(msgspec.Struct, frozen=True):
+    """The page of the issuer where a browser signs in."""
+
+    url: str
+
+
+class SignInReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A token for a person who has signed in. It lasts `lasts` seconds; `refresh`, if the issuer sent one, renews it.
+    Or `pending`: the person has not entered the code yet; if `slower`, ask five seconds less often.
+    """
+
+    pending: bool = False
+    slower: bool = False
+    token: str = ""
+    name: str = ""
+    tenant: str = ""
+    role: str = ""
+    account: str = ""
+    lasts: float = 0.0
+    refresh: str = ""
+
+
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """A requested change: its time, what was requested, and the id, name and tenant of the token (empty id: the token
     of the home).

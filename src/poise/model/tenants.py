@@ -37,6 +37,7 @@ class Role(IntEnum):
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A token in the ledger: `hash` is the SHA-256 of the secret, in hexadecimal digits. `expires` and `revoked` are
     instants, 0: never. Commands submitted with it run as the Unix `account`; empty: as the user of the node's agent.
+    The token of a person who signed in has a `subject`: the issuer, and its id of the person.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires: int = 0
     revoked: int = 0
     account: str = ""
+    subject: str = ""
 
     @property
     def known_as(self) -> tuple[str, str]:

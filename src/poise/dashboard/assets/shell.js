@@ -97,7 +97,7 @@ document.getElementById("views").append(...VIEWS.map((one) => el("li", {}, el("a
 
 document.addEventListener("click", (event) => {
   const target = event.target.closest("a");
-  if (!target || target.origin !== location.origin || target.hasAttribute("download") || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  if (!target || target.origin !== location.origin || target.hasAttribute("download") || target.rel === "external" || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   event.preventDefault();
   if (target.hash && target.pathname === location.pathname) { document.querySelector(target.hash)?.focus(); return; }
   go(target.pathname);
@@ -151,6 +151,10 @@ const ENDINGS = {
   revoked: ["Access has ended", "The control plane no longer accepts the token of this session."],
   session: ["No session", "This browser has no session with this dashboard, or it is over."],
   link: ["The link is not valid", "The link was used before, or has expired."],
+  E120: ["Nobody can sign in here", "This control plane has no issuer of accounts."],
+  E136: ["Sign-in was refused", "No rule gives your account a tenant. Ask an admin for one."],
+  E218: ["Nobody can sign in now", "The issuer of accounts does not answer."],
+  refused: ["Sign-in was refused", "The issuer of accounts, or Poise, did not accept it."],
 };
 
 function end({ why, text }) {
@@ -162,7 +166,8 @@ function end({ why, text }) {
   who.textContent = "";
   const [title, told] = ENDINGS[why] ?? ["Access has ended", text];
   document.title = `${title} · Poise`;
-  main.replaceChildren(el("h1", {}, title), el("p", {}, told), el("p", {}, "Type ", code("poise dashboard"), " for a new link."));
+  main.replaceChildren(el("h1", {}, title), el("p", {}, told),
+    el("p", {}, el("a", { href: "/sign-in", rel: "external" }, "Sign in"), " with an account of your company, or type ", code("poise dashboard"), " for a new link."));
 }
 
 setInterval(() => { if (view && !ended) { changed.add("time"); draw(); } }, 1000);
@@ -205,7 +210,12 @@ function connect(again) {
 }
 
 async function enter() {
-  const secret = location.hash.match(/^#link=([\w-]+)$/)?.[1];
+  const secret = location.hash.match(/^#link=([\w-]+)$/)?.[1], refused = location.hash.match(/^#refused=(E\d{3})$/)?.[1];
+  if (refused) {
+    history.replaceState(null, "", location.pathname);
+    say({ kind: "end", why: refused in ENDINGS ? refused : "refused" });
+    return;
+  }
   if (secret) {
     history.replaceState(null, "", location.pathname);
     const answer = await fetch("/session", { method: "POST", body: JSON.stringify({ link: secret }) });

@@ -4,7 +4,7 @@ import msgspec
 
 from poise.kernel.ledger.room import Handlers, Room, hold_same
 from poise.kernel.ledger.state import State
-from poise.model.events import TokenAdded, TokenRevoked
+from poise.model.events import TokenAdded, TokenRenewed, TokenRevoked
 from poise.model.tenants import Token
 
 PAST_TOKENS = 256
@@ -39,13 +39,16 @@ class Tokens(Room, dict[str, Token]):
         return self._state.accounts
 
     def handlers(self) -> Handlers:
-        return {TokenAdded: self._added, TokenRevoked: self._revoked}
+        return {TokenAdded: self._added, TokenRenewed: self._renewed, TokenRevoked: self._revoked}
 
     def _added(self, event: TokenAdded) -> None:
         self._state.tokens_ever += 1
         self._state.accounts = self._state.accounts or bool(event.token.account)
         self[event.token.id] = event.token
         self._secrets[event.token.hash] = event.token.id
+
+    def _renewed(self, event: TokenRenewed) -> None:
+        self[event.id] = msgspec.structs.replace(self[event.id], expires=event.expires)
 
     def _revoked(self, event: TokenRevoked) -> None:
         del self._secrets[self[event.id].hash]
