@@ -8,10 +8,13 @@ become Events: one for each Pod and reason, at most `EVENTS_A_SECOND`, and a rep
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
+import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -198,8 +201,10 @@ class Scheduler:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0  # when the timer ticks
         self._writers = ThreadPoolExecutor(WRITERS, "poise-write", self._open_api)
-        self._submitter = ThreadPoolExecutor(1, "poise-submit", self._open_client)
-        self._unsent: deque[Asked] = deque()
+        self._canceller = ThreadPoolExecutor(1, "poise-cancel", self._open_client)
+        self._unsent: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        self._ends = False
+        self._broken: Exception | None = None
         self._latest: int | None = None  # number of the latest job, for the thread of submissions
         self._telling = ThreadPoolExecutor(1, "poise-tell", self._open_both)
         self._own = threading.local()
@@ -239,18 +244,23 @@ class Scheduler:
         watched += [self._slices, self._classes, self._claims] if self._has_devices else []
         for one in watched:
             one.start()
+        threading.Thread(target=self._submit_all, name="poise-submit", daemon=True).start()
         telling = asyncio.create_task(self._tell_reasons())
         try:
             while not until():
                 self._look()
                 await asyncio.sleep(LOOK_SECONDS)
+                if self._broken is not None:
+                    raise self._broken
         finally:
             telling.cancel()
+            self._ends = True
+            self._unsent.put(None)
             for line in self._lines.values():
                 line.close()
             for one in watched:
                 one.stop()
-            for pool in (self._writers, self._submitter, self._telling):
+            for pool in (self._writers, self._canceller, self._telling):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -272,8 +282,14 @@ class Scheduler:
         return self._clock.now()
 
     def _took(self, act: Callable[[], None]) -> None:
-        """Let the placer do something, and set the timer for its next one."""
-        act()
+        """Let the placer do something, and set the timer for its next one. After an error this process ends: the next
+        one reads its state from the Pods.
+        """
+        try:
+            act()
+        except Exception as error:
+            self._broken = self._broken or error
+            return
         if self.placer.is_stirred and not self._looks:
             self._looks = True
             self._loop.call_soon(self._look)
@@ -329,33 +345,44 @@ class Scheduler:
         self._lines.pop(node).close()
 
     def submit(self, asked: Sequence[Asked]) -> None:
-        self._unsent.extend(asked)
-        self._submitter.submit(self._submit)
+        for one in asked:
+            self._unsent.put(one)
 
-    def _submit(self) -> None:
-        """Submit the jobs that wait for it in their order, also those that came while others were submitted. One whose
-        name is taken gets none.
+    def _submit_all(self) -> None:
+        """Submit jobs as they come, over one connection. One whose name is taken gets none."""
+        client = Client(self.home)
+        while not self._ends:
+            sent, over = deque[Asked](), threading.Event()
+            try:
+                if self._latest is None:
+                    self._latest = max((int(job.id[1:]) for job in client.jobs(everything=True, latest=1)), default=0)
+                keys = (sent[-1].key for _ in itertools.count())
+                for receipt in client.submit_stream(self._specs(sent, over), keys):
+                    one = sent.popleft()
+                    if receipt.error is not None and receipt.error.code == Conflict.default_code:
+                        plain = {of: value for of, value in one.spec.items() if of != "name"}
+                        [receipt] = client.submit_stream([plain], [one.key])
+                    if receipt.error is not None:
+                        _log.warning("%s: %s %s", one.spec["name"], receipt.error.message, receipt.error.have)
+                    self._submitted(one.key, receipt.job, self._over(client, receipt.job))
+            except PoiseError as error:
+                _log.warning("the control plane does not take jobs: %s", error)
+                over.set()
+                self._unsent.put(None)
+                time.sleep(RECONNECT_SECONDS[1])
+                for one in sent:
+                    self._submitted(one.key, "", "")
+
+    def _specs(self, sent: deque[Asked], over: threading.Event) -> Iterator[dict[str, Any]]:
+        """Yield jobs to submit, each once it is noted in `sent`, until there is `None` instead of a job. Once it is
+        `over`, another one takes its place, and gets the job that this one has taken from it.
         """
-        client: Client = self._own.client
-        asked = [self._unsent.popleft() for _ in range(len(self._unsent))]
-        if not asked:
-            return
-        done = 0
-        try:
-            if self._latest is None:
-                self._latest = max((int(job.id[1:]) for job in client.jobs(everything=True, latest=1)), default=0)
-            for receipt in client.submit_stream((of.spec for of in asked), (of.key for of in asked)):
-                one, done = asked[done], done + 1
-                if receipt.error is not None and receipt.error.code == Conflict.default_code:
-                    plain = {of: value for of, value in one.spec.items() if of != "name"}
-                    [receipt] = client.submit_stream([plain], [one.key])
-                if receipt.error is not None:
-                    _log.warning("%s: %s %s", one.spec["name"], receipt.error.message, receipt.error.have)
-                self._submitted(one.key, receipt.job, self._over(client, receipt.job))
-        except PoiseError as error:
-            _log.warning("the control plane does not take jobs: %s", error)
-            for one in asked[done:]:
-                self._submitted(one.key, "", "")
+        while (one := self._unsent.get()) is not None:
+            if over.is_set():
+                self._unsent.put(one)
+                return
+            sent.append(one)
+            yield one.spec
 
     def _submitted(self, key: str, job: str, over: str) -> None:
         self._answer(lambda: self.placer.submitted(key, job, self._now(), over))
@@ -370,7 +397,7 @@ class Scheduler:
         return known.status if known is not None and known.ended else ""
 
     def cancel(self, job: str) -> None:
-        self._submitter.submit(self._cancel, job)
+        self._canceller.submit(self._cancel, job)
 
     def _cancel(self, job: str) -> None:
         with contextlib.suppress(Conflict, NotFound):  # it is over

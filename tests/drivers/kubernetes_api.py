@@ -148,6 +148,8 @@ class KubernetesApi:
             of = body["spec"]["resourceAttributes"]
             resource = "/".join(filter(None, (of["resource"], of.get("subresource"))))
             return {"status": {"allowed": (of["verb"], resource) not in self.denied}}
+        if parts == ["apis", "resource.k8s.io", "v1"]:
+            return {"kind": "APIResourceList"}
         if collection not in self.objects:
             raise Refusal(404, "NotFound", f"no {collection}")
         verb = {"GET": "get" if name else "list", "POST": "create", "DELETE": "delete", "PATCH": "patch"}[method]

@@ -28,13 +28,23 @@ class AsScheduler(OnCluster):
             self.small.output = lambda uid: next(filter(None, (kubelet.output(uid) for kubelet in kubelets)), b"")
 
     def create(
-        self, name: str, run: str = "true", cpu: str = "1", where: str = "", group: str = "", **metadata: Any
+        self,
+        name: str,
+        run: str = "true",
+        cpu: str = "1",
+        where: str = "",
+        group: str = "",
+        claim: str = "",
+        **metadata: Any,
     ) -> None:
-        """A Pod that Poise places, or that another scheduler has placed on a node; or one of a PodGroup."""
+        """A Pod that Poise places, or that another scheduler has placed on a node; or one of a PodGroup, or with a
+        ResourceClaim.
+        """
         held = {"requests": {"cpu": cpu}}
         container = {"name": "main", "image": "x", "command": ["sh", "-c", run], "resources": held}
         spec: dict[str, Any] = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
         spec |= {"schedulingGroup": {"podGroupName": group}} if group else {}
+        spec |= {"resourceClaims": [{"name": "device", "resourceClaimName": claim}]} if claim else {}
         spec |= {"nodeName": where} if where else {"schedulerName": "poise"}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
         self.api.create(f"/api/v1/namespaces/{SPACE}/pods", body)
@@ -135,6 +145,30 @@ def test_a_gang_is_bound_once_all_of_it_has_room(on: AsScheduler) -> None:
     assert not any(on.pods()[name]["spec"].get("nodeName") for name in names)
     on.delete("theirs")
     on.until_ended(*names)
+
+
+def test_a_pod_goes_to_the_devices_that_it_claims(on: AsScheduler) -> None:
+    if on.small is None:
+        pytest.skip("Kubernetes 1.20 does not serve `resource.k8s.io/v1`")
+    devices = [{"name": "npu-0", "attributes": {"model": {"string": "X1"}}}]
+    pool = {"name": NODES[1], "generation": 1, "resourceSliceCount": 1}
+    on.small.put(
+        "resourceslices",
+        "x",
+        spec={"driver": "npu.example.org", "pool": pool, "nodeName": NODES[1], "devices": devices},
+    )
+    on.small.put("deviceclasses", "npu", spec={"selectors": [{"cel": {"expression": "device.driver != ''"}}]})
+    exactly = {"deviceClassName": "npu", "allocationMode": "ExactCount", "count": 1}
+    on.create("claims", claim="one")
+    until(lambda: "`one` does not exist" in str(on.events("claims")), "it was told", on.messages)
+    on.small.put("resourceclaims", "one", SPACE, spec={"devices": {"requests": [{"name": "npu", "exactly": exactly}]}})
+    on.until_ended("claims")
+    assert on.pods()["claims"]["spec"]["nodeName"] == NODES[1]
+    status = on.small.get("resourceclaims", "one", SPACE)["status"]
+    assert [of["device"] for of in status["allocation"]["devices"]["results"]] == ["npu-0"]
+    assert [of["name"] for of in status["reservedFor"]] == ["claims"]
+    found = on.living.poise("doctor", "--on", "kubernetes:scheduler=poise", "--json").value["checks"]
+    assert {"rights to resourceclaims", "rights to resourceclaims/status"} <= {check["name"] for check in found}
 
 
 def test_a_scheduler_that_is_killed_places_nothing_twice_and_knows_what_runs(on: AsScheduler) -> None:
