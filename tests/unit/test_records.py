@@ -64,6 +64,7 @@ LOCAL = {
     "poise.kernel.messages.Decide",
     "poise.kernel.messages.Decided",
     "poise_kubernetes.placing._Job",
+    "poise_kubernetes.placing._Kind",
     "poise_kubernetes.placing._Placed",
 }
 """Records that stay in one process, and hold none of those."""
