@@ -117,8 +117,9 @@ def theirs(cluster: Any, chosen: Sequence[Row]) -> int:
 
 
 def measure(data: Path, every: int, demand: float, rounds: int) -> list[Figure]:
-    from poise.drivers.kubernetes.api import Api
     from system.kubernetes_cluster import ETCD, PARTS, kubernetes
+
+    from poise.drivers.kubernetes.api import Api
 
     if not (PARTS / "kube-scheduler").exists() or not ETCD.exists():
         return [absent("GPUs allocated", "`make servers kubernetes-parts` builds the API server")]

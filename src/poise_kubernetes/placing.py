@@ -593,7 +593,13 @@ class Placer:
             cpu=offer["cpu"],
             memory=offer["memory"],
             devices=devices,
-            labels={**known.labels, ALLOCATED: "kubernetes", SUBSTRATE: "kubernetes", **containers, **admitted},  # others may come
+            labels={
+                **known.labels,
+                ALLOCATED: "kubernetes",
+                SUBSTRATE: "kubernetes",
+                **containers,
+                **admitted,
+            },  # others may come
         )
 
     def _left(

@@ -329,10 +329,10 @@ def test_a_pod_of_a_kind_that_was_there_before_concerns_only_its_own_node() -> N
         said: list[str] = []
         say = world.say
 
-        def hear(name: str, message: FromAgent) -> None:
+        def hear(node: str, message: FromAgent) -> None:
             if not isinstance(message, Beat):
-                said.append(name)
-            say(name, message)
+                said.append(node)
+            say(node, message)
 
         world.say = hear  # type: ignore[method-assign]
         world.pod("second")
@@ -366,9 +366,9 @@ def test_nodes_whose_pods_only_run_send_few_heartbeats(world: Scheduled) -> None
     beats: list[FromAgent] = []
     say = world.say
 
-    def hear(name: str, message: FromAgent) -> None:
+    def hear(node: str, message: FromAgent) -> None:
         beats.append(message)
-        say(name, message)
+        say(node, message)
 
     world.say = hear  # type: ignore[method-assign]
     world.run(60)

@@ -84,7 +84,21 @@ WORKS = {
     "rehearse": f"rehearse --json {REHEARSED}-service.yaml poisson:requests=50 --world {REHEARSED}-replicas.yaml",
     "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
-LONG = {"login", "logout", "forward", "shell", "ssh", "demo", "learn", "tune", "bench-devices", "serve", "service", "join", "dashboard"}
+LONG = {
+    "login",
+    "logout",
+    "forward",
+    "shell",
+    "ssh",
+    "demo",
+    "learn",
+    "tune",
+    "bench-devices",
+    "serve",
+    "service",
+    "join",
+    "dashboard",
+}
 """Take long, go on until they are told to end, or need a gateway, and have tests of their own."""
 
 ASKS = (
