@@ -23,8 +23,6 @@ from urllib.parse import quote
 
 import msgspec
 import uvloop
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
 
 from poise.client import Client
 from poise.config import Home
@@ -55,6 +53,7 @@ from poise_kubernetes.claims import (
 )
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.grouping import groups, least_in, name_of, paths_of
+from poise_kubernetes.lines import Line
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written, launch_of
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
@@ -66,6 +65,7 @@ LOOK_SECONDS = 0.1
 WRITERS = 32
 """Threads that write to the API server; each waits for its answer. A server takes hundreds of writes at a time."""
 
+CHANNEL = "/v1/channel"
 RECONNECT_SECONDS = 0.1, 1.0
 OPEN_SECONDS = 10.0
 
@@ -116,21 +116,21 @@ def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Written:
 
 
 class _Line:
-    """The channel of one node."""
+    """The channel of one node, opened again whenever it is lost."""
 
     def __init__(self, owner: "Scheduler", node: str) -> None:
         self._owner, self._node = owner, node
-        self._frames = Frames()
-        self._unsent: asyncio.Queue[FromAgent] = asyncio.Queue()
-        self._channel: ClientConnection | None = None
+        self._sent, self._heard = Frames(), Frames()
+        self._line: Line | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def say(self, message: FromAgent) -> None:
-        self._unsent.put_nowait(message)
+        if self._line is not None:
+            self._line.send(_encode((self._sent.number(), message)))
 
     def hang(self) -> None:
-        if self._channel is not None:
-            self._channel.transport.abort()
+        if self._line is not None:
+            self._line.abort()
 
     def close(self) -> None:
         self._task.cancel()
@@ -139,51 +139,40 @@ class _Line:
         pause = RECONNECT_SECONDS[0]
         while True:
             try:
-                async with self._opened() as channel:
-                    await self._serve(channel)
-                pause = RECONNECT_SECONDS[0]
-            except (OSError, WebSocketException, PoiseError, EOFError, Broken, msgspec.DecodeError) as error:
+                await self._serve()
+            except (OSError, PoiseError) as error:
                 _log.debug("node %s has no channel: %s", self._node, error)
+                if self._line is not None:
+                    pause = RECONNECT_SECONDS[0]
             finally:
-                self._channel = None
+                self._line = None
                 self._owner.disconnected(self._node)
             await asyncio.sleep(pause)
             pause = min(RECONNECT_SECONDS[1], 2 * pause)
 
-    @contextlib.asynccontextmanager
-    async def _opened(self) -> Any:
+    async def _serve(self) -> None:
+        """Open the channel, and wait until it is lost."""
+        loop, token = asyncio.get_running_loop(), read_token(self._owner.home)
         sock = reach_socket(self._owner.home.socket, None)
-        with contextlib.closing(sock):
-            sock.setblocking(False)
-            async with connect(
-                "ws://poise/v1/channel",
-                sock=sock,
-                additional_headers={"Authorization": f"Bearer {read_token(self._owner.home)}"},
-                open_timeout=OPEN_SECONDS,
-                compression=None,
-                max_size=None,
-                ping_interval=None,
-            ) as channel:
-                yield channel
-
-    async def _serve(self, channel: ClientConnection) -> None:
-        self._channel, self._frames, heard = channel, Frames(), Frames()
-        self._unsent = asyncio.Queue()
-        sender = asyncio.create_task(self._send(channel))
-        self._owner.connected(self._node)
+        sock.setblocking(False)
+        transport, line = await loop.create_connection(lambda: Line(CHANNEL, token, self._hear), sock=sock)
         try:
-            async for frame in channel:
-                serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
-                if heard.hears(serial) and isinstance(message, ToAgent):
-                    self._owner.hear(self._node, message)
+            async with asyncio.timeout(OPEN_SECONDS):
+                await line.opened
+            self._line, self._sent, self._heard = line, Frames(), Frames()
+            self._owner.connected(self._node)
+            await line.closed
         finally:
-            sender.cancel()
+            transport.abort()
 
-    async def _send(self, channel: ClientConnection) -> None:
-        with contextlib.suppress(WebSocketException):
-            while True:
-                message = await self._unsent.get()
-                await channel.send(_encode((self._frames.number(), message)))
+    def _hear(self, frame: bytes) -> None:
+        try:
+            serial, message = _to_agent.decode(frame)
+            if self._heard.hears(serial) and isinstance(message, ToAgent):
+                self._owner.hear(self._node, message)
+        except (Broken, msgspec.DecodeError) as error:
+            _log.debug("node %s has no channel: %s", self._node, error)
+            self.hang()
 
 
 class Scheduler:
