@@ -318,6 +318,19 @@ def test_a_gang_that_loses_a_pod_while_it_is_bound_gives_back_what_was_bound(wor
     assert world.jobs() == {"ml.train": "cancelled"}
 
 
+def _said(world: Scheduled) -> list[tuple[str, FromAgent]]:
+    """What the nodes say from now on."""
+    said: list[tuple[str, FromAgent]] = []
+    say = world.say
+
+    def heard(node: str, message: FromAgent) -> None:
+        said.append((node, message))
+        say(node, message)
+
+    world.say = heard  # type: ignore[method-assign]
+    return said
+
+
 def test_a_pod_of_a_kind_that_was_there_before_concerns_only_its_own_node() -> None:
     world = Scheduled(nodes={f"n{number:02}": node() for number in range(20)})
     try:
@@ -326,18 +339,10 @@ def test_a_pod_of_a_kind_that_was_there_before_concerns_only_its_own_node() -> N
         world.end("first")
         world.run(30)
         assert world.jobs() == {"ml.first": "done"}
-        said: list[str] = []
-        say = world.say
-
-        def hear(node: str, message: FromAgent) -> None:
-            if not isinstance(message, Beat):
-                said.append(node)
-            say(node, message)
-
-        world.say = hear  # type: ignore[method-assign]
+        said = _said(world)
         world.pod("second")
         world.run(3)
-        assert set(said) == {world.on()["second"]}
+        assert {name for name, message in said if not isinstance(message, Beat)} == {world.on()["second"]}
     finally:
         world.close()
 
@@ -363,14 +368,7 @@ def test_nodes_whose_pods_only_run_send_few_heartbeats(world: Scheduled) -> None
     for number in range(4):
         world.pod(f"p{number}")
     world.run(60)
-    beats: list[FromAgent] = []
-    say = world.say
-
-    def hear(node: str, message: FromAgent) -> None:
-        beats.append(message)
-        say(node, message)
-
-    world.say = hear  # type: ignore[method-assign]
+    beats = _said(world)
     world.run(60)
     assert 0 < len(beats) <= 2 * 7, "one each 10 s"
     assert set(world.jobs().values()) == {"running"}
