@@ -1,7 +1,7 @@
 """Compare the replica-hours of every scaler with those of an oracle, at the same fraction of violated windows.
 
     python benchmarks/autoscaling.py [TOTALS.csv] [--services m-large,m-mid,m-small] [--shares 0.01,0.05] [--bursty 7]
-        [--first 144] [--bound] [--halves] [--json]
+        [--first 144] [--bound] [--halves] [--theories] [--json]
 
 `TOTALS.csv` is `total_rate_10min.csv` of servegen-alibaba: requests/s of production services in windows of 10 minutes
 over 14 days. `bursty` is a generated service of the same length: a daily and weekly cycle, noise, an hourly job, and
@@ -21,7 +21,8 @@ fraction of the requests above the capacity.
 
 `--bound` prints instead the optimum of a family of rules that provide a forecast plus a number of spreads, with all
 constants chosen in hindsight for each trace. `--halves` fits `forecast` to the first half of each trace, and prints the
-second half with the number so found, and the optimum of that family for each half.
+second half with the number so found, and the optimum of that family for each half. `--theories` measures changes to
+`forecast` on the first half, with the number of spreads chosen in hindsight.
 """
 
 import argparse
@@ -40,9 +41,9 @@ import msgspec
 import numpy as np
 from harness import say
 
-from poise.model.fleet import Floats
+from poise.model.fleet import Floats, Ints
 from poise.model.scaling import ScaleMemory, ScaleRules, ScaleView, Window
-from poise.policy.foresight import COLLAPSED
+from poise.policy.foresight import BLUR, COLLAPSED, LONG, MOST_DARING, RECENCY, SOON, USUAL
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS
 from poise.units import MINUTE
 
@@ -219,6 +220,60 @@ def best_of_family(rates: Sequence[float], allowed: float, first: int) -> float:
     return best
 
 
+def theories(rates: Sequence[float], allowed: float, first: int) -> Iterator[tuple[str, float]]:
+    """Yield the cost of changes to `forecast`, each with the number of spreads chosen in hindsight."""
+    came, believed = np.array(rates), np.array(_believed(rates))
+    last, mean, least = _shifted(believed, 1), _moving(believed, RECENCY), came.max() / WHOLE
+
+    def cost(forecast: Floats, spread: Floats, daring: float = 0.0) -> float:
+        wanted, known, wide = came[first:], forecast[first:], np.maximum(spread[first:], 1e-9)
+        bolder = daring * np.log(np.minimum(MOST_DARING, wide / np.maximum(_moving(wide, USUAL), 1e-9)))
+        needed = np.sort(np.where(wanted <= least, -inf, (wanted - known) / wide + bolder))
+        number = needed[len(wanted) - 1 - int(allowed * len(wanted))]
+        return float(np.maximum(known + np.maximum(0, number - bolder) * wide, least).sum() / wanted.sum())
+
+    def spread_of(forecast: Floats, errors: Floats) -> Floats:
+        return (_moving(errors, LONG) + _moving(errors, SOON)) / 2 + BLUR * forecast
+
+    forecast = np.maximum(last, mean)
+    errors = np.abs(believed - forecast)
+    spread = spread_of(forecast, errors)
+    yield "as it is", cost(forecast, spread)
+    for daring in (0.7, 1.5):
+        yield f"more risk where headroom is expensive ({daring:g})", cost(forecast, spread, daring)
+    yield (
+        "spreads of errors above the forecast only",
+        cost(forecast, spread_of(forecast, np.maximum(believed - forecast, 0))),
+    )
+    relative = errors / np.maximum(spread, 1e-9)
+    hours = np.arange(len(came)) % DAY // 6
+    yield "spreads that depend on the hour", cost(forecast, spread * _by_kind(relative, hours))
+    change = np.log(np.maximum(last, 1e-9) / np.maximum(_shifted(believed, 2), 1e-9))
+    yield (
+        "spreads that depend on the last change",
+        cost(forecast, spread * _by_kind(relative, np.digitize(change, CHANGES))),
+    )
+    yesterday = np.log(np.maximum(_shifted(believed, DAY), 1e-9) / np.maximum(_shifted(believed, DAY + 1), 1e-9))
+    for part in (0.25, 0.5):
+        guess = np.maximum(mean, last * np.exp(part * np.clip(yesterday, -1, 1)))
+        yield f"with {part:.0%} of yesterday's change", cost(guess, spread_of(guess, np.abs(believed - guess)))
+
+
+CHANGES = (-0.1, -0.03, 0.03, 0.1)
+"""Limits of the kinds of the last change, in its logarithm."""
+
+
+def _by_kind(relative: Floats, kinds: Ints) -> Floats:
+    """Return the moving mean of earlier values of the same kind."""
+    means: dict[int, float] = {}
+    found = []
+    for value, kind in zip(relative.tolist(), kinds.tolist(), strict=True):
+        mean = means.get(kind, 1.0)
+        found.append(mean)
+        means[kind] = mean + LONG * (value - mean)
+    return np.array(found)
+
+
 def _believed(rates: Sequence[float]) -> list[float]:
     """Bridge collapses of the load as `forecast` does, for as long as its patience."""
     patience, found, doubted = ScaleRules().patience // WINDOW, [rates[0]], 0
@@ -286,6 +341,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=DAY, help="windows that are not counted")
     parser.add_argument("--bound", action="store_true", help="only what a family of rules could do in hindsight")
     parser.add_argument("--halves", action="store_true", help="fit to the first half, and tell the second")
+    parser.add_argument("--theories", action="store_true", help="only changes to `forecast`, on the first half")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     traces = [*totals(given.totals, given.services.split(",")), ("bursty", bursty(given.bursty))]
@@ -293,6 +349,12 @@ def main() -> int:
     if given.bound:
         for share, (trace, rates) in product(shares, traces):
             print(f"{trace}, at most {share:.0%} violated: {best_of_family(rates, share, given.first):.3f}")
+        return 0
+    if given.theories:
+        print(f"| change | {' | '.join(trace for trace, _ in traces)} |\n| --- |{' --- |' * len(traces)}")
+        columns = [dict(theories(rates[: len(rates) // 2], shares[0], given.first)) for _, rates in traces]
+        for name in columns[0]:
+            print(f"| {name} | {' | '.join(f'{column[name]:.3f}' for column in columns)} |")
         return 0
     if given.halves:
         for trace, rates in traces:
