@@ -120,13 +120,17 @@ def _shown(told: "RulesReport") -> Shown:
         [
             Column("RULE", [rule.name for rule in told.rules]),
             Column("MODE", [rule.mode for rule in told.rules]),
-            Column("ACTIONS", [", ".join(rule.actions) for rule in told.rules]),
+            Column("ACTIONS", [_actions(rule) for rule in told.rules], moving=True),
             Column("LAST", [_last(rule) for rule in told.rules], moving=True),
             Column("WHY NOT", [rule.why_not for rule in told.rules], bare=True, moving=True),
         ],
         head=head,
         nothing="no rules; `poise rules apply FILE` loads some",
     )
+
+
+def _actions(rule: "RuleReport") -> str:
+    return f"{', '.join(rule.actions)} ({rule.knob})" if rule.knob else ", ".join(rule.actions)
 
 
 def _last(rule: "RuleReport") -> str:

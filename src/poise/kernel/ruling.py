@@ -12,7 +12,7 @@ from poise.kernel.changing import Adjustment, adjusting, adjustment, check_adjus
 from poise.kernel.ledger import Firing, Ledger
 from poise.kernel.messages import AnswerRule, Configure, Drain, SetQuota, SetRules
 from poise.kernel.rules import Change, Engine, Standing
-from poise.kernel.steering import Steering, acting_as
+from poise.kernel.steering import Steering, acting_as, knob_of
 from poise.kernel.watch import Watch
 from poise.model.events import (
     Began,
@@ -182,6 +182,7 @@ class Ruling:
                     scope=rule.scope if rule.nodes is None else ", ".join(sorted(rule.nodes)),
                     actions=tuple(action.name for action in rule.actions),
                     why_not=self._why_not(engine, rule),
+                    knob=knob_of(self._ledger.rules.firing(rule.name, "")),
                     firings=tuple(reversed(firings[rule.name][-MAX_FIRINGS:])),
                 )
                 for rule in engine.rules.rules

@@ -17,7 +17,7 @@ from poise.errors import Conflict
 from poise.kernel.ledger import Firing, Ledger
 from poise.kernel.messages import Configure, SetQuota
 from poise.kernel.rules import Engine
-from poise.model.control import MICRO, POLICY, Control
+from poise.model.control import MICRO, POLICY, Control, format_knob
 from poise.model.events import Event, RuleSteered
 from poise.model.quotas import Quota
 from poise.model.rules import Rule
@@ -32,6 +32,14 @@ QUOTA = {"quota.cpu": "cpu", "quota.memory": "memory", "quota.gpu": "gpus"}
 def acting_as(rule: str) -> Bearer:
     """Return the identity with which a rule acts."""
     return Bearer(DEFAULT, Role.ADMIN, token=f"rule:{rule}")
+
+
+def knob_of(firing: Firing | None) -> str:
+    """Return the value that the control loop of a firing has set; empty if there is none."""
+    if firing is None or firing.over or "control" not in firing.actions:
+        return ""
+    state = firing.before["control"]
+    return format_knob(state["knob"], state["of"], state["value"])
 
 
 class Steering:
@@ -175,4 +183,4 @@ def _recipe(ledger: Ledger) -> dict[str, Any]:
     return {"fairness": shipped.fairness} | made
 
 
-__all__ = ["Steering", "acting_as"]
+__all__ = ["Steering", "acting_as", "knob_of"]

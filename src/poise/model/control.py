@@ -17,9 +17,9 @@ from poise.errors import SpecError
 from poise.model.document import Findings, near
 from poise.model.expressions import SIGNALS, Compare, parse_condition
 from poise.model.fields import MAX_BYTES, Quantity, parse_or_raise
-from poise.model.resources import WHOLE
+from poise.model.resources import PLENTY, WHOLE
 from poise.model.spec import check_name
-from poise.units import DAY, MINUTE, parse_bytes, parse_cpu, parse_duration
+from poise.units import DAY, MINUTE, format_bytes, format_cpu, parse_bytes, parse_cpu, parse_duration
 
 Effect = Literal["raises", "lowers"]
 
@@ -105,6 +105,24 @@ and a parameter of the policy.
 """
 
 
+def format_knob(knob: str, of: str, value: int) -> str:
+    """Return the value of a knob for people: `quota.gpu of ann: 12`."""
+    match knob:
+        case _ if value == PLENTY:
+            told = "unlimited"
+        case "quota.cpu":
+            told = format_cpu(value)
+        case "quota.memory":
+            told = format_bytes(value)
+        case "quota.gpu":
+            told = f"{value / WHOLE:g}"
+        case "replicas":
+            told = f"{value:+d}"
+        case _:
+            told = f"{value / MICRO:g}"
+    return f"{knob} of {of}: {told}" if of else f"{knob}: {told}"
+
+
 def compile_control(value: Any, field: str, every: int, found: Findings) -> Control | None:
     """Compile a control loop of rules that are evaluated `every` nanoseconds; None after errors."""
     spec = found.convert(value, ControlSpec, field)
@@ -166,4 +184,4 @@ def _target(written: str | dict[str, Quantity], field: str, every: int) -> Compa
     return condition
 
 
-__all__ = ["KNOBS", "POLICY", "Control", "ControlSpec", "Gains", "compile_control"]
+__all__ = ["KNOBS", "POLICY", "Control", "ControlSpec", "Gains", "compile_control", "format_knob"]

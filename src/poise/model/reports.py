@@ -648,8 +648,8 @@ class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule and its state. `why_not` is the reason why it does not act now. `firings` are its latest firings, latest
-    first.
+    """A rule and its state. `why_not` is the reason why it does not act now. `knob` is the value that its control loop
+    has set. `firings` are its latest firings, latest first.
     """
 
     name: str
@@ -657,6 +657,7 @@ class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     actions: tuple[str, ...]
     why_not: str = ""
+    knob: str = ""
     firings: tuple[RuleFiring, ...] = ()
 
 

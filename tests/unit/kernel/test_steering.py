@@ -67,6 +67,7 @@ def test_a_signal_reaches_its_target_and_stays() -> None:
     assert len(taken) < 20
     assert taken == sorted(taken), "it does not overshoot"
     assert world.ledger.quotas["default"].cpu == taken[-1]
+    assert world.controller.ruling.report().rules[0].knob == f"quota.cpu of default: {taken[-1] // 1000}"
     minutes(world, 30)
     assert steps(world) == taken, "within the tolerance nothing changes"
     assert {event.by for event in world.log[-1:] if isinstance(event, QuotaSet)} <= {"rule:half"}

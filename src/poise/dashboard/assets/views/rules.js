@@ -37,7 +37,7 @@ export function show(element, state, api) {
       { title: "Rule", text: (one) => one.name },
       { title: "Mode", text: (one) => one.mode },
       { title: "Scope", text: (one) => one.scope },
-      { title: "Actions", text: (one) => one.actions.join(", ") },
+      { title: "Actions", text: (one) => one.actions.join(", ") + (one.knob ? ` (${one.knob})` : "") },
       { title: "Last firing", text: (one) => (last(one) ? `${statusOf(last(one))} ${ago(last(one).at)} ago` : "never") },
       { title: "Why it does not act", text: (one) => one.why_not || "-" },
     ],
