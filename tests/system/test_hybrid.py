@@ -2,10 +2,10 @@
 
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from poise.model.reports import Prospect
 from system.living import Living, free_port, kill, until
 from system.onkubernetes import OnCluster, cluster_of
 from system.onslurm import OnSlurm
@@ -23,15 +23,14 @@ class Hybrid(OnSlurm):
         name = self.living.client().job(job).tasks[0].node
         return next(node.labels for node in self.living.client().nodes() if node.name == name).get("substrate", "")
 
-    def prospects(self, job: str) -> dict[str, dict[str, Any]]:
+    def prospects(self, job: str) -> dict[str, Prospect]:
         """How a job that waits is expected to fare on each of them, once all have said."""
 
-        def told() -> dict[str, dict[str, Any]]:
-            value = self.living.poise("explain", job, "--json").value
-            found = {one["substrate"]: one for one in value["prospects"]}
+        def told() -> dict[str, Prospect]:
+            found = {one.substrate: one for one in self.living.client().explain(job).prospects}
             return found if found.keys() == {"", "kubernetes", "slurm"} else {}
 
-        found: dict[str, dict[str, Any]] = until(told, "all clusters are compared", self.messages)
+        found: dict[str, Prospect] = until(told, "all clusters are compared", self.messages)
         return found
 
 
@@ -68,8 +67,8 @@ def test_work_goes_where_it_is_expected_to_end_first_and_ends_on_another_cluster
 
     job = on.submit(WAITS.format(released), expect="1m")
     prospects = on.prospects(job)
-    assert {name: one["chosen"] for name, one in prospects.items()} == {"": False, "kubernetes": False, "slurm": True}
-    assert prospects["slurm"]["end"] < prospects["kubernetes"]["end"] < prospects[""]["end"]
+    assert {name: one.chosen for name, one in prospects.items()} == {"": False, "kubernetes": False, "slurm": True}
+    assert prospects["slurm"].end < prospects["kubernetes"].end < prospects[""].end
     node = on.until_running(job)
     assert (node.startswith("slurm-n"), on.cluster_of(job)) == (True, "slurm")
     asked = on.cluster.calls("sbatch")
