@@ -45,6 +45,7 @@ from poise_serve.asgi import (
     Send,
     TooLarge,
     answer,
+    came_at,
     client_of,
     may_ask,
     tell_methods,
@@ -109,7 +110,7 @@ class Gateway:
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
         service = self._fronts[self._name(path)]
-        timeout, deferred, asker = 0, False, Asker(client=client_of(scope))
+        timeout, deferred, asker = 0, False, Asker(client=client_of(scope), came=came_at(scope))
         for name, value in scope["headers"]:
             if name == b"x-request-timeout-seconds":
                 timeout = _seconds(value)

@@ -25,6 +25,11 @@ GONE = "poise.gone"
 """An extension: its `then` takes a function, called once if the client disconnects before it is answered."""
 
 
+CAME = "poise.came"
+"""An extension: its `at` is when the latest data of the request came, in nanoseconds. A busy process takes milliseconds
+to begin with a request."""
+
+
 ASKER = "poise.asker"
 """An extension: the API key of a request, if the gateway uses keys (`poise_serve.door`)."""
 
@@ -88,6 +93,12 @@ def client_of(scope: Scope) -> str:
     if asker is not None:
         return asker.name
     return str(scope["client"][0]) if scope["client"] else ""
+
+
+def came_at(scope: Scope) -> int:
+    """Return when the request came, in nanoseconds; 0 if the server does not tell."""
+    found = scope["extensions"].get(CAME)
+    return found["at"] if found is not None else 0
 
 
 class Gone(Exception):

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable, MutableMapping
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from poise_serve.asgi import ABORT, GONE, App, Scope, answer
+from poise_serve.asgi import ABORT, CAME, GONE, App, Scope, answer
 from poise_serve.refusals import problem
 
 LOOK_EVERY = 5.0
@@ -84,6 +85,8 @@ class Connection(web.RequestHandler):
         self._then: Callable[[], object] = _nothing
         self.has_ended = False
         """Whether the client has closed its sending side."""
+        self.came = 0
+        """When the latest data came, in nanoseconds."""
         self._got = 0
         self._at_rest = -1  # bytes received when it was last idle; -1: no request yet
         self._had = -1  # bytes received at the last check of a request in transfer; -1: not checked yet
@@ -98,6 +101,7 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         self._got += len(data)
+        self.came = time.monotonic_ns()
         super().data_received(data)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp closes even with pending requests
@@ -256,7 +260,11 @@ class Exchange:
             "query_string": request.rel_url.raw_query_string.encode(),
             "headers": headers,
             "client": request.transport.get_extra_info("peername") if request.transport is not None else None,
-            "extensions": {ABORT: {"now": connection.abort}, GONE: {"then": connection.when_gone}},
+            "extensions": {
+                ABORT: {"now": connection.abort},
+                GONE: {"then": connection.when_gone},
+                CAME: {"at": connection.came},
+            },
         }
 
     async def receive(self) -> MutableMapping[str, Any]:

@@ -62,13 +62,14 @@ Tell = Callable[["Answer | Refuse"], None]
 
 class Asker(NamedTuple):
     """The requesting tenant, and whether it may `use` a cached answer and `keep` (store) its own in the cache.
-    `client`: its key, otherwise its address.
+    `client`: its key, otherwise its address. `came`: when the gateway got the request, 0 for now.
     """
 
     tenant: str = ""
     use: bool = True
     keep: bool = True
     client: str = ""
+    came: int = 0
 
     def saying(self, name: bytes, value: bytes) -> "Asker":
         """Apply a request header, if it is a relevant one. Raises `SpecError` for an invalid tenant name."""
@@ -237,7 +238,8 @@ class Service:
         self._asked += 1
         if self.batcher.waiting >= self.batcher.limits.queue:
             self._make_room(asker.client)
-        self._pending[self._asked] = Pending(body, tell, now, deferred, current.get(), asker.client)
+        came = asker.came or now
+        self._pending[self._asked] = Pending(body, tell, came, deferred, current.get(), asker.client)
         self._of[asker.client] += 1
         if not self._channels:
             self._metrics.held(1)
@@ -252,7 +254,7 @@ class Service:
         if not self.batcher.is_gathering and self.batcher.idle == 1:  # several share what comes at once
             self.batcher.gather()
             self._gathering = asyncio.get_running_loop().call_soon(self._gathered)
-        arrived = self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred, suspect=suspect)
+        arrived = self.batcher.arrive(self._asked, now, came=came, timeout=timeout, deferred=deferred, suspect=suspect)
         self._do(arrived, now)
         return self._asked
 
@@ -465,10 +467,15 @@ class Service:
         self.seen.busy += message.took // (len(self._channels[name].slots) if name in self._channels else 1)
         for number in told:
             self._tell(number, by_number[number], now)
+        if self.batcher.limits.objective:
+            asyncio.get_running_loop().call_soon(self._written)  # after the tasks that write these answers
         for number in asked:
             if (stream := self._stream_from(number, name)) is not None:
                 stream.end()
                 self._tell(number, by_number[number], now)
+
+    def _written(self) -> None:
+        self.batcher.written(time.monotonic_ns())
 
     # --- answers in parts --------------------------------------------------------------------------------------------
 

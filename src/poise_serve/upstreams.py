@@ -60,6 +60,7 @@ from poise_serve.asgi import (
     TooLarge,
     abort,
     answer,
+    came_at,
     client_of,
     may_ask,
     tell_methods,
@@ -70,7 +71,7 @@ from poise_serve.discovery import Discoverer
 from poise_serve.embeddings import Embeddings
 from poise_serve.health import Prober
 from poise_serve.kernel.aliases import Aliases
-from poise_serve.kernel.quarantine import LOSSES, Quarantine
+from poise_serve.kernel.quarantine import LOSSES, SAME_LOSS, Quarantine
 from poise_serve.kernel.resilience import RetryBudget
 from poise_serve.metrics import Metrics
 from poise_serve.model.changes import UpstreamReport
@@ -452,6 +453,7 @@ class Upstreams:
         if self._front.objective:
             due = min(due, request.began + self._front.objective)
         tried: set[str] = set()
+        tries = 0  # without those whose connection was refused
         while True:
             place = await self.pool.admit(
                 request.question,
@@ -463,8 +465,9 @@ class Upstreams:
             )
             request.server = name = place.member.name
             outcome: Outcome = "neither"
-            may_again = len(tried) < self._front.retries.most
+            may_again = tries < self._front.retries.most
             tried.add(name)
+            tries += 1
             try:
                 outcome, reason = await self._ask(request, place, may_again, tried)
             except FAILURES as error:
@@ -476,6 +479,7 @@ class Upstreams:
                     await self._fail(request, 502, message, "cut")
                     return
                 is_final, is_down = request.lost >= LOSSES, self._is_refused(place.member, error)
+                tries -= is_down
                 if is_final or not (is_down or (may_again and self._may_retry())):
                     message = f"The upstream `{name}` failed: {type(error).__name__}{_as_another(held)}"
                     raise Refused(502, message, code="upstream_failed", reason=reason, final=is_final) from None
@@ -567,10 +571,12 @@ class Upstreams:
 
     def _lost(self, request: "_Request", server: str) -> int:
         """Record an upstream that the request may have killed. Returns the quarantine time of its prompt."""
-        request.lost += 1
-        key = prompt_key(request.scope["path"], request.body)
+        key, now = prompt_key(request.scope["path"], request.body), _now()
+        if server != request.lost_by or now - request.lost_at >= SAME_LOSS:
+            request.lost += 1
+        request.lost_by, request.lost_at = server, now
         self._tell(Lost(key, server))
-        return self._quarantine.lost(key, _now(), server)
+        return self._quarantine.lost(key, now, server)
 
     def _is_another_open(self, request: "_Request", tried: set[str]) -> bool:
         """Whether another upstream could take the request."""
@@ -651,6 +657,8 @@ class _Request:
         self.held = 0  # nanoseconds spent waiting for the client to read
         self.refused_by: list[Member] = []  # a failure only if another upstream succeeds
         self.lost = 0  # number of upstreams lost with this request
+        self.lost_by = ""  # the latest of them
+        self.lost_at = 0
         self._stalled = stalled
         self.end = b""
         """Last bytes of the answer."""
@@ -726,7 +734,7 @@ def _for_how_long(held: int) -> str:
 
 def _asker(scope: Scope) -> Asker:
     """Read the tenant and the cache settings from the headers."""
-    asker = Asker(client=client_of(scope))
+    asker = Asker(client=client_of(scope), came=came_at(scope))
     try:
         for name, value in scope["headers"]:
             asker = asker.saying(name, value)

@@ -363,6 +363,7 @@ class ServiceTwin(Trial):
         job.place.worked += took
         job.sent = -1
         told, effects = self.batcher.answered(job.name, batch.number, took, batch.padded, self.now)
+        self.batcher.written(self.now)
         self._do(effects)
         self.seen.busy += took
         for number in told:

@@ -170,6 +170,7 @@ class Batcher:
         """P99 of actual over estimated time of accepted requests."""
         self._overruns: deque[float] = deque()
         self._in_order: list[float] = []  # the same, sorted
+        self._told: list[Request] = []  # answered, and perhaps not written yet
         self._took: deque[int] = deque(maxlen=LATELY)  # without first batches
         self._lanes: tuple[dict[int, Request], dict[int, Request]] = ({}, {})
         self._again: deque[list[Request]] = deque()  # retries, sent before the lanes, one batch per list
@@ -223,12 +224,12 @@ class Batcher:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def arrive(
-        self, number: int, now: int, *, timeout: int = 0, deferred: bool = False, suspect: bool = False
+        self, number: int, now: int, *, came: int = 0, timeout: int = 0, deferred: bool = False, suspect: bool = False
     ) -> list[Effect]:
-        """A request has arrived. `timeout`: the client's own timeout, if shorter than that of the service. A `suspect`
-        was being served when a replica was lost: it is served alone.
+        """A request has arrived; its client has waited since it `came` (0: now). `timeout`: the client's own timeout,
+        if shorter than that of the service. A `suspect` was being served when a replica was lost: it is served alone.
         """
-        limits = self.limits
+        limits, came = self.limits, came or now
         self._count(now)
         if not self.replicas and not self._down:
             self._down = now
@@ -238,15 +239,15 @@ class Batcher:
         patience = min(timeout, limits.timeout) if timeout else limits.timeout
         ahead = self.waiting if deferred else len(self._lanes[0]) + sum(map(len, self._again))
         done = foreseen(now, ahead, self._open(now))
-        if limits.objective and ahead and not deferred and (done - now) * self.margin > limits.objective:
+        takes = now - came + int((done - now) * self.margin)
+        if limits.objective and ahead and not deferred and takes > limits.objective:
             if not limits.defer:
-                takes = int((done - now) * self.margin)
-                why = _too_late(done - now, limits.objective)
+                why = _too_late(done - came, limits.objective)
                 return [Refuse(number, "late", why, takes - limits.objective, takes)]
             deferred = True
-        if done > now + patience:
-            return [Refuse(number, "late", _too_late(done - now, patience), done - now - patience, done - now)]
-        request = Request(number, now, now + patience, done, losses=int(suspect))
+        if done > came + patience:
+            return [Refuse(number, "late", _too_late(done - came, patience), done - came - patience, done - came)]
+        request = Request(number, came, came + patience, done, losses=int(suspect))
         if suspect:
             self._again.append([request])
         else:
@@ -336,8 +337,18 @@ class Batcher:
         for request in told:
             request.over = request.answered = True
         if self.limits.objective:
-            self._learn_margin(told, now)
+            self._told += told
         return [request.number for request in told], self._serve(now)
+
+    def written(self, now: int) -> None:
+        """The answers since the last call have been written to the clients: learn how far estimates of them were off.
+        A busy process takes milliseconds to write those of a batch.
+        """
+        for request in self._told:
+            self._learn_margin(request, now)
+        if self._told and self._in_order:
+            self.margin = min(MOST_MARGIN, max(1.0, self._in_order[int((1 - UNLUCKY) * len(self._in_order))]))
+        self._told.clear()
 
     def broke(self, name: str, batch: int, message: str, now: int) -> list[Effect]:
         """A batch failed and its replica continues. Refuse a single request; retry a larger batch in halves."""
@@ -557,17 +568,14 @@ class Batcher:
         self._rate = self.rate(now) + 1 / RATE_OVER
         self._came = now
 
-    def _learn_margin(self, told: Sequence[Request], now: int) -> None:
-        """Update the margin. Short estimates are left out: they say little about long waits."""
-        for request in told:
-            thought = request.foreseen - request.came
-            if thought * self.margin * WORTH_A_LOOK > self.limits.objective:
-                if len(self._overruns) == REMEMBERED:
-                    del self._in_order[bisect_left(self._in_order, self._overruns.popleft())]
-                self._overruns.append((now - request.came) / thought)
-                insort(self._in_order, self._overruns[-1])
-        if self._in_order:
-            self.margin = min(MOST_MARGIN, max(1.0, self._in_order[int((1 - UNLUCKY) * len(self._in_order))]))
+    def _learn_margin(self, request: Request, now: int) -> None:
+        """Note how far an estimate was off. Short ones are left out: they say little about long waits."""
+        thought = request.foreseen - request.came
+        if thought * self.margin * WORTH_A_LOOK > self.limits.objective:
+            if len(self._overruns) == REMEMBERED:
+                del self._in_order[bisect_left(self._in_order, self._overruns.popleft())]
+            self._overruns.append((now - request.came) / thought)
+            insort(self._in_order, self._overruns[-1])
 
     def _taken_from(self, replica: Replica, now: int) -> list[Request]:
         """Take the requests of the current batch. A replica that has another one serves it from now on."""

@@ -254,6 +254,7 @@ def test_it_is_learned_by_how_much_what_is_foreseen_is_exceeded() -> None:
         while batch is not None and due <= arrives:
             now = due
             told, effects = batcher.answered("a", batch.number, due - began, batch.padded, now)
+            batcher.written(now)
             took += [now - came.pop(one) for one in told]
             batch = next((one for one in effects if isinstance(one, Batch)), None)
             if batch is not None:
@@ -315,6 +316,21 @@ def test_requests_wait_for_a_replica_as_long_as_they_may_and_are_told_when_one_i
     ]
     assert batches(batcher.up("b", 3500 * MILLISECOND, KNOWN)) == [("b", (3,))]
     assert refused(batcher.tick(6 * SECOND)) == [], "it is served"
+
+
+def test_the_time_before_and_after_the_batcher_counts_for_the_objective() -> None:
+    """Behind one that waits, the next would be answered after 5.6 ms. One whose client has waited for 3 ms is late."""
+    batcher = busy(Limits(objective=8 * MILLISECOND))
+    batcher.margin = 1.0
+    assert batcher.arrive(1, 3 * MILLISECOND) == []
+    assert refused(batcher.arrive(2, 3 * MILLISECOND, came=1)) == [(2, "late")]
+    assert batcher.arrive(3, 3 * MILLISECOND) == []
+    batcher.answered("a", 1, 4 * MILLISECOND, 1, 4 * MILLISECOND)
+    batcher.written(4 * MILLISECOND)
+    told, _ = batcher.answered("a", 2, 4 * MILLISECOND, 2, 8 * MILLISECOND)
+    assert (told, batcher.margin) == ([1, 3], 1.0)
+    batcher.written(10 * MILLISECOND)
+    assert batcher.margin == 7 / 5, "request 1 was expected to take 5 ms, and took 7 until its answer was written"
 
 
 def ahead(limits: Limits | None = None) -> Batcher:
