@@ -1,20 +1,22 @@
 """Compare Poise with other model servers: one model, one open-loop load, all in one run.
 
-    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --only poise,mosec,litserve,bentoml,ray-serve
+    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR                       # all peers, 12 minutes
+    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --only poise,mosec --rates 100,200,400,800,1600
     python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --model noop --rates 200,800,1600,3200
 
 `bench-inference` contains the model, the load generator, the peers' servers and the runner. It is copied to a folder in
 DIR, beside the virtual environments of the peers (`venv-torch`, `venv-mosec`, ...), which are created if missing. Poise
 is added as one more peer: with a limit of 32 items like the others, and otherwise with defaults. `poise-promise` has an
-objective, and `poise-wait` a `batch_wait`. With `--model noop`,
-every server answers without computing anything: the rest is the cost of serving itself. CPU is that of the whole
-process tree, including control plane and agent. Run it on a quiet machine: the runner waits until the machine is quiet.
+objective, and `poise-wait` a `batch_wait`. With `--model noop`, every server answers without computing anything: the
+rest is the cost of serving itself. CPU is that of the whole process tree, including control plane and agent. Run it on
+a quiet machine: the runner waits for at most a minute before each cell until the machine is quiet.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import shutil
 import statistics
 import subprocess
@@ -63,8 +65,14 @@ PACKAGES = {
 }
 """Packages of each environment besides those of the model."""
 
+PEER = r'^    "([a-z-]+)": dict\(cmd='
+"""How the runner lists a peer."""
+
 COMPUTES = ("torch==2.13.0", "scikit-learn")
 """Packages of the perceptron."""
+
+VARIANTS = ("poise", "poise-promise", "poise-wait")
+"""Poise with defaults, with an objective, and with a `batch_wait`."""
 
 HEADS = ("peer", "offered", "answered/s", "P50 ms", "P99 ms", "errors", "CPU ms/request", "RSS MB")
 
@@ -109,11 +117,11 @@ def prepare(source: Path, venvs: Path, home: Path, objective: str, wait: str, mo
     command = [poise, "serve", "srv_poise.py:MLP", "--port", "{port}", "--batch", "32"]
     command += ["--python", str(venvs / "venv-torch" / "bin" / "python")]
     command += ["--env", "OMP_NUM_THREADS", "--env", "MLP_W", "--env", "PYTHONPATH"]
-    variants = {"poise": [], "poise-promise": ["--objective", objective], "poise-wait": ["--batch-wait", wait]}
+    flags_of = dict(zip(VARIANTS, ([], ["--objective", objective], ["--batch-wait", wait]), strict=True))
     env = f"env=dict(POISE_HOME={str(home)!r}, PYTHONPATH={str(ROOT / 'src')!r}), stop_wait=20"
     runner = folder / "run_peers.py"
     text = (source / "run_peers.py").read_text()
-    added = [f'    "{name}": dict(cmd={[*command, *flags]!r}, {env}),\n' for name, flags in variants.items()]
+    added = [f'    "{name}": dict(cmd={[*command, *flags]!r}, {env}),\n' for name, flags in flags_of.items()]
     text = text.replace("PEERS = {\n", "PEERS = {\n" + "".join(added), 1)
     counted = "        if q == root: out[p] = cpu[p]\n"
     if counted not in text:
@@ -152,17 +160,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("--venvs", type=Path, required=True)
-    parser.add_argument("--only", default="poise,mosec")
+    parser.add_argument("--only", default="", help="peers to compare [default: Poise and all peers of the runner]")
     parser.add_argument("--model", choices=("perceptron", "noop"), default="perceptron")
-    parser.add_argument("--rates", default="100,200,400,800,1600")
+    parser.add_argument("--rates", default="400,1200")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--secs", type=float, default=6)
-    parser.add_argument("--objective", default="45ms", help="of the peer `poise-promise`")
-    parser.add_argument("--batch-wait", default="5ms", help="of the peer `poise-wait`")
+    parser.add_argument("--secs", type=float, default=3)
+    parser.add_argument("--objective", default="150ms", help="of the peer `poise-promise`")
+    parser.add_argument("--batch-wait", default="10ms", help="of the peer `poise-wait`")
     parser.add_argument("--quiet-cores", type=float, default=0.5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    venvs, peers = options.venvs.resolve(), options.only.split(",")
+    venvs = options.venvs.resolve()
+    runner = (options.source / "run_peers.py").read_text()
+    peers = options.only.split(",") if options.only else [*VARIANTS, *re.findall(PEER, runner, re.MULTILINE)]
     failed = {name: install(venvs, name, options.model) for name in sorted({"torch", *map(environment_of, peers)})}
     if failed["torch"]:
         raise SystemExit(f"nothing can be measured without venv-torch: {failed['torch']}")

@@ -103,25 +103,25 @@ class Gateway:
         inferences = Inferences(services, models if models is not None else {}, self._admit_named)
         self.kserve = KServe(inferences, self.room)
 
-    def admit(self, path: str, scope: Scope) -> tuple[Asked, int, bool, Asker]:
-        """Return the service of this path, the client's timeout (nanoseconds, 0: that of the service), whether it is
+    def admit(self, name: str, scope: Scope) -> tuple[Asked, int, bool, Asker]:
+        """Return the service of this name, the client's timeout (nanoseconds, 0: that of the service), whether it is
         deferred, and the client with its cache settings. Raises `Refused`.
         """
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
-        service = self._fronts[self._name(path)]
+        service = self._fronts[name]
         timeout, deferred, asker = 0, False, Asker(client=client_of(scope), came=came_at(scope))
-        for name, value in scope["headers"]:
-            if name == b"x-request-timeout-seconds":
+        for header, value in scope["headers"]:
+            if header == b"x-request-timeout-seconds":
                 timeout = _seconds(value)
-            elif name == b"x-poise-lane":
+            elif header == b"x-poise-lane":
                 deferred = _is_deferred(value)
-            elif name in (b"x-poise-tenant", b"cache-control"):
-                asker = _saying(asker, name, value)
+            elif header in (b"x-poise-tenant", b"cache-control"):
+                asker = _saying(asker, header, value)
         return service, timeout, deferred, asker
 
     def _admit_named(self, name: str, scope: Scope) -> tuple[Asked, int, bool, Asker]:
-        return self.admit(f"/predict/{name}", scope)
+        return self.admit(self._name(f"/predict/{name}"), scope)
 
     def _name(self, path: str) -> str:
         """Return the name of the requested service. Raises `Refused`."""
@@ -188,8 +188,9 @@ class Gateway:
 
     async def _ask(self, scope: Scope, receive: Receive) -> Answer:
         """Return an answer. Raises `Refused`, and `Gone` if the client disconnects, which cancels the request."""
-        service, timeout, deferred, asker = self.admit(scope["path"], scope)
-        if not may_ask(scope, name := self._name(scope["path"])):
+        name = self._name(scope["path"])
+        service, timeout, deferred, asker = self.admit(name, scope)
+        if not may_ask(scope, name):
             raise Refused(403, f"this key may not ask `{name}`")
         most = self._services[name].batcher.limits.body if name in self._services else MAX_BODY
         try:

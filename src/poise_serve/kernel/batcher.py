@@ -152,7 +152,9 @@ class Replica(msgspec.Struct):
     @property
     def free(self) -> int:
         """Estimated end of the batches that it has."""
-        return self.busy + int(self.curve.takes(min(len(self.next_requests), self.curve.largest))) * bool(self.next)
+        if self.next is None:
+            return self.busy
+        return self.busy + int(self.curve.takes(min(len(self.next_requests), self.curve.largest)))
 
 
 class Batcher:
@@ -191,7 +193,8 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        return len(self._lanes[0]) + len(self._lanes[1]) + sum(map(len, self._again))
+        first, second = self._lanes
+        return len(first) + len(second) + (sum(map(len, self._again)) if self._again else 0)
 
     @property
     def serving(self) -> int:
@@ -408,7 +411,7 @@ class Batcher:
             batch = self._next_batch(replica, now, effects)
             if batch is not None:
                 effects.append(batch)
-        if self._ahead and not self._again:
+        if self._ahead and not self._again and len(self.replicas) > len(idle):
             effects += filter(None, [self._sent_ahead(replica, now) for replica in self.replicas.values()])
         return effects
 

@@ -151,7 +151,11 @@ def foreseen(now: int, waiting: int, replicas: Iterable[tuple[Curve, int]]) -> i
     """Estimate when a new request is answered, behind `waiting` others, by replicas that are each busy until an
     instant. Each replica serves its share of the queue, by its pace.
     """
-    paces = [(curve, max(now, busy), curve.pace()) for curve, busy in replicas]
+    known = list(replicas)
+    if len(known) == 1:
+        [(curve, busy)] = known
+        return int(max(now, busy) + curve.clears(waiting + 1)) if curve.pace() else now
+    paces = [(curve, max(now, busy), curve.pace()) for curve, busy in known]
     if any(not pace for _, _, pace in paces):
         return now  # a replica has no measurements yet
     together = sum(1 / pace for _, _, pace in paces)
