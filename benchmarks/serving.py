@@ -1,7 +1,7 @@
 """Compare Poise with other model servers: one model, one open-loop load, all in one run.
 
-    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR                       # all peers, 12 minutes
-    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --only poise,mosec --rates 100,200,400,800,1600
+    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --all    # every peer, in about 12 minutes
+    python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --only poise,mosec,litserve,bentoml,ray-serve
     python benchmarks/serving.py PATH/TO/bench-inference --venvs DIR --model noop --rates 200,800,1600,3200
 
 `bench-inference` contains the model, the load generator, the peers' servers and the runner. It is copied to a folder in
@@ -64,6 +64,10 @@ PACKAGES = {
     "bento": ("bentoml==1.4.39",),
 }
 """Packages of each environment besides those of the model."""
+
+RATES, SECS = "100,200,400,800,1600", 6.0
+ALL_RATES, ALL_SECS = "400,1200", 3.0
+"""Fewer and shorter cells, so that three rounds of all peers take about 12 minutes."""
 
 PEER = r'^    "([a-z-]+)": dict\(cmd='
 """How the runner lists a peer."""
@@ -160,11 +164,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("--venvs", type=Path, required=True)
-    parser.add_argument("--only", default="", help="peers to compare [default: Poise and all peers of the runner]")
+    parser.add_argument(
+        "--all", action="store_true", help=f"every peer, at {ALL_RATES} requests/s for {ALL_SECS} s each"
+    )
+    parser.add_argument("--only", default="poise,mosec")
     parser.add_argument("--model", choices=("perceptron", "noop"), default="perceptron")
-    parser.add_argument("--rates", default="400,1200")
+    parser.add_argument("--rates", default="")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--secs", type=float, default=3)
+    parser.add_argument("--secs", type=float, default=0.0)
     parser.add_argument("--objective", default="150ms", help="of the peer `poise-promise`")
     parser.add_argument("--batch-wait", default="10ms", help="of the peer `poise-wait`")
     parser.add_argument("--quiet-cores", type=float, default=0.5)
@@ -172,7 +179,9 @@ def main() -> None:
     options = parser.parse_args()
     venvs = options.venvs.resolve()
     runner = (options.source / "run_peers.py").read_text()
-    peers = options.only.split(",") if options.only else [*VARIANTS, *re.findall(PEER, runner, re.MULTILINE)]
+    peers = [*VARIANTS, *re.findall(PEER, runner, re.MULTILINE)] if options.all else options.only.split(",")
+    rates = options.rates or (ALL_RATES if options.all else RATES)
+    seconds = options.secs or (ALL_SECS if options.all else SECS)
     failed = {name: install(venvs, name, options.model) for name in sorted({"torch", *map(environment_of, peers)})}
     if failed["torch"]:
         raise SystemExit(f"nothing can be measured without venv-torch: {failed['torch']}")
@@ -187,8 +196,8 @@ def main() -> None:
             subprocess.run([python, "train_model.py", "3072"], cwd=folder, check=True)
         out = folder / "poise-results.jsonl"
         out.unlink(missing_ok=True)
-        told = [python, "run_peers.py", "--only", ",".join(peers), "--rates", options.rates, "--out", str(out)]
-        told += ["--rounds", str(options.rounds), "--secs", str(options.secs)]
+        told = [python, "run_peers.py", "--only", ",".join(peers), "--rates", rates, "--out", str(out)]
+        told += ["--rounds", str(options.rounds), "--secs", str(seconds)]
         told += ["--quiet-cores", str(options.quiet_cores)]
         subprocess.run(told, cwd=folder, check=True, stdout=sys.stderr, env=os.environ)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
