@@ -40,6 +40,7 @@ from poise.model.chances import DeadlineForecast
 from poise.model.incidents import IncidentReport
 from poise.model.reports import (
     Backlog,
+    BudgetReport,
     Changed,
     ChangesReport,
     DemandReport,
@@ -673,6 +674,17 @@ class Client:
     def revoke_token(self, token: str) -> None:
         """Revoke a token, by id. Raises NotFound if there is no such token."""
         self._call("DELETE", f"/v1/tokens/{_part(token)}", dict[str, str])
+
+    def budgets(self) -> list[BudgetReport]:
+        """List the budgets that this token may see, with what is spent of each."""
+        return self._call("GET", "/v1/budgets", list[BudgetReport])
+
+    def set_budgets(self, document: dict[str, Any]) -> list[BudgetReport]:
+        """Set all budgets, from the content of a file of budgets. Return them.
+
+        Raises SpecError with every error in the file.
+        """
+        return self._call("PUT", "/v1/budgets", list[BudgetReport], {"document": document})
 
     def start_device_sign_in(self) -> SignInCode:
         """Start a sign-in by a code that is entered in a browser. The client needs no token (`token=""`).

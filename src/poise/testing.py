@@ -51,11 +51,13 @@ from poise.kernel.messages import (
     SayCaller,
     SayWorker,
     Send,
+    SetBudgets,
     SetQuota,
     SetShares,
     Submit,
     TryRecover,
 )
+from poise.model.budgets import compile_budgets
 from poise.model.calls import FromCaller, FromWorker, Result, Results
 from poise.model.changing import as_job, fields_in
 from poise.model.decisions import Plan, Reason
@@ -326,6 +328,11 @@ class World:
         """Set the shares of the fleet; without arguments, remove them."""
         tree = compile_shares({"kind": "shares", "shares": list(shares), **fields}) if shares else None
         return self.ask(SetShares(self.request(), tree))
+
+    def budgets(self, *budgets: dict[str, Any], **fields: Any) -> "World":
+        """Set all budgets, with the fields of a file of budgets."""
+        asked = compile_budgets({"kind": "budgets", "budgets": list(budgets), **fields})
+        return self.ask(SetBudgets(self.request(), asked))
 
     def reserve(self, name: str, *, bearer: Bearer = HOME, **fields: Any) -> "World":
         """Reserve places, with the fields of a reservations file (`begins` for `from`, `length` for `for`)."""

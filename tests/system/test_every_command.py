@@ -66,6 +66,7 @@ WORKS = {
     "shares": "shares --json",
     "reserve": "reserve --json",
     "usage": "usage --json",
+    "budgets": "budgets apply --json BUDGETS",
     "token": "token ls --json",
     "whoami": "whoami --json",
     "audit": "audit --json",
@@ -134,7 +135,8 @@ def names(shared: Living) -> Iterator[dict[str, str]]:
     for policy in ("fifo", "poise"):  # so that there is one to go back to
         shared.poise("policy", "set", policy)
     shared.poise("shadow", "start", "fifo")
-    yield {"JOB": job, "WAITS": waits, "RUNS": runs, "NODE": node}
+    budgets = str(shared.file("budgets.yaml", "kind: budgets\nbudgets: []\n"))
+    yield {"JOB": job, "WAITS": waits, "RUNS": runs, "NODE": node, "BUDGETS": budgets}
     if shared.pid("control"):
         shared.client().cancel(runs)
 

@@ -16,6 +16,7 @@ from poise.drivers.schemas import FILES, schema_of
 from poise.drivers.yamlfile import load_yaml, parse_yaml
 from poise.engine.scenario import compile_nemesis
 from poise.errors import SpecError
+from poise.model.budgets import compile_budgets
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.intensity import compile_intensity
@@ -88,6 +89,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "reservations": compile_at_a_time,
     "intensity": compile_intensity,
     "sign-in": compile_sign_in,
+    "budgets": compile_budgets,
 }
 
 
@@ -275,6 +277,16 @@ MORE: dict[str, list[Any]] = {
     "intensity": [
         {"kind": "intensity", "hours": [0.5, 1] * 12},
         {"kind": "intensity", "hours": [0.25] * 168, "unit": "$/kWh"},
+    ],
+    "budgets": [
+        {
+            "kind": "budgets",
+            "time_zone": "UTC",
+            "budgets": [
+                {"name": "a", "tenant": "a", "project": "b", "user": "c d", "amount": "$5.5", "every": "year"},
+                {"name": "b", "user": "b", "amount": " 200 h ", "alerts": [], "at_limit": "hold"},
+            ],
+        }
     ],
     "sign-in": [
         {

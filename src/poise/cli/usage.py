@@ -11,14 +11,19 @@ from poise.cli import output
 from poise.cli.moments import time_of
 from poise.cli.output import Column, Shown
 from poise.client import current_home
+from poise.control.start import connected
 from poise.errors import SpecError
 from poise.model.document import near
 
 if TYPE_CHECKING:  # the ledger imports numpy
-    from poise.model.reports import UsageRow
+    from poise.model.reports import BudgetReport, UsageRow
 
 BY = ("day", "tenant", "project", "user", "model")
 FIGURES = ("attempts", "device_hours", "core_hours", "charge")
+BUDGET = (
+    *("name", "tenant", "project", "user", "unit", "amount", "spent", "share", "rate", "every", "begins", "ends"),
+    *("runs_out", "reached", "at_limit", "holding"),
+)
 FORMS = ("table", "json", "csv", "openmetrics")
 
 
@@ -33,13 +38,16 @@ FORMS = ("table", "json", "csv", "openmetrics")
     help="Fields to count by: day, tenant, project, user, model.",
 )
 @click.option("--tenant", default="", metavar="NAME", help="Only the work of this tenant.")
+@click.option("--budgets", is_flag=True, help="List budgets instead, with what is spent of each and when it runs out.")
 @output.forms(*FORMS)
-def usage(since: str, fields: str, tenant: str, form: str) -> int:
+def usage(since: str, fields: str, tenant: str, budgets: bool, form: str) -> int:
     """Show who used what, and the charge: device hours, and core hours of work without devices. It reads the log, with
     or without a running control plane.
 
     A device is charged by its price in the fleet file, else in the shares, else by the catalogue. Days are in UTC.
     """
+    if budgets:
+        return _print_budgets(tenant, form)
     by = [field.strip() for field in fields.split(",") if field.strip()]
     for field in by:
         if field not in BY:
@@ -55,6 +63,58 @@ def usage(since: str, fields: str, tenant: str, form: str) -> int:
     else:
         return output.show(lambda: _shown(told, by), form, watch=False)
     return 0
+
+
+def _print_budgets(tenant: str, form: str) -> int:
+    told = [of for of in connected(current_home()).budgets() if tenant in ("", of.tenant)]
+    if form == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(BUDGET)
+        for of in told:
+            writer.writerow(
+                [_number(value) if isinstance(value := getattr(of, name), float) else value for name in BUDGET]
+            )
+    elif form == "openmetrics":
+        families = [("spent", "Spent part of a budget, in its unit"), ("amount", "Amount of a budget, in its unit")]
+        lines = []
+        for figure, about in families:
+            lines += [f"# HELP poise_budget_{figure} {about}.", f"# TYPE poise_budget_{figure} gauge"]
+            labels = ((of, f'budget="{_escaped(of.name)}",unit="{of.unit}"') for of in told)
+            lines += [f"poise_budget_{figure}{{{label}}} {_number(getattr(of, figure))}" for of, label in labels]
+        click.echo("\n".join([*lines, "# EOF"]))
+    else:
+        return output.show(lambda: _budgets_shown(told), form, watch=False)
+    return 0
+
+
+def _budgets_shown(told: "list[BudgetReport]") -> Shown:
+    from poise.drivers.past import time_text  # it imports the ledger
+
+    return Shown(
+        told,
+        [of.name for of in told],
+        [
+            Column("BUDGET", [of.name for of in told]),
+            Column("COVERS", [_covers(of) for of in told]),
+            Column("SPENT", [_amount(of, of.spent) for of in told], right=True, moving=True),
+            Column("OF", [_amount(of, of.amount) for of in told], right=True),
+            Column("SHARE", [f"{of.share:.0%}" for of in told], right=True, moving=True),
+            Column("PER HOUR", [_amount(of, of.rate) for of in told], right=True, moving=True),
+            Column("RUNS OUT", [time_text(of.runs_out) if of.runs_out else "-" for of in told], moving=True),
+            Column("RENEWS", [time_text(of.ends) if of.ends else "-" for of in told]),
+            Column("AT LIMIT", [of.at_limit for of in told]),
+            Column("ON HOLD", [str(of.holding) if of.holding else "" for of in told], bare=True, right=True),
+        ],
+        nothing="poise: no budgets; `poise budgets apply FILE` sets some",
+    )
+
+
+def _covers(of: "BudgetReport") -> str:
+    return ", ".join(f"{kind} {name}" for kind in ("tenant", "project", "user") if (name := getattr(of, kind)))
+
+
+def _amount(of: "BudgetReport", value: float) -> str:
+    return f"${value:,.2f}" if of.unit == "dollars" else f"{value:,.2f}h"
 
 
 def _print_csv(rows: "Sequence[UsageRow]", by: Sequence[str]) -> None:

@@ -98,6 +98,7 @@ from poise.kernel.owners import check_enter, check_files, owned
 from poise.kernel.reserved import reservation_report
 from poise.kernel.since import touched
 from poise.kernel.visible import Sight
+from poise.model.budgets import compile_budgets
 from poise.model.calls import ATTEMPT
 from poise.model.captures import LASTS, LONGEST, Capture, CaptureKind
 from poise.model.chances import DeadlineForecast
@@ -122,6 +123,8 @@ from poise.model.messages import Attempt, Piece
 from poise.model.reports import (
     AuditReport,
     Backlog,
+    BudgetReport,
+    BudgetsRequest,
     Changed,
     ChangesReport,
     DemandReport,
@@ -1235,6 +1238,18 @@ def make_app(
         note = quota_note(await plane.settled(), tenant, lifted=True)
         await plane.request(lambda request: messages.SetQuota(request, tenant, None, bearer))
         return {"tenant": tenant, "note": note}
+
+    @routes.get("/v1/budgets", summary="Budgets, what is spent of each, and when it runs out", role=VIEWER)
+    async def budgets(bearer: Bearer) -> list[BudgetReport]:
+        return Sight(await plane.settled(), bearer).budgets(plane.clock.now())
+
+    @routes.put("/v1/budgets", summary="Set the budgets", status=202, role=ADMIN)
+    async def set_budgets(bearer: Bearer, data: BudgetsRequest) -> list[BudgetReport]:
+        asked = compile_budgets(data.document)
+        for zone in {budget.zone for budget in asked}:
+            shifts(zone, plane.clock.wall(), "time_zone")  # refuses an unknown time zone
+        await plane.request(lambda request: messages.SetBudgets(request, asked, bearer))
+        return Sight(await plane.settled(), bearer).budgets(plane.clock.now())
 
     @routes.get("/v1/shares", summary="Fair shares, what they hold and owe, and which is served first", role=VIEWER)
     async def shares(bearer: Bearer) -> SharesReport:

@@ -43,6 +43,13 @@ _OF_CONDITION = np.array([DEVICE_STATES.index({"up": "free", "emptying": "draine
 """The state of an unused device by the condition of its node."""
 
 
+def _budgets(ledger: Ledger, now: int) -> dict[Labels, float]:
+    """Return the spent part of the most spent budgets."""
+    spent = {name: ledger.budgets.spent(name, now) / of.budget.amount for name, of in ledger.budgets.items()}
+    most = sorted(spent.items(), key=lambda one: (-one[1], one[0]))[: metrics.SHOWN_TENANTS]
+    return {(name,): share for name, share in sorted(most)}
+
+
 def standing(plane: Plane, version: str) -> Families:
     """Return the metrics that every control plane has, including a standby."""
     leads = plane.behind is None
@@ -84,7 +91,8 @@ class Gauges:
         ledger, now = self._plane.ledger, self._plane.clock.now()
         queues = await _Queues.of(ledger, bearer, now)
         await asyncio.sleep(0)
-        return self._control(ledger, now) | self._work(ledger, queues, bearer) | self._fleet(ledger, queues)
+        of_work = self._work(ledger, queues, bearer) | {metrics.BUDGET_SPENT: _budgets(ledger, now)}
+        return self._control(ledger, now) | of_work | self._fleet(ledger, queues)
 
     def _control(self, ledger: Ledger, now: int) -> Families:
         vitals = self._plane.controller.vitals(now)

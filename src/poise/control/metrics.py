@@ -163,6 +163,12 @@ TENANT_UNITS = _gauge(
     "tenant",
     seen="tenant",
 )
+BUDGET_SPENT = _gauge(
+    "poise_budget_spent_ratio",
+    f"Spent part of a budget in its period; of the {SHOWN_TENANTS} most spent budgets",
+    "budget",
+)
+
 TENANT_PENDING = _gauge("poise_tenant_pending_units", "Pending units of the same tenants", "tenant", seen="tenant")
 
 NODES = _gauge(

@@ -95,7 +95,7 @@ def load_yaml(path: Path) -> Any:
 def load_kind(
     path: Path,
     wanted: Literal[
-        "job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares", "reservations"
+        "job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares", "reservations", "budgets"
     ],
 ) -> Any:
     """Return the one document of a file of this kind. Raises `SpecError` if it looks like a file of another kind."""
@@ -128,6 +128,7 @@ _USED_BY = {
     "rules": "poise rules check",
     "shares": "poise shares check",
     "reservations": "poise reserve apply",
+    "budgets": "poise budgets apply",
 }
 _TELLING = {
     "job": ("run", "tasks", "artifacts"),
@@ -151,8 +152,8 @@ def _kind_of(document: Any) -> str:
     said = document.get("kind")
     if said in ("job", "graph"):
         return "job"
-    if said in ("fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares", "reservations"):
-        return str(said)
+    if isinstance(said, str) and said in _USED_BY:
+        return said
     return next((kind for kind, fields in _TELLING.items() if any(field in document for field in fields)), "")
 
 

@@ -480,7 +480,7 @@ class Worlds:
             case JobsCancelled():
                 self._note_cancelled(event.jobs)
                 self._everywhere(lambda twin, at: twin.ask(partial(CancelJobs, jobs=event.jobs), at), event.at)
-            case JobHeld() if not event.why:  # otherwise each world holds it itself
+            case JobHeld() if not event.why or event.budget:  # otherwise each world holds it itself
                 self._everywhere(lambda twin, at: twin.ask(partial(HoldJob, job=event.job, on=event.on), at), event.at)
             case QuotaSet():
                 quota = partial(SetQuota, tenant=event.tenant, quota=event.quota)

@@ -4,6 +4,7 @@ from poise.kernel.ledger import Ledger
 from poise.model.document import some
 from poise.model.events import (
     AUDITED,
+    BudgetsSet,
     Configured,
     DeviceDrained,
     JobCancelled,
@@ -93,6 +94,9 @@ def _in_words(event: AUDITED) -> str:
             return f"reserved {kept.wants()} for {whose}: {kept.id} {kept.name}"
         case ReservationRemoved():
             return f"{'ended' if event.over else 'cancelled'} reservation {event.reservation}"
+        case BudgetsSet():
+            names = [budget.name for budget in event.budgets]
+            return f"set the budgets {some(names, FEW)}" if names else "removed the budgets"
         case SharesSet():
             names = [node.name for node in event.tree.nodes if node.kind != "others"] if event.tree is not None else []
             return f"set the shares {some(names, FEW)}" if names else "removed the shares"

@@ -20,6 +20,7 @@ from poise.decoding import convert
 from poise.errors import Busy, Conflict, Forbidden, InputError, NotFound, PoiseError, SpecError, StoreFull
 from poise.kernel import changing
 from poise.kernel.bookings import Bookings
+from poise.kernel.budgeting import Budgeting
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
 from poise.kernel.find import check_exist, find, find_node
@@ -75,6 +76,7 @@ from poise.kernel.messages import (
     SayCaller,
     SayWorker,
     Send,
+    SetBudgets,
     SetQuota,
     SetRules,
     SetShares,
@@ -105,6 +107,7 @@ from poise.model.changing import LIVE
 from poise.model.decisions import NO_POLICY, Ask, Hold, Place, Plan, Preempt, Reason, Rejection, Resize, Why
 from poise.model.events import (
     Began,
+    BudgetsSet,
     Called,
     CallsClosed,
     CallTried,
@@ -423,6 +426,7 @@ class Controller:
             stop=self._stop_cancelled,
         )
         self.hours = Hours(ledger, calendar, commit=self._commit)
+        self.budgeting = Budgeting(ledger, calendar, commit=self._commit)
         self.bookings = Bookings(ledger, commit=self._commit, clear=self._clear, renew=self._want_round)
         self._calendar = calendar
         self.ruling = Ruling(
@@ -529,6 +533,8 @@ class Controller:
                 self._answer(message.request, lambda: self._lend(message, now))
             case SetQuota():
                 self._answer(message.request, lambda: self._set_quota(message, now))
+            case SetBudgets():
+                self._answer(message.request, lambda: self._set_budgets(message, now))
             case SetShares():
                 self._answer(message.request, lambda: self._set_shares(message, now))
             case Reserve():
@@ -618,6 +624,7 @@ class Controller:
         self.turns.tick(now)
         self.bookings.tick(now)
         self.hours.tick(now, self.turns.wall_at(now))
+        self.budgeting.tick(now, self.turns.wall_at(now))
         self.ruling.tick(now, self._watch)
         self._dispatch.tick(now)
         effects = list(self._flush())
@@ -856,7 +863,7 @@ class Controller:
         soonest = max(self._look_at, self._look_no_sooner_than) if self.settings.dead_after else FOREVER
         next_round = None if self._deciding else self._next_round()  # the plan comes as a message
         lateness, turn = self._lateness.wakeup(self.ledger), self.turns.wakeup(self._now)
-        booked = (self.bookings.wakeup(), self.hours.wakeup())
+        booked = (self.bookings.wakeup(), self.hours.wakeup(), self.budgeting.wakeup())
         for at in (self._watch.due(), self._dispatch.wakeup(), lateness, turn, *booked, next_round, self.ruling.due()):
             if at is not None and at < soonest:
                 soonest = at
@@ -1011,6 +1018,9 @@ class Controller:
 
     def _hold_job(self, message: HoldJob, now: int) -> str:
         job = changing.to_hold(self.ledger, message.job, message.bearer)
+        if job.budget and not message.on:
+            what, hint = f"the budget `{job.budget}` holds {job.id}", "`poise usage --budgets`; an admin can raise it"
+            raise Conflict(what, field="job", have=job.held_for, hint=hint)
         if job.hold != message.on:
             self._commit(JobHeld(at=now, job=job.id, on=message.on, by=message.bearer.token))
             self._dirty = True
@@ -1095,6 +1105,11 @@ class Controller:
         if self.ledger.shares.tree != message.tree:
             self._commit(SharesSet(at=now, tree=message.tree, by=message.bearer.token))
             self._dirty = True
+        return self.ledger.revision
+
+    def _set_budgets(self, message: SetBudgets, now: int) -> int:
+        if tuple(state.budget for state in self.ledger.budgets.values()) != message.budgets:
+            self._commit(BudgetsSet(at=now, budgets=message.budgets, by=message.bearer.token))
         return self.ledger.revision
 
     def _configure(self, message: Configure, now: int) -> int:
@@ -1829,6 +1844,7 @@ class Controller:
         waited = self.ledger.queues.pending
         self.ledger.apply(event)
         self.ruling.after(event)
+        self.budgeting.after(event)
         self._events.append(event)
         if not isinstance(event, QUIET) or self.ledger.queues.pending > waited:
             self._dirty = True
@@ -1898,8 +1914,9 @@ class Controller:
         self._outage.expect(self._connected, now)
         self._connected.clear()
         self._dispatch, self.turns.ledger = self._make_dispatch(self.ledger.now), self.ledger
-        self.bookings.ledger = self.hours.ledger = self.ledger
+        self.bookings.ledger = self.hours.ledger = self.budgeting.ledger = self.ledger
         self.bookings.look_again()
+        self.budgeting.look_again()
         if self._calendar is not None:
             self.ruling.restart(self.ledger, now)
         return (*refused, *hung, HangCalls())

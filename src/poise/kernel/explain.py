@@ -34,6 +34,7 @@ from poise.kernel.ledger import (
 from poise.kernel.timetable import wall_of
 from poise.model import graph
 from poise.model.arrays import number_at, size_of, spans_of
+from poise.model.budgets import ONE
 from poise.model.decisions import UNKNOWN, Reason, Why
 from poise.model.document import some
 from poise.model.events import Preempted, Resized, Straggling
@@ -44,6 +45,7 @@ from poise.model.quotas import BASE, Amounts, Quota, asked
 from poise.model.reports import (
     ArrayReport,
     AttemptReport,
+    BudgetReport,
     CallsReport,
     JobReport,
     NodeReport,
@@ -64,7 +66,7 @@ from poise.model.sweep import values_in
 from poise.model.tenants import Bearer, Token
 from poise.model.training import Training
 from poise.model.views import Candidate, Snapshot
-from poise.units import format_bytes, format_duration
+from poise.units import SECOND, format_bytes, format_duration
 
 SOME = 8
 """Maximum number of groups of units, running units and events in a report of a job, unless everything is asked for."""
@@ -298,8 +300,8 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         found.append(_too_late(ledger, unit))
     elif unit.status == "waiting":
         if job.hold:
-            code = "LOCKED" if job.held_for else "ON_HOLD"
-            found.append(Reason(code=code, subject=job.id, have=job.held_for))
+            code = "BUDGET" if job.budget else "LOCKED" if job.held_for else "ON_HOLD"
+            found.append(Reason(code=code, subject=job.budget or job.id, have=job.held_for))
         needed = {need: ledger.jobs.unit(f"{job.id}.{need}") for need in unit.spec.needs}
         found += [
             Reason(code="NEEDS", need=need)
@@ -633,6 +635,34 @@ def status_report(
         stands_by=behind is not None,
         leader=behind or "",
         phases=phases or {},
+    )
+
+
+def budget_report(ledger: Ledger, name: str, now: int) -> BudgetReport:
+    """Report a budget as of `now`."""
+    state, spent = ledger.budgets[name], ledger.budgets.spent(name, now)
+    budget, elapsed, left = state.budget, now - state.since, state.budget.amount - spent
+    wall, ends = ledger.leader.wall(now), state.ends / SECOND
+    runs_out = wall + left * elapsed / spent / SECOND if spent > 0 and left > 0 else 0.0
+    return BudgetReport(
+        name=name,
+        tenant=budget.tenant,
+        project=budget.project,
+        user=budget.user,
+        unit=budget.unit,
+        amount=budget.amount / ONE,
+        spent=spent / ONE,
+        share=spent / budget.amount,
+        rate=ledger.budgets.rate(name) / ONE,
+        every=budget.every,
+        time_zone=budget.zone,
+        begins=state.begins / SECOND,
+        ends=ends,
+        runs_out=runs_out if runs_out < ends else 0.0,
+        alerts=budget.alerts,
+        reached=state.reached,
+        at_limit="hold" if budget.holds else "alert",
+        holding=sum(job.budget == name for job in ledger.jobs.values() if not job.ended),
     )
 
 

@@ -80,7 +80,7 @@ MOST_HEALTHY = 4_000
 EVIDENCE: dict[SymptomKind, float] = {
     "node-lost": 30.0, "node-silent": 4.0, "node-unfit": 30.0, "device-failed": 30.0,
     "straggling": 18.0, "member-differs": 18.0, "node-unusual": 16.0, "deadline-missed": 1.0,
-    "objective-missed": 12.0, "rule-fired": 30.0, "new-template": 1.5,
+    "objective-missed": 12.0, "rule-fired": 30.0, "budget-reached": 30.0, "new-template": 1.5,
     "slow-store": 30.0, "store-full": 30.0, "clock-step": 30.0, "control-restarted": 4.0, "policy-failed": 30.0,
 }  # fmt: skip
 """Evidence of a symptom for a cause: the negative logarithm of its probability without one. For attempts that end badly
@@ -90,7 +90,7 @@ it is the negative logarithm of their share of all attempts.
 COST: dict[ElementKind, float] = {
     "device": 6.0, "node": 6.0, "rack": 5.0, "zone": 6.0, "network": 8.0,
     "control plane": 5.0, "store": 5.0, "clock": 5.0, "policy": 5.0,
-    "service": 4.0, "program": 6.0, "job": 6.5, "user": 8.0,
+    "service": 4.0, "program": 6.0, "job": 6.5, "user": 8.0, "budget": 4.0,
 }  # fmt: skip
 """The negative logarithm of the probability that one element of a kind fails. The logarithm of the number of such
 elements is added: among many, one looks bad by chance.
@@ -136,7 +136,7 @@ TIE = math.log(2.0)
 LASTING: frozenset[SymptomKind] = frozenset(
     (
         "node-lost", "node-silent", "node-unfit", "device-failed", "slow-store", "node-unusual", "member-differs",
-        "objective-missed", "rule-fired",
+        "objective-missed", "rule-fired", "budget-reached",
     )
 )  # fmt: skip
 """Symptoms that last until an event ends them."""
@@ -735,6 +735,8 @@ def _hint(incident: _Incident) -> str:
             return "set a policy that works: `poise policy set poise`"
         case "service":
             return f"compare its latency with its load and its replicas: `poise services {declared_class(name)}`"
+        case "budget":
+            return "compare what is spent: `poise usage --budgets`"
         case "user" | "program" | "job":
             jobs = affected(incident.shows.values())[1]
             return f"read the output: `poise logs {jobs[0]}`" if jobs else "`poise ls`"

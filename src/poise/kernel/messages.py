@@ -6,6 +6,7 @@ import msgspec
 
 from poise.errors import PoiseError
 from poise.kernel.ledger import Ledger
+from poise.model.budgets import Budget
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
 from poise.model.decisions import Plan
 from poise.model.events import Event, Noticed
@@ -233,6 +234,14 @@ class SetShares(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class SetBudgets(msgspec.Struct, frozen=True):
+    """Set all budgets. The reply is the revision."""
+
+    request: int
+    budgets: tuple[Budget, ...]
+    bearer: Bearer = HOME
+
+
 class Reserve(msgspec.Struct, frozen=True):
     """Accept reservations, all or none; one of the same tenant and name is replaced. The reply lists `Accepted`."""
 
@@ -390,6 +399,7 @@ Request = (
     | Leave
     | Lend
     | SetQuota
+    | SetBudgets
     | SetShares
     | Reserve
     | CancelReservation

@@ -337,6 +337,8 @@ class Symptoms:
                 suspects = (CLOCK,)
             case "objective-missed":
                 suspects = (Element("service", event.subject), *self._replicas(event.jobs))
+            case "budget-reached":
+                suspects = (Element("budget", event.subject),)
             case "rule-fired" if not event.subject:
                 suspects = (CONTROL,)
             case "member-differs":
@@ -391,6 +393,7 @@ class Symptoms:
             "zone": len({of[0] for of in facts.nodes.values()}),
             "job": len(facts.jobs),
             "program": len({program for job in jobs for program, _ in job.units.values()}),
+            "budget": 1,
             "user": len({(job.tenant, job.user) for job in jobs}),
         }
 

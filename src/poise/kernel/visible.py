@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from poise.kernel.explain import quota_report, schedule_report
+from poise.kernel.explain import budget_report, quota_report, schedule_report
 from poise.kernel.ledger import JobState, Ledger
 from poise.kernel.reserved import reservation_reports
 from poise.kernel.sharing import shares_report
@@ -77,6 +77,7 @@ from poise.model.incidents import OF_WORK, IncidentReport, Suspect
 from poise.model.jobs import Job
 from poise.model.reports import (
     Ahead,
+    BudgetReport,
     NodeReport,
     QuotaReport,
     ReservationReport,
@@ -219,6 +220,8 @@ class Sight:
                 return tenant_of_class(suspect.name) == self.bearer.tenant
             case "user":
                 return suspect.name.partition("/")[0] == self.bearer.tenant
+            case "budget":
+                return self._is_own_budget(suspect.name)
         return True
 
     def _may_notice(self, event: Noticed) -> bool:
@@ -228,7 +231,19 @@ class Sight:
                 return self._is_own(event.subject)
             case "objective-missed":
                 return tenant_of_class(event.subject) == self.bearer.tenant
+            case "budget-reached":
+                return self._is_own_budget(event.subject)
         return True
+
+    def _is_own_budget(self, name: str) -> bool:
+        """Return whether a budget covers only work of the bearer's tenant."""
+        known = self.ledger.budgets.get(name)
+        return known is not None and known.budget.tenant == self.bearer.tenant
+
+    def budgets(self, now: int) -> list[BudgetReport]:
+        """Report the budgets that the bearer may see: those of its tenant, or all."""
+        seen = (name for name in self.ledger.budgets if self.bearer.sees_all or self._is_own_budget(name))
+        return [budget_report(self.ledger, name, now) for name in seen]
 
     def _may_read(self, text: str) -> bool:
         """Return False for a timeline line about a service of another tenant."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from poise.decoding import msgpack_decoder
+from poise.model.budgets import Budget
 from poise.model.calls import Call, Function, Result
 from poise.model.deadlines import Missed
 from poise.model.decisions import Cause, Reason, Spot, Why
@@ -114,7 +115,7 @@ class UnitsCancelled(msgspec.Struct, frozen=True, tag="units-cancelled", kw_only
 
 class JobHeld(msgspec.Struct, frozen=True, tag="job-held", kw_only=True, omit_defaults=True):
     """A job is put on hold (`on`) or released; units on hold do not start. `why` is set if Poise itself put the job on
-    hold.
+    hold, and `budget` if that is because a budget is spent.
     """
 
     at: int
@@ -122,6 +123,7 @@ class JobHeld(msgspec.Struct, frozen=True, tag="job-held", kw_only=True, omit_de
     on: bool
     by: str = ""
     why: str = ""
+    budget: str = ""
 
 
 class JobChanged(msgspec.Struct, frozen=True, tag="job-changed", kw_only=True, omit_defaults=True):
@@ -540,6 +542,32 @@ class ReservationRemoved(msgspec.Struct, frozen=True, tag="reservation-removed",
     by: str = ""
 
 
+class BudgetsSet(msgspec.Struct, frozen=True, tag="budgets-set", kw_only=True, omit_defaults=True):
+    """Set all budgets. One that counts the same keeps its sum."""
+
+    at: int
+    budgets: tuple[Budget, ...] = ()
+    by: str = ""
+
+
+class BudgetTurned(msgspec.Struct, frozen=True, tag="budget-turned", kw_only=True):
+    """A period of a budget has begun. It `begins` and `ends` at times of the wall clock, in nanoseconds since 1970."""
+
+    at: int
+    budget: str
+    begins: int
+    ends: int
+
+
+class BudgetReached(msgspec.Struct, frozen=True, tag="budget-reached", kw_only=True):
+    """A budget has reached the alert at this `share`, in percent (0: none any more)."""
+
+    at: int
+    budget: str
+    share: int
+    spent: int
+
+
 class ClockSet(msgspec.Struct, frozen=True, tag="clock-set", kw_only=True):
     """The wall clock, in seconds since 1970, has moved relative to the clock of the log. Windows of reservations follow
     it.
@@ -777,6 +805,9 @@ Event = (
     | QuotaSet
     | QuotaTurned
     | SharesSet
+    | BudgetsSet
+    | BudgetTurned
+    | BudgetReached
     | ReservationAdded
     | ReservationMoved
     | ReservationReleased
@@ -823,6 +854,7 @@ AUDITED = (
     | DeviceDrained
     | QuotaSet
     | SharesSet
+    | BudgetsSet
     | ReservationAdded
     | ReservationRemoved
     | TokenAdded

@@ -10,11 +10,11 @@ import msgspec
 ElementKind = Literal[
     "network", "zone", "rack", "node", "device",
     "control plane", "store", "clock", "policy",
-    "user", "program", "service", "job",
+    "user", "program", "service", "job", "budget",
 ]  # fmt: skip
 """Possible causes: a part of the fleet, a part of the control plane, or a part of the work."""
 
-OF_WORK: frozenset[ElementKind] = frozenset(("user", "program", "service", "job"))
+OF_WORK: frozenset[ElementKind] = frozenset(("user", "program", "service", "job", "budget"))
 """Causes that belong to a tenant."""
 
 SymptomKind = Literal[
@@ -23,7 +23,7 @@ SymptomKind = Literal[
     "straggling", "member-differs", "node-unusual", "new-template", "deadline-missed",
     "objective-missed",
     "slow-store", "store-full", "clock-step", "control-restarted", "policy-failed",
-    "rule-fired",
+    "rule-fired", "budget-reached",
 ]  # fmt: skip
 
 Moment = Literal["opened", "closed"]

@@ -234,6 +234,38 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
     refused: str
 
 
+class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget in its period. `amount`, `spent` and `rate` (per hour, at present) are in its `unit`; `share` is the
+    spent fraction. `begins`, `ends` and `runs_out` are in seconds since 1970; it `runs_out` at the mean rate since use
+    counts, 0 if not within the period. `holding` is the number of jobs on hold because of it.
+    """
+
+    name: str
+    tenant: str
+    project: str
+    user: str
+    unit: str
+    amount: float
+    spent: float
+    share: float
+    rate: float
+    every: str
+    time_zone: str
+    begins: float
+    ends: float
+    runs_out: float
+    alerts: tuple[int, ...]
+    reached: int
+    at_limit: str
+    holding: int
+
+
+class BudgetsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All budgets, as the content of a file of budgets."""
+
+    document: dict[str, Any]
+
+
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
     """The quota of a tenant in force now (None: no limit), and its current use. CPU is in milli-CPU, memory in bytes,
     and `gpu` in devices, where a share of a device is a fraction. `hours` are hours with other amounts, `now_in` those

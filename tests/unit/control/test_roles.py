@@ -75,6 +75,8 @@ NEEDS = {
     "GET /v1/quotas": Role.VIEWER,
     "PUT /v1/quotas/{tenant}": Role.ADMIN,
     "DELETE /v1/quotas/{tenant}": Role.ADMIN,
+    "GET /v1/budgets": Role.VIEWER,
+    "PUT /v1/budgets": Role.ADMIN,
     "GET /v1/shares": Role.VIEWER,
     "PUT /v1/shares": Role.ADMIN,
     "POST /v1/shares/foreseen": Role.ADMIN,

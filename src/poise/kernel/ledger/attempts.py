@@ -47,6 +47,7 @@ class Attempts(Room):
         task = unit.tasks[index]
         task.status, task.pid, task.cpus = "running", event.pid, event.cpus
         task.started = task.started or event.at
+        self._seats.started(unit, index)
         self._note_run(unit)
         self._changes.residents.pop(unit.id, None)
         self._changes.moved.add(task.node)

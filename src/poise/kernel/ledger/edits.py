@@ -12,8 +12,8 @@ from poise.model.events import JobChanged, JobHeld
 
 
 class Edits(Room):
-    """Holds, and new values of fields. Only this room writes a job's `hold` and `held_for`. An active unit keeps its
-    resources, and its `next_spec` takes effect at its next attempt.
+    """Holds, and new values of fields. Only this room writes a job's `hold`, `held_for` and `budget`. An active unit
+    keeps its resources, and its `next_spec` takes effect at its next attempt.
     """
 
     def __init__(self, jobs: Jobs, active: Active, queues: Queues, paths: Paths, lifecycle: Lifecycle) -> None:
@@ -25,6 +25,7 @@ class Edits(Room):
     def _held(self, event: JobHeld) -> None:
         job = self._jobs[event.job]
         job.hold, job.held_for = event.on, event.why if event.on else ""
+        job.budget = event.budget if event.on else ""
         job.awaited += 1 if event.on else -1
         if event.on:
             for unit in job.units:

@@ -19,6 +19,7 @@ import msgspec
 from poise.kernel.lasting import Ends
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.attempts import Attempts
+from poise.kernel.ledger.budgets import Budgets
 from poise.kernel.ledger.calls import Calls
 from poise.kernel.ledger.cancelling import Cancelling
 from poise.kernel.ledger.changes import Changes
@@ -45,7 +46,7 @@ from poise.kernel.ledger.shown import Shown
 from poise.kernel.ledger.state import State, decode, encoder, queue_of_unit
 from poise.kernel.ledger.tokens import Tokens
 from poise.kernel.ledger.training import Training
-from poise.model.events import Event, NodeJoined
+from poise.model.events import Event, NodeJoined, SharesSet
 from poise.model.jobs import Priority
 from poise.model.views import Snapshot
 
@@ -81,8 +82,9 @@ class Ledger:
         self.quotas = Quotas(state, self.jobs, self.active, changes)
         self.reservations = Reservations(state, self.leader, changes)
         self.shares = Shares(state, self.jobs, self.active, self.queues, self.nodes, changes)
+        self.budgets = Budgets(state, self.jobs, self.active, self.nodes, self.shares)
         paths = Paths(self.profiles, self.queues, changes, plans=plans)
-        seats = Seats(self.active, self.nodes, self.quotas, self.shares, changes)
+        seats = Seats(self.active, self.nodes, self.quotas, self.shares, self.budgets, changes)
         self.training = Training(self.jobs, self.active, paths, changes)
         lifecycle = Lifecycle(self.jobs, self.parts, self.queues, self.leader, self.shares, paths, self.training)
         cancelling = Cancelling(self.jobs, self.active, paths, lifecycle, changes)
@@ -119,6 +121,7 @@ class Ledger:
             self.quotas,
             self.reservations,
             self.shares,
+            self.budgets,
             self.training,
             lifecycle,
             cancelling,
@@ -197,9 +200,12 @@ class Ledger:
             raise InvariantBroken(f"event at {event.at} after {self._state.now}: {event}")
         self._state.revision += 1
         self.shares.at(event.at)
+        self.budgets.at(event.at)
         self._handlers[type(event)](event)
         if type(event) is NodeJoined:
             self.shares.recount()
+        if type(event) in (NodeJoined, SharesSet):
+            self.budgets.recount()
         self._state.now = event.at
 
     # --- what a policy sees ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The place of an attempt on a node."""
 
 from poise.kernel.ledger.active import Active
+from poise.kernel.ledger.budgets import Budgets
 from poise.kernel.ledger.changes import Changes
 from poise.kernel.ledger.nodes import Nodes
 from poise.kernel.ledger.quotas import Quotas
@@ -11,13 +12,15 @@ from poise.model.decisions import Spot
 
 
 class Seats(Room):
-    """Keeps `Nodes`, `Quotas`, `Shares` and `Active` consistent: only this room takes and releases resources, and
-    writes `suspended` of a unit.
+    """Keeps `Nodes`, `Quotas`, `Shares`, `Budgets` and `Active` consistent: only this room takes and releases
+    resources, and writes `suspended` of a unit.
     """
 
-    def __init__(self, active: Active, nodes: Nodes, quotas: Quotas, shares: Shares, changes: Changes) -> None:
+    def __init__(
+        self, active: Active, nodes: Nodes, quotas: Quotas, shares: Shares, budgets: Budgets, changes: Changes
+    ) -> None:
         self._active, self._nodes, self._quotas, self._shares = active, nodes, quotas, shares
-        self._changes = changes
+        self._budgets, self._changes = budgets, changes
 
     def take(self, unit: UnitState, index: int, spot: Spot, *, queued: bool = False) -> None:
         """Take the resources for the next attempt of a task."""
@@ -27,12 +30,17 @@ class Seats(Room):
         task.ending = None
         self._hold(unit, index, queued=queued)
 
+    def started(self, unit: UnitState, index: int) -> None:
+        """Note that an attempt has started: it holds its resources now, even if it was queued."""
+        self._budgets.count(unit, index)
+
     def give_back(self, unit: UnitState, index: int) -> None:
         """Release the resources of an attempt, which is no longer suspended."""
         task, shape = unit.tasks[index], unit.shape
         self._active.unseat(unit, index, task.node, shape)
         self._quotas.count(unit, shape, -1)
         self._shares.count(unit, index, begins=False)
+        self._budgets.discount(unit, index)
         self._nodes.give_back(task.node, unit, shape, task.devices)
         self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(task.node)
@@ -57,6 +65,8 @@ class Seats(Room):
         self._active.seat(unit, index, task.node, shape)
         self._quotas.count(unit, shape, 1)
         self._shares.count(unit, index, begins=True)
+        if not queued:
+            self._budgets.count(unit, index)
         self._nodes.take(task.node, unit, shape, task.devices, queued=queued)
         self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(task.node)

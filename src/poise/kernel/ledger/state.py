@@ -14,6 +14,7 @@ from poise.kernel.ledger.places import Cordon, NodeState
 from poise.kernel.ledger.room import InvariantBroken
 from poise.kernel.ledger.units import OVER, UnitState
 from poise.model.arrays import units_in
+from poise.model.budgets import Budget
 from poise.model.decisions import Reason, Spot
 from poise.model.events import Began
 from poise.model.jobs import Job, Unit, Work
@@ -36,12 +37,13 @@ class JobState(msgspec.Struct, gc=False):
     """A job and its units.
 
     `unfinished` counts units that have not ended. `awaited` counts the jobs it waits for, plus one while it is on
-    `hold`; no unit becomes pending before it is 0. `held_for` is why Poise put it on hold; empty if a user did.
-    `notified` are the completed notices, each with the reason if delivery failed. For a job that serves calls, `calls`
-    is their book and the units are its workers. `turns` is, by task with a concurrency limit, how many parts have had
-    their turn beyond the first ones. `secrets` are sealed; `tree` is its uploaded folder. Its use counts for `project`,
-    if set, and for the share `leaf`, if shares are declared. It is done although `allow_failed` parts have failed. Of
-    an `array`, `units` has the parts that exist, and the last one of all once it is over.
+    `hold`; no unit becomes pending before it is 0. `held_for` is why Poise put it on hold, empty if a user did;
+    `budget` is the one that is spent. `notified` are the completed notices, each with the reason if delivery failed.
+    For a job that serves calls, `calls` is their book and the units are its workers. `turns` is, by task with a
+    concurrency limit, how many parts have had their turn beyond the first ones. `secrets` are sealed; `tree` is its
+    uploaded folder. Its use counts for `project`, if set, and for the share `leaf`, if shares are declared. It is done
+    although `allow_failed` parts have failed. Of an `array`, `units` has the parts that exist, and the last one of all
+    once it is over.
     """
 
     id: str
@@ -67,6 +69,7 @@ class JobState(msgspec.Struct, gc=False):
     retry_of: str = ""
     secrets: dict[str, str] = {}
     held_for: str = ""
+    budget: str = ""
     notify: Notify | None = None
     notified: dict[str, str] = {}
     tree: Tree | None = None
@@ -213,6 +216,20 @@ class Debt(msgspec.Struct, frozen=True, array_like=True):
     at: int
 
 
+class BudgetState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A budget in its period, which `begins` and `ends` at times of the wall clock, in nanoseconds since 1970 (0: not
+    yet). Use counts `since` an instant; `spent` is the sum as of `at`. `reached` is the highest alert, in percent.
+    """
+
+    budget: Budget
+    spent: int = 0
+    at: int = 0
+    begins: int = 0
+    ends: int = 0
+    since: int = 0
+    reached: int = 0
+
+
 class State(msgspec.Struct):
     """All state in a checkpoint. `yielded` maps preempted units to the units that they made room for and that still
     wait. `quotas` are by tenant, `cordons` by the identity of a device, `firings` by `RULE/SUBJECT`. `actions_spent`
@@ -257,6 +274,7 @@ class State(msgspec.Struct):
     reservations: dict[str, ReservationState] = {}
     reservations_ever: int = 0
     shadow_better: dict[str, str] = {}
+    budgets: dict[str, BudgetState] = {}
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """Return an independent copy, with all jobs or with these. It shares unchanging parts: ended jobs, and records
@@ -274,7 +292,7 @@ class State(msgspec.Struct):
         made.cordons, made.firings = dict(self.cordons), dict(self.firings)
         made.rules, made.rule_policies = dict(self.rules), dict(self.rule_policies)
         made.actions_spent, made.debts = self.actions_spent.copy(), dict(self.debts)
-        made.shadow_better = dict(self.shadow_better)
+        made.shadow_better, made.budgets = dict(self.shadow_better), dict(self.budgets)
         made.schedules = {schedule_id: copy(schedule) for schedule_id, schedule in self.schedules.items()}
         made.reservations = {name: copy(of) for name, of in self.reservations.items()}
         return made
