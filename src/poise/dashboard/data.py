@@ -94,6 +94,11 @@ def rules(client: Client, asked: Asked) -> Any:
     return client.rules()
 
 
+def budgets(client: Client, asked: Asked) -> Any:
+    """`poise usage --budgets --json`."""
+    return client.budgets()
+
+
 def profile(client: Client, asked: Asked) -> Any:
     """`poise profile NODE --json`."""
     return client.profiles(needed(asked, "node"))
@@ -121,6 +126,7 @@ ROUTES: dict[str, DataFunction] = {
     "incidents": incidents,
     "incident": incident,
     "rules": rules,
+    "budgets": budgets,
     "profile": profile,
     "why-not": why_not,
     "unblock": unblock,

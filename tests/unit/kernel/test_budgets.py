@@ -17,7 +17,7 @@ from poise.model.reports import BudgetReport
 from poise.model.tenants import Bearer, Role
 from poise.testing import World, node, replay
 
-RESEARCH = {"name": "research", "tenant": "research", "amount": "$10"}
+RESEARCH = {"name": "research", "tenant": "research", "amount": "$0.1"}
 
 
 def world_with(*budgets: dict[str, Any], devices: int = 2, **more: Any) -> World:
@@ -35,16 +35,16 @@ def reached(world: World) -> list[int]:
 
 def test_what_work_holds_is_spent_and_told_at_its_shares() -> None:
     world = world_with(RESEARCH).job("a", gpu=2, tenant="research").job("b", gpu=2, tenant="other")
-    world.round().start("a").after("2h")
+    world.round().start("a").after("72s")
     told = report(world)
-    assert (round(told.spent, 3), told.rate, told.every, told.at_limit) == (4.0, 2.0, "month", "alert")
-    world.after("1h")
+    assert (round(told.spent, 3), told.rate, told.every, told.at_limit) == (0.04, 2.0, "month", "alert")
+    world.after("36s")
     assert reached(world) == [50]
-    assert round(report(world).runs_out - world.ledger.leader.wall(world.now), -1) == 2 * 3600
-    world.after("2h").after("2h")
+    assert round(report(world).runs_out - world.ledger.leader.wall(world.now)) == 72
+    world.after("80s")
     assert reached(world) == [50, 80, 100]
     assert [event.text for event in world.log if isinstance(event, Noticed)][-1].startswith(
-        "budget research: $10.00 of $10.00 is spent"
+        "budget research: $0.10 of $0.10 is spent"
     )
     assert world.status("a") == "running", "work is never stopped for a budget"
     world.job("c", cpu=1, tenant="research").round()
@@ -79,12 +79,12 @@ def test_a_spent_budget_holds_new_work_until_it_is_renewed() -> None:
 
 
 def test_a_raised_or_removed_budget_releases_and_the_sum_stays() -> None:
-    budget = RESEARCH | {"amount": "$1", "at_limit": "hold"}
-    world = world_with(budget).job("a", gpu=1, tenant="research").round().start("a").after("2h")
+    budget = RESEARCH | {"amount": "$0.01", "at_limit": "hold"}
+    world = world_with(budget).job("a", gpu=1, tenant="research").round().start("a").after("72s")
     world.job("b", cpu=1, tenant="research").after("1s").round()
     assert world.status("b") == "waiting"
-    world.budgets(budget | {"amount": "$5"}).after("1s").round()
-    assert (world.status("b"), round(report(world).spent)) == ("placed", 2)
+    world.budgets(budget | {"amount": "$0.05"}).after("1s").round()
+    assert (world.status("b"), round(report(world).spent, 2)) == ("placed", 0.02)
     world.budgets(budget).job("c", cpu=1, tenant="research").after("1s").round()
     assert world.status("c") == "waiting"
     world.budgets().after("1s").round()
@@ -109,8 +109,8 @@ def test_work_counts_once_for_each_budget_that_covers_it() -> None:
         {"name": "others", "tenant": "others", "amount": "$50"},
     )
     world.submit({"run": "x", "project": "vision", "resources": {"gpu": 1}}, user="ann", tenant="research")
-    world.round().start("j1").after("2h")
-    spent = {name: round(report(world, name).spent, 2) for name in world.ledger.budgets}
+    world.round().start("j1").after("72s")
+    spent = {name: round(100 * report(world, name).spent, 2) for name in world.ledger.budgets}
     assert spent == {"research": 2, "vision": 2, "ann": 2, "both": 2, "others": 0}
 
 
@@ -125,9 +125,11 @@ def test_periods_begin_in_the_time_zone_and_a_clock_that_goes_back_renews_nothin
 
 def test_a_tenant_sees_its_own_budgets_only() -> None:
     world = world_with(
-        RESEARCH, {"name": "theirs", "tenant": "product", "amount": "$1"}, {"name": "a", "user": "ann", "amount": "$1"}
+        RESEARCH,
+        {"name": "theirs", "tenant": "product", "amount": "$0.1"},
+        {"name": "a", "user": "ann", "amount": "$1"},
     )
-    world.job("a", gpu=2, tenant="product").round().start("a").after("3h")
+    world.job("a", gpu=2, tenant="product").round().start("a").after("2m")
     for tenant, role, seen in (
         ("research", Role.VIEWER, ["research"]),
         ("product", Role.SUBMITTER, ["theirs"]),
@@ -153,7 +155,7 @@ def test_the_sum_is_what_usage_tells_and_survives_any_checkpoint() -> None:
             for unit in list(world.ledger.active.values()):
                 if unit.tasks[0].status == "queued":
                     world.start(unit.job)
-            world.after(f"{chance.randint(1, 400)}s")
+            world.after(f"{chance.randint(1, 60)}s")
             if number == 6:
                 world.restart(from_checkpoint=True)
             running = [unit.job for unit in world.ledger.active.values() if unit.tasks[0].status == "running"]

@@ -32,7 +32,7 @@ async function ask(name, parameters = {}) {
 const LIVE_ONLY = {
   explanation: "poise explain JOB", log: "poise logs JOB", profile: "poise profile", "why-not": "poise why-not JOB NODE",
   incidents: "poise incidents --all", incident: "poise incidents INCIDENT", services: "poise services",
-  rules: "poise rules",
+  rules: "poise rules", budgets: "poise usage --budgets",
 };
 const OF_A_MOMENT = { job: "past-job", training: "training", spent: "spent" };
 

@@ -70,12 +70,25 @@ export function show(element, state, api) {
       { title: "Device hours", number: true, text: (one) => hours(one.devices) }, { title: "Core hours", number: true, text: (one) => hours(one.cpu) },
     ],
   });
+  const amount = (one, value) => (one.unit === "dollars" ? dollars(value) : `${value.toFixed(2)} device hours`);
+  const budgets = new Table({
+    caption: "Budgets, in their current period",
+    key: (one) => one.name,
+    empty: "No budgets, or a past moment",
+    columns: [
+      { title: "Budget", text: (one) => one.name },
+      { title: "Spent", number: true, text: (one) => amount(one, one.spent) }, { title: "Of", number: true, text: (one) => amount(one, one.amount) },
+      { title: "Share", number: true, text: (one) => `${Math.round(100 * one.share)} %` },
+      { title: "Runs out", text: (one) => clock(one.runs_out) }, { title: "Renews", text: (one) => clock(one.ends) },
+      { title: "Jobs on hold", number: true, text: (one) => String(one.holding) },
+    ],
+  });
   element.append(el("h1", {}, title),
     el("div", { class: "controls" }, el("label", {}, "Period", period), el("label", {}, "CO2e of a kWh, in kg", intensity)),
-    note, head, nodes.element, tenants.element, jobs.element, waste.element, foot);
+    note, head, nodes.element, tenants.element, budgets.element, jobs.element, waste.element, foot);
 
   const parameters = () => ({ period: period.value, ...(intensity.value ? { co2: intensity.value } : {}) });
-  const asking = follow(api, EVERY, () => api.data("spent", parameters()), (told) => {
+  const asking = follow(api, EVERY, async () => [await api.data("spent", parameters()), await api.data("budgets").catch(() => null)], ([told, limits]) => {
     length = told.length;
     const { bill } = told;
     note.textContent = `From ${clock(told.begins)} to ${clock(told.begins + told.length / 1e9)}. Energy is by the power model, for devices with a known power limit.`;
@@ -86,6 +99,7 @@ export function show(element, state, api) {
     ] : told.tenants.flatMap((one) => [["Energy of held devices", kilowattHours(one.energy), "energy"], ["Price of held devices", dollars(one.price), "price"]])));
     nodes.draw(told.nodes);
     tenants.draw(told.tenants);
+    budgets.draw(limits ?? []);
     jobs.draw(told.jobs);
     waste.draw(told.waste);
     foot.replaceChildren(by(`poise report ${told.flags}`));
