@@ -121,16 +121,17 @@ def without_columns(text: str) -> str:
 LONG = (
     *("train-with-other-trainers", "elastic-training", "train-under-torchrun", "many-machines"),
     *("check-a-machine", "multimodal", "train-in-a-pipeline", "make-a-model-smaller"),
-    *("share-devices-between-training-and-services", "break-a-fleet"),
+    *("share-devices-between-training-and-services", "break-a-fleet", "try-a-fleet", "compare-policies"),
+    "fit-batch-and-precision",
 )
-"""Guides that train, measure or simulate for a while, or bring up a cluster."""
+"""Guides that train, measure or simulate for a while, or bring up a cluster: `make test-slow` runs them."""
 
 
 def marked(document: Path) -> Any:
     return pytest.param(document, marks=[pytest.mark.slow] if document.stem in LONG else [], id=document.stem)
 
 
-@pytest.mark.parametrize("document", [marked(one) for one in DOCUMENTS])
+@pytest.mark.parametrize("document", [marked(one) for one in DOCUMENTS if any(steps(one.read_text(encoding="utf-8")))])
 def test_what_the_document_shows_is_what_happens(document: Path) -> None:
     if document.stem in NEEDS and find_spec(NEEDS[document.stem]) is None:
         pytest.skip(f"{NEEDS[document.stem]} is not installed")

@@ -174,12 +174,18 @@ def ended(process: subprocess.Popen[bytes], seconds: float = PATIENCE) -> Done:
 
 
 def until(holds: Callable[[], Any], what: str, story: Callable[[], Any] = str, seconds: float = PATIENCE) -> Any:
-    """Wait until it holds, and return what it gave; fail with the story if it does not."""
+    """Wait until it holds, and return what it gave; fail with the story if it does not.
+
+    A look is followed by a pause twice as long: what is waited for needs the processor too.
+    """
     deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}; {story()}"
-        time.sleep(0.02)
-    return found
+    while True:
+        began = time.monotonic()
+        if found := holds():
+            return found
+        now = time.monotonic()
+        assert now < deadline, f"not in {seconds:g} s: {what}; {story()}"
+        time.sleep(min(max(0.02, 2 * (now - began)), 1.0))
 
 
 def free_port() -> int:

@@ -86,7 +86,9 @@ STARTED: list[Serving] = []
 
 
 class Load:
-    """Clients that ask all the time, and remember everything that was not the right answer."""
+    """Clients that ask again and again, and remember everything that was not the right answer. In between they leave
+    the processor to the replicas that start.
+    """
 
     def __init__(self, serving: Serving, clients: int = 4) -> None:
         self.serving = serving
@@ -97,7 +99,7 @@ class Load:
 
     def _ask(self) -> None:
         connection = self.serving.connection()
-        while not self._over.is_set():
+        while not self._over.wait(0.01):
             connection.request("POST", "/predict", b"21")
             answer = connection.getresponse()
             body = answer.read()

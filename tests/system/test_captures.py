@@ -24,6 +24,8 @@ spinning_here()
 """
 
 TRAINING = """
+import time
+
 import poise
 import torch
 
@@ -31,6 +33,7 @@ model = torch.nn.Linear(8, 1)
 data = [(torch.randn(8), torch.randn(1)) for _ in range(4096)]
 with poise.Session(model, torch.optim.SGD(model.parameters(), 0.01), data, epochs=10_000, batch=64) as run:
     for inputs, targets in run:
+        time.sleep(0.01)
         run.step(torch.nn.functional.mse_loss(model(inputs), targets))
 """
 

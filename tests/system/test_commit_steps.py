@@ -66,10 +66,10 @@ def test_a_kill_at_this_step_loses_nothing_and_doubles_nothing(killed: Killed, s
             try:
                 acknowledged[key] = client.submit({"run": diary.command(0.02), "name": key}, key=key)
             except PoiseError:
-                stop.wait(0.02)
+                stop.wait(0.05)
                 continue
             number += 1
-            stop.wait(0.02)
+            stop.wait(0.05)
         client.close()
 
     submitter = threading.Thread(target=submit)

@@ -138,6 +138,7 @@ def test_put_aside_it_goes_on_from_its_checkpoint_without_losing_a_step(living: 
     assert not [step for step in set(steps) if steps.count(step) > 2], "no step was made twice"
 
 
+@pytest.mark.slow
 def test_off_a_node_that_is_emptied_it_goes_on_at_the_other_without_losing_a_step(
     living: Living, undisturbed: Any
 ) -> None:

@@ -60,7 +60,7 @@ class Asking:
 
     def _ask(self, number: int) -> None:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
-        while not self._over.is_set():
+        while not self._over.wait(0.005):  # else what is started again waits for the processor
             try:
                 connection.request("POST", "/predict", str(number))
                 answer = connection.getresponse()

@@ -217,6 +217,7 @@ def losses(on_ray: OnRay) -> list[dict[str, Any]]:
     return [event for event in events if event["type"] == "lost"]
 
 
+@pytest.mark.slow
 def test_a_machine_that_leaves_is_lost_as_soon_as_ray_says_so(on_ray: OnRay) -> None:
     """Long before its silence would tell: its work is elsewhere by then."""
     living = on_ray.living
@@ -283,6 +284,7 @@ def test_a_node_that_is_given_up_while_ray_has_it_gets_another_agent(on_ray: OnR
     assert living.poise("drain", "a", "--undo").code == 0
 
 
+@pytest.mark.slow
 def test_agents_end_with_who_keeps_them_though_the_control_plane_has_ended_before(living: Living) -> None:
     """As it does in `poise down`; what is asked of it then is not answered. Its agent is killed with its actor just
     before, as when Ray is restarted: nobody but Ray's machine knows of the keepers that are left there.

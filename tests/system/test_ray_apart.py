@@ -46,6 +46,7 @@ def test_training_goes_over_the_network(apart: OnRay) -> None:
     assert (found["steps"], found["world"]) == (80, 2)
 
 
+@pytest.mark.slow
 def test_a_network_that_is_cut_loses_a_machine_and_no_work(apart: OnRay) -> None:
     """What runs on the far side goes on there, but counts no more once its work has begun again elsewhere."""
     living, file = apart.living, apart.living.work / "epochs"

@@ -54,6 +54,7 @@ def serving(home: Living) -> Iterator[tuple[Serving, int]]:
     home.file("up.json", json.dumps(document))
     served = Serving(home, "up.json", ready=False)
     served.until_said("/v1")
+    until(lambda: home.poise("service", "list").code == 0, "it listens", lambda: served.text)
     yield served, port
     assert served.end() == 0
 

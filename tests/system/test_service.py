@@ -52,12 +52,12 @@ FILES = {"models.py": MODELS, "service.json": service()}
 def asking(
     serving: Serving, path: str = "/predict/times", body: bytes = b"2", **headers: str
 ) -> Iterator[list[tuple[int, bytes]]]:
-    """Three clients that ask all the time, and their answers."""
+    """Three clients that ask again and again, and their answers."""
     over, answers = threading.Event(), list[tuple[int, bytes]]()
 
     def ask() -> None:
         connection = serving.connection()
-        while not over.is_set():
+        while not over.wait(0.01):  # else what is started meanwhile waits for the processor
             connection.request("POST", path, body, headers)
             answer = connection.getresponse()
             answers.append((answer.status, answer.read()))

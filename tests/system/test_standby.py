@@ -123,7 +123,9 @@ def pair(server: Server) -> Iterator[Pair]:
 
 
 class Load:
-    """Submits one short job after another; whoever asks with a key may ask again."""
+    """Submits one short job after another; whoever asks with a key may ask again. The pause between them leaves the
+    processor to who takes over: each job is four processes.
+    """
 
     def __init__(self, pair: Pair, diary: Diary) -> None:
         self.acknowledged: dict[str, str] = {}
@@ -142,7 +144,7 @@ class Load:
 
     def _submit(self) -> None:
         client, number = self._pair.client(), 0
-        while not self._over.is_set():
+        while not self._over.wait(0.05):
             number += 1
             command = self._diary.command(0.05, f"n{number}")
             job = client.submit({"run": ["sh", "-c", command], "resources": {"cpu": 0.1}}, key=f"key {number}")
@@ -293,16 +295,15 @@ def test_leaders_that_are_killed_again_and_again_and_come_back_lose_nothing(pair
     """Started again where it was a leader may take its own lease at once, or the other one has been quicker."""
     diary = Diary(pair.first.work / "diary")
     with Load(pair, diary) as load:
-        for _ in range(5):
+        for _ in range(3):
             leader = until(lambda: next(filter(pair.leads, (pair.first, pair.second)), None), "one leads", pair.story)
             load.wait_for(10)
             kill(leader.pid("control"))
     load.check()
     found = [int(event.split(b'"term":')[1].split(b",")[0]) for event in terms(pair)]
-    assert found == sorted(set(found)) and len(found) >= 6
+    assert found == sorted(set(found)) and len(found) >= 4
 
 
-@on_both
 def test_a_leader_that_stood_still_says_nothing_any_more(pair: Pair) -> None:
     diary = Diary(pair.first.work / "diary")
     running = pair.client().submit({"name": "held", "run": ["sh", "-c", diary.held()], "resources": {"cpu": 0.1}})
@@ -457,6 +458,7 @@ def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair:
     load.check()
 
 
+@pytest.mark.slow
 def test_a_full_store_is_waited_for_and_room_in_it_is_enough() -> None:
     """Nobody has to start anything again: not who led, nor who stood by, nor the agent."""
     with running([Seat()], "--quota-backend-bytes", str(4 * 2**20)) as server:
@@ -484,6 +486,7 @@ def test_a_full_store_is_waited_for_and_room_in_it_is_enough() -> None:
             pair.wire.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_lets_nobody_in_for_a_while_is_waited_for(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def pair() -> Iterator[tuple[OnRay, Living]]:
                 living.destroy()
 
 
+@pytest.mark.slow
 def test_the_machines_of_a_cluster_go_over_to_the_one_that_leads(pair: tuple[OnRay, Living]) -> None:
     on_ray, second = pair
     first = on_ray.living

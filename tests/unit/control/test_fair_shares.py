@@ -63,7 +63,7 @@ def test_more_than_there_is_cannot_be_guaranteed_and_is_said(desk: Desk) -> None
 
 def test_explain_says_who_is_served_first_and_until_when(desk: Desk) -> None:
     desk.call("PUT", "/v1/shares", document([{"tenant": "research"}, {"tenant": "product"}]))
-    world = desk.world.job("r1", tenant="research", gpu=2).round().start("r1").after("2d")
+    world = desk.world.job("r1", tenant="research", gpu=2).round().start("r1").after("6h")
     world.job("r2", tenant="research", gpu=1).job("p1", tenant="product", gpu=1)
     waiting = desk.call("GET", "/v1/jobs/j2/explanation").value["waiting"][0]["share"]
     assert waiting == "share `product` is served first: it has used 0 % of its share of late, `research` 200 %"

@@ -44,7 +44,7 @@ FEW = 3
 OUTCOMES: tuple[Outcome, ...] = ("done", "done", "failed", "oom")
 NOBODYS = ("bo", "bob-1x", "bob-first", "ann-1.x", "j77")
 
-AS_DRAWN = settings(max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+AS_DRAWN = settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 """A world drawn from one seed does not get smaller by shrinking."""
 
 
