@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from poise.client import Client
 from poise.config import Home
-from poise.drivers.security import digest
+from poise.drivers.security import digest, own_account
 from poise.drivers.yamlfile import load_kind
 from poise.errors import Denied, PoiseError
 from poise.model.keys import SCOPES_OF, Key, compile_keys
@@ -239,7 +239,7 @@ class Keys:
         key = self._by_token.get(who.token) or Key(name=name, token=who.token)
         role = Role[who.role.upper()]
         scopes = SCOPES_OF[role]
-        if who.accounts and role is not Role.ADMIN:  # replicas run as the user of the agent
+        if who.accounts and role is not Role.ADMIN and who.account != own_account():  # replicas run as that account
             scopes -= {"admin"}
         scopes = scopes if key.scopes is None else scopes & key.scopes
         tenant = key.tenant or who.tenant

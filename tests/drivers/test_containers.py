@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from poise.drivers.containers import LABEL, labels, may_have_run_out, name_of, prepare, pulled, wrapped
+from poise.drivers.containers import LABEL, labels, may_have_run_out, name_of, prepare, pulled, without_tag, wrapped
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt
 from poise.model.resources import Device
@@ -14,6 +14,13 @@ def asked(**given: object) -> tuple[str, ...]:
         "/usr/bin/podman", "a/b:1", ("train", "--all"), {"PATH": "/bin", "HOME": "/root", "SEED": "secret"},
         node="/home/n1", name="poise-1", **fields | given,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def test_podman_gets_a_digest_without_its_tag() -> None:
+    digest = "sha256:" + "a" * 64
+    assert without_tag(f"host:5000/a/b:1@{digest}") == f"host:5000/a/b@{digest}"
+    assert without_tag(f"a/b@{digest}") == f"a/b@{digest}"
+    assert without_tag("host:5000/a/b:1") == "host:5000/a/b:1"
 
 
 def test_values_of_variables_are_in_no_command_line_and_the_image_has_its_own_path() -> None:
@@ -79,8 +86,9 @@ def test_only_a_killed_container_with_a_limit_may_have_run_out_of_memory() -> No
 
 def test_a_tenant_pulls_with_its_own_credentials_or_with_none_and_each_time(tmp_path: Path) -> None:
     prepare(tmp_path)
-    (tmp_path / "ann.json").write_text('{"auths": {}}')
     assert pulled("a/b:1", "default", tmp_path) == ("--pull=missing",), "as the user of the agent"
+    (tmp_path / "ann.json").write_text('{"auths": {}}')
+    assert pulled("a/b:1", "default", tmp_path) == ("--pull=always",), "ann may have pulled it"
     assert pulled("a/b:1", "ann", tmp_path) == ("--pull=always", f"--authfile={tmp_path}/ann.json")
     assert pulled("a/b:1", "bob", tmp_path) == ("--pull=always", f"--authfile={tmp_path}/.none.json")
     assert pulled("localhost/b:1", "bob", tmp_path) == ("--pull=missing",)

@@ -84,6 +84,7 @@ def see_a_file_in_tmp(told: dict[str, str]) -> object:
 def connect_to_a_socket_of_poise(told: dict[str, str]) -> object:
     known = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:] if line.count(" ") > 6]
     paths = {name for name in known if "poise" in name or "slot-" in name} | set(told["sockets"].split(":"))
+    paths -= {told["door"]}  # whoever comes there must show a key: see below
     found = []
     for name in paths:
         for address in (name, "\0" + name[1:] if name.startswith("@") else name):
@@ -91,6 +92,41 @@ def connect_to_a_socket_of_poise(told: dict[str, str]) -> object:
                 line.connect(address)
                 found.append(name)
     return found
+
+
+@attack
+def read_the_api_without_a_token(told: dict[str, str]) -> object:
+    return [path for path in ("/v1/jobs", "/v1/tokens", "/v1/nodes") if _ask(told["door"], path, "") != 401]
+
+
+@attack
+def get_files_with_the_key_of_another(told: dict[str, str]) -> object:
+    own = f"{os.environ['POISE_TASK']}#{os.environ['POISE_EPOCH']}"
+    keys = ("", "0" * 64, own)
+    return [key for key in keys if _ask(told["door"], "/v1/attempts/files", key, told["attempt"]) != 401]
+
+
+@attack
+def reach_what_is_kept_for_another_account(told: dict[str, str]) -> object:
+    found = []
+    for name in ("", "environments", "work", "values", "fetched.db"):
+        with contextlib.suppress(OSError):
+            found += os.listdir(Path(told["state"], name))  # noqa: PTH208
+        with contextlib.suppress(OSError), Path(told["state"], name).open("ab"):
+            found.append(name)
+        with contextlib.suppress(OSError):
+            Path(told["state"], name, "of-ann").mkdir()
+            found.append(name)
+    return found
+
+
+@attack
+def take_the_place_of_the_control_plane(told: dict[str, str]) -> object:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
+        Path(told["door"]).unlink()
+        line.bind(told["door"])
+        return "it listens at the door"
+    return ""
 
 
 @attack
@@ -191,6 +227,17 @@ def links(told: dict[str, str]) -> None:
         for link in (os.link, os.symlink):
             with contextlib.suppress(OSError):
                 link(told["secret"], os.environ[name])
+
+
+def _ask(door: str, path: str, key: str, attempt: str = "") -> int:
+    """Send a request to the control plane, and return the status of the answer."""
+    lines = [f"{'POST' if attempt else 'GET'} {path} HTTP/1.1", "Host: poise", "Content-Length: 0"]
+    lines += [f"Authorization: Bearer {key}"] if key else []
+    lines += [f"Poise-Attempt: {attempt}"] if attempt else []
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(door)
+        line.sendall(("\r\n".join([*lines, "", ""])).encode())
+        return int(line.recv(4096).split()[1])
 
 
 def _reads(path: str) -> bool:

@@ -3,17 +3,20 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from poise.drivers.accounts import Accounts
+from poise.drivers.accounts import door_of, root_of
 from system.living import POISE, Done, Living, ended, until
 
 pytestmark = pytest.mark.skipif(
@@ -21,8 +24,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 ANN, BOB = 54321, 54322
-IN_ITS_OWN_VIEW = 'mount --bind "$1" /etc/passwd && mount --bind "$2" /etc/group && shift 2 && exec "$@"'
-"""The accounts exist for the processes of this home only: the files of the machine stay as they are."""
+IN_ITS_OWN_VIEW = """
+mount --bind "$1" /etc/passwd && mount --bind "$2" /etc/group || exit 1
+mkdir "$3/up" "$3/wk" && mount -t overlay overlay -o "lowerdir=/root,upperdir=$3/up,workdir=$3/wk" /root &&
+  chmod 711 /root
+shift 3
+exec "$@"
+"""
+"""The accounts exist, and may enter /root where Python can be, for the processes of this home only: the files of the
+machine stay as they are.
+"""
 
 
 class Users(NamedTuple):
@@ -34,6 +45,41 @@ class Users(NamedTuple):
 
     def of(self, who: str, *arguments: str | Path) -> Done:
         return self.living.poise(*arguments, POISE_TOKEN=self.tokens[who])
+
+    def as_user(self, who: str, *command: str | Path) -> subprocess.Popen[bytes]:
+        """Start a command as a user of the machine, whose client uses the door for accounts, with the user's token."""
+        account = {"ann": ANN, "bob": BOB}[who]
+        enter = ["nsenter", f"--mount=/proc/{self.living.pid('agent')}/ns/mnt", f"--wd={self.place / who}"]
+        become = ["setpriv", f"--reuid={account}", f"--regid={account}", "--clear-groups"]
+        folder = self.place / who
+        env = self.living.environment(
+            HOME=str(folder),
+            POISE_HOME=str(folder / "state"),
+            POISE_SOCKET=str(door_of(self.living.home)),
+            POISE_TOKEN=self.tokens[who],
+        )
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*enter, *become, *command], env=env, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def brought(self, who: str, *run: str) -> str:
+        """Submit a job with the files of a folder, and with an environment."""
+        tree = self.living.work / f"of-{who}"
+        tree.mkdir(exist_ok=True)
+        (tree / "data").write_text(f"data of {who}")
+        (tree / "requirements.txt").write_text("# nothing\n")
+        fields = {"folder": str(tree), "sync": True, "requirements": "requirements.txt"}
+        return self.submit(who, f"brought-by-{who}", *run, **fields)
+
+    def got(self, who: str, source: str) -> str:
+        """The content of a file that a job has left, or the error."""
+        place = self.living.work / "got"
+        place.unlink(missing_ok=True)
+        done = self.of(who, "get", source, place)
+        return place.read_text() if done.code == 0 else done.err
+
+    def state(self, who: str) -> Path:
+        """The state directory of an account."""
+        return root_of(self.living.home) / who / "home"
 
     def submit(self, who: str, name: str, *run: str, **fields: Any) -> str:
         document = {"name": name, "folder": str(self.place / who), "run": run} | fields
@@ -49,7 +95,7 @@ def up(living: Living, place: Path) -> None:
     lines = [f"{name}:x:{uid}:{uid}::{place / name}:/bin/sh\n" for name, uid in (("ann", ANN), ("bob", BOB))]
     accounts.write_text(Path("/etc/passwd").read_text() + "".join(lines))
     groups.write_text(Path("/etc/group").read_text() + f"ann:x:{ANN}:\nbob:x:{BOB}:\n")
-    own = ["unshare", "--mount", "sh", "-c", IN_ITS_OWN_VIEW, "sh", str(accounts), str(groups)]
+    own = ["unshare", "--mount", "sh", "-c", IN_ITS_OWN_VIEW, "sh", str(accounts), str(groups), str(place)]
     command = [*own, POISE, "up", "--port", "0"]
     pipe = subprocess.PIPE
     done = ended(subprocess.Popen(command, env=living.environment(), cwd=living.work, stdout=pipe, stderr=pipe))
@@ -59,7 +105,7 @@ def up(living: Living, place: Path) -> None:
 @pytest.fixture(scope="module")
 def users() -> Iterator[Users]:
     living, place = Living(), Path(tempfile.mkdtemp(prefix="poise-users-", dir="/srv"))
-    folders = Accounts(living.home, "x").root
+    folders = root_of(living.home)
     try:
         place.chmod(0o755)
         for name, uid in (("ann", ANN), ("bob", BOB)):
@@ -106,6 +152,8 @@ def test_a_hostile_tenant_gains_nothing_as_root_starts_both(users: Users, device
     shutil.copy("/usr/bin/id", setuid)
     setuid.chmod(0o4755)
     script = str(place / "hostile.py")
+    files = users.brought("bob", "true")
+    assert users.of("bob", "wait", files).code == 0, users.of("bob", "logs", files).text
     victim = users.submit("bob", "victim", "/usr/bin/python3", script, "victim", env={"SECRET": "hunter2"})
     told = json.loads(until(lambda: users.of("bob", "logs", victim).text, "the victim runs").splitlines()[0])
     keepers = living.home.node / "keepers"
@@ -115,6 +163,9 @@ def test_a_hostile_tenant_gains_nothing_as_root_starts_both(users: Users, device
         "logs": str(living.home.logs),
         "secret": str(secret),
         "device": device,
+        "door": str(door_of(living.home)),
+        "attempt": f"{victim}.main#1",
+        "state": str(users.state("bob")),
         "setuid": str(setuid),
         "uid": str(ANN),
     }
@@ -175,9 +226,86 @@ def test_a_command_beside_a_task_and_its_terminal_belong_to_the_account(users: U
     refused = users.of("bob", "exec", job, "--", "id", "-u")
     assert refused.code != 0
     assert "runs as another user" in refused.err
-    assert "belong to an account" in users.of("ann", "get", f"{job}:x").err
     assert users.of("ann", "cancel", job).code == 0
     assert users.of("ann", "wait", job).code != 0
+
+
+def test_files_environments_and_what_is_left_belong_to_the_account(users: Users) -> None:
+    if not _runs_python(users):
+        pytest.skip("the accounts cannot run this Python")
+    show = "id -un; stat -c %U:%a . data; cat data; echo; python -c 'import sys; print(sys.prefix)'; echo made > made"
+    seen = {}
+    for who in ("ann", "bob"):
+        job = users.brought(who, "sh", "-c", show)
+        assert users.of(who, "wait", job).code == 0, users.of(who, "show", job).text + users.of(who, "logs", job).text
+        *lines, prefix = users.of(who, "logs", job).out.decode().splitlines()
+        assert lines == [who, f"{who}:700", f"{who}:600", f"data of {who}"]
+        assert prefix.startswith(f"{users.state(who)}/environments/")
+        seen[who] = prefix
+        assert users.got(who, f"{job}:made") == "made\n"
+        other = {"ann": "bob", "bob": "ann"}[who]
+        assert "runs as another user" in users.got(other, f"{job}:made")
+    assert seen["ann"] != seen["bob"], "no environment is shared"
+    led = users.submit("ann", "led", "sh", "-c", f"ln -s {users.place}/bob/.config theirs; echo 1 > mine")
+    assert users.of("ann", "wait", led).code == 0
+    assert users.got("ann", f"{led}:mine") == "1\n"
+    assert "no such file" in users.got("ann", f"{led}:theirs/poise/token")
+    shadow = users.submit("ann", "shadow", "true", folder="/etc")
+    assert users.of("ann", "wait", shadow).code == 0
+    assert "Permission denied" in users.got("ann", f"{shadow}:shadow")
+
+
+CALLS = """
+import json, os, poise
+
+@poise.task
+def who(data: bytes) -> list:
+    return [os.getuid(), len(data), os.environ.get("HOME"), b"x" * 3_000_000]
+
+uid, size, home, large = who(b"y" * 3_000_000)
+print(json.dumps([uid, size, home, len(large)]))
+"""
+
+
+def test_functions_and_services_run_as_the_account_of_their_caller(users: Users) -> None:
+    if not _runs_python(users):
+        pytest.skip("the accounts cannot run this Python")
+    ann = users.place / "ann"
+    (ann / "calls.py").write_text(CALLS)
+    (ann / "calls.py").chmod(0o644)
+    done = ended(users.as_user("ann", sys.executable, ann / "calls.py"))
+    assert done.code == 0, done.err
+    assert done.value == [ANN, 3_000_000, str(ann), 3_000_000]
+
+    model = "import os\nclass Model:\n    def predict(self, batch):\n        return [os.getuid()] * len(batch)\n"
+    (ann / "model.py").write_text(model)
+    (ann / "model.py").chmod(0o644)
+    other = ended(users.living.start("serve", ann / "model.py:Model", "--port", "0", POISE_TOKEN=users.tokens["ann"]))
+    assert other.code != 0
+    assert "run `poise serve` as ann" in other.err
+    gateway = users.as_user("ann", POISE, "serve", "model.py:Model", "--port", "0")
+    try:
+        assert gateway.stderr is not None
+        line = next(line for line in iter(gateway.stderr.readline, b"") if b"http://" in line).decode()
+        address = re.search(r"http://127.0.0.1:\d+", line)
+        assert address is not None, line
+        answer = until(lambda: _asked(f"{address[0]}/predict"), "the service answers")
+        assert json.loads(answer) == ANN
+    finally:
+        gateway.terminate()
+        ended(gateway)
+
+
+def _asked(url: str) -> bytes:
+    asked = urllib.request.Request(url, b"1", {"Content-Type": "application/json"})  # noqa: S310 — on this machine
+    with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
+        return bytes(answer.read())
+    return b""
+
+
+def _runs_python(users: Users) -> bool:
+    """Whether the accounts can run this Python: it may be in a folder that is closed to them."""
+    return ended(users.as_user("ann", sys.executable, "-c", "import poise")).code == 0
 
 
 def test_work_of_an_account_survives_the_agent_and_ends_with_its_keeper(users: Users) -> None:

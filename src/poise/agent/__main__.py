@@ -45,11 +45,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 
 from poise.agent.sessions import Sessions
-from poise.agent.tidying import remove_gone
+from poise.agent.tidying import remove_gone, remove_of
 from poise.agent.upkeep import Toll
 from poise.config import Address, Door, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
-from poise.drivers.accounts import Accounts, offered
+from poise.drivers.accounts import Accounts, Places, offered
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.following import NOT_PLANNED, planned
 from poise.drivers.getting import Giving
@@ -239,7 +239,7 @@ class Agent:
         self._toll = Toll()
         self._shipping = Shipping(home.logs) if home.doors != (home.socket,) else None
         self._meetings = Meetings(home.gangs)
-        self._giving = Giving(home, self._on_console)
+        self._giving = Giving(home, self._on_console, keepers.accounts)
         self._sessions = Sessions(keepers, self._device_use)
         self._held_back: list[Ended] = []
         self._written = asyncio.Event()
@@ -387,7 +387,8 @@ class Agent:
                     self._meetings.take(message)
                 elif not isinstance(message, Kept):
                     if isinstance(message, Desired) and message.removed:
-                        await asyncio.to_thread(remove_folders, (self._home.logs, self._home.work), message.removed)
+                        await asyncio.to_thread(remove_folders, (self._home.logs,), message.removed)
+                        await asyncio.to_thread(remove_of, self._home, self._keepers.accounts, message.removed)
                     self._feed(message)
                 elif self._shipping is not None:
                     self._shipping.kept(message)
@@ -516,7 +517,7 @@ class Agent:
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             with contextlib.suppress(OSError, PoiseError):
-                await asyncio.to_thread(remove_gone, self._home)
+                await asyncio.to_thread(remove_gone, self._home, self._keepers.accounts)
 
     async def watch_fitness(self) -> None:
         """Retry starts on an unfit node with growing pauses. If it soon becomes unfit again, keep the last pause."""
@@ -712,19 +713,24 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
         _log.info("memory is watched, not limited by cgroups: %s", cgroups.why_not)
     token = ensure_token(home) if home.elsewhere is None else ""
 
-    def serving(launch: Launch) -> dict[str, str]:
+    def serving(launch: Launch, places: Places | None) -> dict[str, str]:
+        own = home if places is None else places.home
         key = launch.key or worker_key(token, launch.attempt)
-        found = {"POISE_HOME": str(home.root), "POISE_WORKER_KEY": key}
-        if home.addresses:
-            found["POISE_ADDRESS"] = home.addresses
-        elif home.others:
+        found = {"POISE_HOME": str(own.root), "POISE_WORKER_KEY": key}
+        if own.addresses:
+            found["POISE_ADDRESS"] = own.addresses
+        elif own.others:
             found["POISE_CONTROL"] = os.environ["POISE_CONTROL"]
+        elif isinstance(own.elsewhere, Path):
+            found["POISE_SOCKET"] = str(own.elsewhere)
         return found
 
-    def following(launch: Launch, result: str) -> tuple[str, ...]:
-        made = planned(home, launch, launch.key or worker_key(token, launch.attempt), result)
+    def following(launch: Launch, result: str, places: Places | None) -> tuple[str, ...]:
+        files = keepers.tellings.plan_of(launch.attempt)
+        key = launch.key or worker_key(token, launch.attempt)
+        made = planned(home, launch, key, result, places, files=files)
         if made:
-            keepers.tellings.planned(launch.attempt, "" if Path(plan_path(result)).exists() else NOT_PLANNED)
+            keepers.tellings.planned(launch.attempt, "" if Path(plan_path(files)).exists() else NOT_PLANNED)
         return made
 
     keepers = Keepers(

@@ -58,6 +58,8 @@ def home_of(plan: Plan) -> Home:
     """Return the state directory of the node, with the addresses of its control plane."""
     if plan.addresses:
         return home_elsewhere(Path(plan.root), plan.addresses)
+    if plan.socket:
+        return Home(Path(plan.root), Path(plan.socket))
     return home_at(plan.root, {"POISE_CONTROL": plan.control})
 
 
@@ -341,7 +343,10 @@ def main() -> int:
     except FileNotFoundError:
         say(NOT_PLANNED)
         return NOT_PREPARED
-    path.unlink()
+    try:
+        path.unlink()
+    except PermissionError:  # the file belongs to the account, its folder does not
+        os.truncate(path, 0)
     try:
         more = prepared(plan)
         os.chdir(f"{plan.folder}/{plan.tree.folder}")

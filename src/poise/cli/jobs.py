@@ -182,6 +182,8 @@ def _job_shown(report: JobReport) -> Shown:
         head.append(f"secrets: {', '.join(report.secrets)}")
     if report.tree:
         head.append(f"files: working tree {report.tree[:12]}; results: `poise get {report.id}:PATH`")
+    if images := dict.fromkeys(task.image for task in report.tasks if task.image):
+        head.append(f"image: {some(list(images), FEW)}")
     if report.note and report.exit_code is None:
         head.append(f"note: {report.note}")
     if report.captures:

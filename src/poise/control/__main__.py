@@ -35,6 +35,7 @@ from poise.control.anomalies import Anomalies
 from poise.control.api import make_app
 from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
+from poise.control.images import Images
 from poise.control.incidents import Incidents
 from poise.control.intensity import Intensities
 from poise.control.judging import Judging
@@ -46,6 +47,7 @@ from poise.control.plane import Plane, clock_of
 from poise.control.storehouse import Storehouse
 from poise.decoding import json_decoder
 from poise.drivers import calendar
+from poise.drivers.accounts import door_of, make_root
 from poise.drivers.clusters import kept_clusters
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
@@ -190,7 +192,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     with contextlib.suppress(SpecError):  # each round logs a logged policy that is missing here
         await deciders.prepare(choice_of(settings))
     controller, intensities = Controller(ledger, settings, calendar.around), Intensities(home.intensity)
-    plane = Plane(controller, store, clock_of(ledger), deciders, intensities=intensities, holds=holds)
+    images = Images(home.registries)
+    plane = Plane(controller, store, clock_of(ledger), deciders, intensities=intensities, images=images, holds=holds)
     settle_traces(home, ledger.revision, traced=options.traces is not None)
     if shared is None:
         plane.begin(boot=boot_id(), boottime=boottime())
@@ -233,6 +236,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tidying += [asyncio.create_task(anomalies.run()), asyncio.create_task(Objectives(plane, home, incidents).run())]
     tidying.append(asyncio.create_task(Judging(plane, home, deciders).run()))
     tidying.append(asyncio.create_task(Loglines(plane, home.logs).run()))
+    if os.geteuid() == 0:
+        tidying.append(asyncio.create_task(_let_accounts_in(plane, home, doors[0])))
     if beyond is not None:  # output from nodes of other homes is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving
@@ -242,7 +247,11 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     deciders.close()
     await files.close()
     plane.end()
-    for told in [home.endpoint, *([options.share] if options.share else [])]:  # clients must not wait at it
+    for told in [
+        home.endpoint,
+        door_of(home),
+        *([options.share] if options.share else []),
+    ]:  # clients must not wait at it
         with contextlib.suppress(OSError):
             told.unlink()
     if shared is not None and standing_by is not None:
@@ -272,6 +281,24 @@ async def _stand_by(shared: "Shared", plane: Plane, lifetime: Lifetime) -> None:
     except Exception:
         lifetime.end()
         raise
+
+
+async def _let_accounts_in(plane: Plane, home: Home, entrance: Entrance) -> None:
+    """Listen to processes of Unix accounts, once a token has named one: they cannot enter the home. As at each door,
+    every request needs a token, or the key of an attempt.
+    """
+    news = plane.follow()
+    try:
+        while not plane.ledger.tokens.name_accounts():
+            await news.wait()
+            news.clear()
+    finally:
+        plane.unfollow(news)
+    try:
+        await asyncio.to_thread(make_root, home)
+        entrance.listen_too(share(door_of(home)))
+    except (OSError, PoiseError) as error:
+        _log.error("work of accounts cannot reach the control plane: %s", error)
 
 
 async def _tidy_messages(home: Home) -> None:

@@ -94,7 +94,7 @@ from poise.kernel.find import names as find_names
 from poise.kernel.incidents import no_such_incident
 from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
-from poise.kernel.owners import check_enter, check_files, owned
+from poise.kernel.owners import check_enter, owned
 from poise.kernel.reserved import reservation_report
 from poise.kernel.since import touched
 from poise.kernel.visible import Sight
@@ -1041,12 +1041,12 @@ def make_app(
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
         check_enter(ledger, found.job.account, bearer)
-        check_files(found.job.account)
         unit, index = the_one_that_ran(found, data.rank)
         tree = found.job.tree
         node, attempt = unit.tasks[index].node, attempt_of(unit, index)
         folder, within = found.job.folder, tree.folder if tree is not None else ""
-        pieces = consoles.get(node, attempt, bearer, data.path, folder=folder, within=within)
+        account = found.job.account
+        pieces = consoles.get(node, attempt, bearer, data.path, folder=folder, within=within, account=account)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
     @routes.get("/v1/jobs/{name}/captures", summary="Stored captures of a job", role=VIEWER)

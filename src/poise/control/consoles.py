@@ -111,11 +111,11 @@ class Consoles:
                 yield line
 
     async def get(
-        self, node: str, attempt: Attempt, bearer: Bearer, path: str, *, folder: str, within: str
+        self, node: str, attempt: Attempt, bearer: Bearer, path: str, *, folder: str, within: str, account: str
     ) -> AsyncGenerator[ExecLine]:
         """Return a file or folder of an attempt from this node as a tar archive. Raises `Busy`."""
         running = self._new(node, bearer)
-        order = Get(name=running.name, attempt=attempt, path=path, folder=folder, within=within)
+        order = Get(name=running.name, attempt=attempt, path=path, folder=folder, within=within, account=account)
         async with contextlib.aclosing(self._said(running, order)) as lines:
             async for line in lines:
                 yield line

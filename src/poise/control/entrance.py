@@ -294,6 +294,10 @@ class Entrance(uvicorn.Server):
         self.servers = cast(Any, [Listening(sock, origins, self._take_in) for sock in sockets or []])
         self.started = True
 
+    def listen_too(self, sock: socket.socket) -> None:
+        """Accept connections at another socket from now on."""
+        self.servers.append(cast(Any, Listening(sock, Origins(), self._take_in)))
+
     async def main_loop(self) -> None:
         """Wait for the exit; uvicorn would poll for it ten times a second."""
         await self.on_tick(0)  # builds the default headers of all answers

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from poise.control.images import AS_NAMED, Images
 from poise.control.intensity import UNKNOWN, Intensities
 from poise.control.observers import Observers, Timings
 from poise.control.shares import Turns
@@ -102,6 +103,7 @@ class Plane(Host):
         decider: Decider,
         *,
         intensities: Intensities = UNKNOWN,
+        images: Images = AS_NAMED,
         holds: Callable[[], bool] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -122,6 +124,7 @@ class Plane(Host):
         self.observers.add(self.tally)
         self.observe = self.observers.tell
         self.intensities = intensities
+        self.images = images
         self._leads: Callable[[], bool] = lambda: True
         self._looked = 0
         self._recent = Recent()
@@ -230,6 +233,7 @@ class Plane(Host):
         else:
             async with self._compiling.of(tenant):
                 compiled = await asyncio.to_thread(controller.preparing(document, wall, now, tenant))
+        compiled = await self.images.pinned(compiled)
         return self.intensities.placed_in_time(compiled, wall, self.ledger.profiles) if compiled.flexible else compiled
 
     def tell(self, node: str, message: Met | ToConsole) -> bool:

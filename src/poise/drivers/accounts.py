@@ -2,16 +2,21 @@
 
 A home is closed to all users but its owner, so these files are outside of it: in a folder for each account, below
 `ROOT` and the hash of the home. All folders above belong to root, so no account can replace one by a link. Each folder
-that an account may write to belongs to it, with mode 0700. Checkpoints and gangs are shared by the nodes of a home;
-results and the private /tmp belong to one node.
+that an account may write to belongs to it, with mode 0700. Checkpoints, gangs and the account's own state directory are
+shared by the nodes of a home on this machine; results and the private /tmp belong to one node.
+
+The state directory of an account holds what Poise keeps for its work: fetched files, copies of working trees,
+environments, and values of calls. No account shares them with another, so none can change what another runs. Processes
+of accounts reach the control plane by a socket in the folder of the home (`door_of`), where each request needs a key.
 """
 
 import contextlib
 import os
 import pwd
+import re
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +27,7 @@ from poise.config import Home
 from poise.drivers import owner
 from poise.drivers.owner import USERS, Account, account_of, why_not
 from poise.drivers.places import plain_name
-from poise.drivers.tidy import remove_folder
+from poise.drivers.tidy import remove_folder, remove_folders
 from poise.model.resources import ANY_ACCOUNT, Device
 
 ROOT = Path("/var/lib/poise")
@@ -37,6 +42,8 @@ NODES = {
     "": ("accel/*", "neuron[0-9]*", "habanalabs/*", "hl[0-9]*"),
 }
 """Device nodes of accelerators in /dev, by maker."""
+
+_JOB = re.compile(r"j[0-9]{1,18}")
 
 _SETGID = 6
 """The capability; CAP_SETUID is the next one."""
@@ -55,20 +62,25 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Places(NamedTuple):
-    """The folders of an account on a node. `results` ends in a slash."""
+    """The folders of an account on a node. `results` ends in a slash. `home` is its state directory, with the way to
+    the control plane. The agent writes to `plans`, and gives each file there to the account.
+    """
 
     account: Account
     results: str
     gangs: Path
     checkpoints: Path
     tmp: str
+    home: Home
+    plans: Path
 
 
 class Accounts:
     """The folders of all accounts, for one node of a home."""
 
     def __init__(self, home: Home, node: str) -> None:
-        self.root = ROOT / blake2b(os.fsencode(home.root.resolve()), digest_size=8).hexdigest()
+        self.root = root_of(home)
+        self._home = home
         self._node = f"node-{plain_name(node)}"
 
     def ensure(self, name: str) -> Places:
@@ -76,19 +88,92 @@ class Accounts:
         account = account_of(name)
         folder = self.root / plain_name(name)
         here = folder / self._node
-        for above in (ROOT, self.root, folder, folder / "gangs", here):
+        for above in (ROOT, self.root, folder, folder / "gangs", here, here / "plans"):
             _made(above, 0o711, 0, 0)
-        own = (folder / "checkpoints", here / "results", here / "tmp")
+        own = (folder / "checkpoints", folder / "home", here / "results", here / "tmp")
         for place in own:
             _made(place, 0o700, account.uid, account.gid)
-        checkpoints, results, tmp = own
-        return Places(account, f"{results}/", folder / "gangs", checkpoints, str(tmp))
+        checkpoints, state, results, tmp = own
+        home = Home(state, self._home.elsewhere or door_of(self._home), self._home.others)
+        return Places(account, f"{results}/", folder / "gangs", checkpoints, str(tmp), home, here / "plans")
 
     def tidy(self, held: Collection[str]) -> None:
         """Remove the private /tmp and the results of each account without an attempt on this node."""
         for folder in self.root.glob("*"):
             if folder.name not in {plain_name(name) for name in held}:
                 remove_folder(folder / self._node)
+
+    def jobs(self) -> list[str]:
+        """Return the jobs that have left files in the state directories of accounts. An account may make folders of any
+        name there.
+        """
+        found = {name for folder in self._kept() for name in os.listdir(folder) if _JOB.fullmatch(name)}  # noqa: PTH208
+        return sorted(found)[:MOST_JOBS]
+
+    def remove(self, jobs: Sequence[str]) -> None:
+        """Remove what these jobs have left in the state directories of accounts."""
+        for folder in self._kept():
+            remove_folders((Path(f"/proc/self/fd/{folder}"),), jobs)
+
+    def _kept(self) -> Iterator[int]:
+        """Yield the folders of jobs, each opened without following a link: accounts may put links in their place."""
+        for state in self.root.glob("*/home"):
+            for name in KEPT:
+                with contextlib.suppress(OSError), _opened(state, name) as folder:
+                    yield folder
+
+
+MOST_JOBS = 10_000
+
+KEPT = ("work", "values")
+"""Folders of a state directory with a folder for each job."""
+
+
+def root_of(home: Home) -> Path:
+    """Return the folder of the accounts of a home."""
+    return ROOT / blake2b(os.fsencode(home.root.resolve()), digest_size=8).hexdigest()
+
+
+def door_of(home: Home) -> Path:
+    """Return the socket at which the control plane of a home listens to processes of accounts."""
+    return root_of(home) / "door"
+
+
+def make_root(home: Home) -> None:
+    """Make the folder of the accounts of a home. Raises OSError."""
+    for above in (ROOT, root_of(home)):
+        _made(above, 0o711, 0, 0)
+
+
+def barred(account: Account, path: Path) -> str:
+    """Return what keeps an account from a file that it must read and execute, or "": the first folder on the way that
+    it cannot enter.
+    """
+    for way in (path.absolute(), path.resolve()):
+        if way.parts[:2] == ("/", "tmp") or way.parts[:3] == ("/", "var", "tmp"):
+            return f"{way} (/tmp is private to the account)"
+        for one in (*reversed(way.parents), way):
+            state = one.stat()
+            groups = account.groups
+            shift = 6 if state.st_uid == account.uid else 3 if state.st_gid in groups else 0
+            if not state.st_mode >> shift & 1:
+                return str(one)
+    return ""
+
+
+@contextlib.contextmanager
+def _opened(state: Path, name: str) -> Iterator[int]:
+    """Open a folder of a state directory, and follow no link to it."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    above = os.open(state, flags)
+    try:
+        folder = os.open(name, flags, dir_fd=above)
+    finally:
+        os.close(above)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def give(path: Path, account: Account) -> None:

@@ -121,7 +121,7 @@ def wrapped(
     options += [f"--device={name}" for name in _names(devices)]
     if any(device.maker == "ascend" for device in devices):
         options += [f"--volume={path}:{path}:ro" for path in ASCEND_FILES if Path(path).exists()]
-    return (podman, *options, image, *argv)
+    return (podman, *options, without_tag(image), *argv)
 
 
 def _names(devices: Sequence[Device]) -> list[str]:
@@ -146,13 +146,24 @@ def pulled(image: str, tenant: str, registries: Path) -> tuple[str, ...]:
     """Return the options for podman to get the image of a tenant's task. A tenant has the credentials in its own file;
     the default tenant without one has those of this user.
 
-    Credentials are checked at each start, although the image is there: another tenant may have pulled it. An image
-    without a registry was made on this node, for everybody.
+    Credentials are checked at each start, although the image is there: another tenant may have pulled it. So is the
+    access of the default tenant, if any other has credentials here. An image without a registry was made on this node,
+    for everybody.
     """
     file = registries / f"{tenant}.json"
-    if image.startswith("localhost/") or (tenant == DEFAULT and not file.exists()):
+    if image.startswith("localhost/"):
         return ("--pull=missing",)
+    if tenant == DEFAULT and not file.exists():
+        others = any(path.name != NO_CREDENTIALS for path in registries.glob("*.json"))
+        return ("--pull=always",) if others else ("--pull=missing",)
     return ("--pull=always", f"--authfile={file if file.exists() else registries / NO_CREDENTIALS}")
+
+
+def without_tag(image: str) -> str:
+    """Return the name of an image that has a digest without its tag, which podman would have to agree with it."""
+    name, at, digest = image.partition("@")
+    first, slash, rest = name.rpartition("/")
+    return f"{first}{slash}{rest.partition(':')[0]}{at}{digest}" if digest else image
 
 
 def ran_out(podman: str, name: str) -> bool:

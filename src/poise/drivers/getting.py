@@ -3,20 +3,31 @@
 A path is followed name by name from the folder of the attempt, and never through a link: what a command has left there
 cannot lead to files elsewhere. A link itself is in the archive, if it stays in it. A file is read as far as it reached
 when it was opened; one that shrinks meanwhile is filled up, because its size has been told already.
+
+What work of an account has left is read by a process with the rights of the account only:
+
+    python -m poise.drivers.getting HOME GET
 """
 
 import asyncio
 import contextlib
 import os
 import stat
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from poise.config import Home
+from poise.decoding import json_decoder
+from poise.drivers.accounts import Accounts
 from poise.drivers.following import work_folder
 from poise.drivers.keeper import CREDIT
+from poise.drivers.owner import Refused, Request, drop
 from poise.model.messages import Credit, FromConsole, Get, Leave, Left, Said, ToConsole
 from poise.model.trees import is_safe
 
@@ -36,11 +47,12 @@ class GoneError(Exception):
 
 
 class Giving:
-    """What is being given; `say` sends it on."""
+    """What is being given; `say` sends it on. `accounts` has the folders of work of accounts."""
 
-    def __init__(self, home: Home, say: Callable[[FromConsole], None]) -> None:
+    def __init__(self, home: Home, say: Callable[[FromConsole], None], accounts: Accounts | None = None) -> None:
         self._home = home
         self._say = say
+        self._accounts = accounts
         self._under_way: dict[str, _Given] = {}
 
     def takes(self, message: ToConsole) -> bool:
@@ -67,9 +79,38 @@ class Giving:
                 given.task.cancel()
 
     def _pieces(self, get: Get) -> Iterator[bytes]:
-        copy = work_folder(self._home, get.attempt)
-        inner = f"{get.within}/{get.path}" if get.within and copy.is_dir() else get.path
-        return archive(copy if copy.is_dir() else Path(get.folder or "/"), os.path.normpath(inner))
+        return as_account(self._accounts, get) if get.account else left_by(self._home, get)
+
+
+def left_by(home: Home, get: Get) -> Iterator[bytes]:
+    """What an attempt has left, from its copy of a tree in this home, or from the folder of its job. Raises as
+    `archive`.
+    """
+    copy = work_folder(home, get.attempt)
+    inner = f"{get.within}/{get.path}" if get.within and copy.is_dir() else get.path
+    return archive(copy if copy.is_dir() else Path(get.folder or "/"), os.path.normpath(inner))
+
+
+def as_account(accounts: Accounts | None, get: Get) -> Iterator[bytes]:
+    """What an attempt of an account has left. Raises GoneError, and OSError."""
+    if accounts is None:
+        raise OSError("only an agent that runs as root reads the files of accounts")
+    try:
+        home = accounts.ensure(get.account).home
+    except Refused as why:
+        raise OSError(str(why)) from None
+    command = [sys.executable, "-P", "-m", __name__, str(home.root), msgspec.json.encode(get).decode()]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:  # noqa: S603
+        try:
+            while process.stdout is not None and (piece := os.read(process.stdout.fileno(), AT_ONCE)):
+                yield piece
+        except GeneratorExit:
+            process.kill()
+            raise
+        why_not = process.stderr.read().decode(errors="replace").strip() if process.stderr is not None else ""
+    if process.returncode:
+        raise (GoneError if process.returncode == GONE else OSError)(why_not or "the process that reads it has ended")
 
 
 class _Given:
@@ -228,3 +269,24 @@ def _of_file(parent: int, name: str, info: tarfile.TarInfo) -> Iterator[bytes]:
 
 def _head(info: tarfile.TarInfo) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def main() -> int:
+    """Give up all rights but those of the account, then write the archive."""
+    home, get = Home(Path(sys.argv[1])), json_decoder(Get).decode(sys.argv[2])
+    try:
+        drop(Request({"account": get.account}))
+        for piece in left_by(home, get):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    except GoneError as error:
+        sys.stderr.write(str(error))
+        return GONE
+    except (OSError, Refused) as error:
+        sys.stderr.write(str(getattr(error, "strerror", "") or error))
+        return UNREADABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

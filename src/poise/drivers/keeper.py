@@ -1442,6 +1442,8 @@ class Keeper:
         env, folder = command.env, command.folder
         if asked := order.get("owner"):
             command.owner = self._owner(asked)
+            if order.get("make"):
+                self._make_folder(folder, command.owner.account)
         elif folder != self._folder_now:
             self._enter_folder(folder)
         cpus = order.get("cpus") or []
@@ -1544,6 +1546,14 @@ class Keeper:
         except owners().Refused as why:
             raise Unstartable(126, str(why)) from None
         return request
+
+    def _make_folder(self, folder: str, account: Account) -> None:
+        """Make a folder as an account: in folders of the account, links may lead elsewhere."""
+        try:
+            with owners().borrowed(account):
+                os.makedirs(folder, 0o700, exist_ok=True)
+        except OSError as error:
+            raise Unstartable(126, f"the folder `{folder}` cannot be made: {error.strerror}") from None
 
     def _enter_folder(self, folder: str) -> None:
         try:

@@ -83,6 +83,7 @@ class Order(Limits, frozen=True, kw_only=True, omit_defaults=True):
     progress: str = ""
     until: int = 0
     append: bool = False
+    make: bool = False
     owner: Owner | None = None
 
 
@@ -295,14 +296,15 @@ class Keepers:
         log_bound: int = 64 << 20,
         spare: int = 2,
         idle_seconds: float = 60.0,
-        serving: Callable[[Launch], Mapping[str, str]] = lambda launch: {},
-        following: Callable[[Launch, str], tuple[str, ...]] = lambda launch, result: (),
+        serving: Callable[[Launch, Places | None], Mapping[str, str]] = lambda launch, places: {},
+        following: Callable[[Launch, str, Places | None], tuple[str, ...]] = lambda launch, result, places: (),
     ) -> None:
         """`serving` returns the variables by which an attempt that serves calls finds the control plane. Training keeps
         its checkpoints in `checkpoints`. `registries` has the tenants' credentials for images. `following` prepares an
-        attempt with uploaded files: it returns the command's folder, followed by the program and arguments to put
-        before the command; or nothing if the command runs in the folder that the job names. With `accounts`, commands
-        run as the accounts of their owners, in folders of these.
+        attempt with uploaded files, given the path for its result: it returns the command's folder, followed by the
+        program and arguments to put before the command; or nothing if the command runs in the folder that the job
+        names. With `accounts`, commands run as the accounts of their owners, in folders of these; both functions get
+        the places of such an attempt.
         """
         self.on_change = lambda running, ended: None
         self.on_fitness = lambda why: None
@@ -338,7 +340,7 @@ class Keepers:
         self._traffic: dict[Attempt, Traffic] = {}
         self._gangs = Gangs(gangs or self.folder / "gangs", node, plain_name)
         self._checkpoints = checkpoints or self.folder / "checkpoints"
-        self._accounts = accounts
+        self.accounts = accounts
         self._gangs_of: dict[str, Gangs] = {}  # of accounts, which cannot reach the folder of the others
         self._node = node
         self._registries = registries or self.folder / "registries"
@@ -569,7 +571,12 @@ class Keepers:
         launch = held.launch
         attempt = launch.attempt
         owner, places = self._owned(launch)
-        followed = self._following(launch, result_path(self._results, attempt)) if launch.tree is not None else ()
+        followed: tuple[str, ...] = ()
+        try:
+            if launch.tree is not None and (places is not None or owner is None):
+                followed = self._following(launch, self._result_of(attempt), places)
+        except Refused as why:
+            owner = Owner(account_of(launch), refused=str(why))
         folder, first = (followed[0], followed[1:]) if followed else (launch.folder, ())
         stem = log_stem(self._logs_text, attempt)
         result = self._result_of(attempt)
@@ -580,7 +587,7 @@ class Keepers:
         checkpoints = self._checkpoints if places is None else places.checkpoints
         env.setdefault(CHECKPOINTS, str(checkpoints / env["POISE_JOB"] / plain_name(env[UNIT])))
         if launch.serves:
-            env.update(self._serving(launch))
+            env.update(self._serving(launch, places))
         argv = (*first, *launch.argv)
         if launch.image:
             argv = self._in_container(launch, argv, env, folder, gang_folder)
@@ -597,6 +604,7 @@ class Keepers:
             progress=_progress(result) if launch.hang else "",
             until=self.until.get(attempt, 0),
             append=attempt.epoch > 1 and "%a" not in launch.output.replace("%%", ""),
+            make=bool(followed) and places is not None,
             owner=owner,
             **limits_of(launch)
             | {
@@ -616,16 +624,16 @@ class Keepers:
         if not name:
             return None, None
         try:
-            if self._accounts is None:
+            if self.accounts is None:
                 raise Refused("only an agent that runs as root runs commands as other users")
-            if launch.image or launch.serves or launch.tree is not None:
-                raise Refused("a container, a service and files that follow do not run as another user")
-            places = self._accounts.ensure(name)
+            if launch.image:
+                raise Refused("a container does not run as another user")
+            places = self.accounts.ensure(name)
         except Refused as why:
             return Owner(name, refused=str(why)), None
         except OSError as error:
             return Owner(name, refused=f"the folders of `{name}` cannot be made: {error}"), None
-        self.tellings.owned(launch.attempt, places.results, places.account)
+        self.tellings.owned(launch.attempt, places.results, places.account, f"{places.plans}/")
         own = [self.devices[index] for index in launch.devices if index in self.devices]
         return Owner(name, places.tmp, hidden(own)), places
 
@@ -653,8 +661,8 @@ class Keepers:
         for name, (places, launches) in members.items():
             self._gangs_of[name] = Gangs(places.gangs, self._node, plain_name)
             self._gangs_of[name].open([launch for launch in launches if launch.gang])
-        if self._accounts is not None:
-            self._accounts.tidy(members)
+        if self.accounts is not None:
+            self.accounts.tidy(members)
 
     def _in_container(
         self, launch: Launch, argv: tuple[str, ...], env: dict[str, str], folder: str, gang_folder: str

@@ -87,6 +87,18 @@ def read_token(home: Home) -> str:
     return _read(home.token, f"rm {home.token}, then `poise up`")
 
 
+def own_account() -> str:
+    """Return the name of the Unix account of this process; empty if it has none."""
+    try:
+        import pwd  # not on Windows
+    except ImportError:
+        return ""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return ""
+
+
 def new_secret() -> str:
     """Return a random token that cannot be guessed."""
     import secrets  # imported here and below, because it loads OpenSSL, which most commands do not need

@@ -59,17 +59,23 @@ class Tellings:
         self._seen: dict[Attempt, _Seen] = {}
         self._refused: set[Attempt] = set()
         self._unplanned: dict[Attempt, str] = {}
-        self._owned: dict[Attempt, tuple[str, Account]] = {}
+        self._owned: dict[Attempt, tuple[str, Account, str]] = {}
 
-    def owned(self, attempt: Attempt, folder: str, account: "Account") -> None:
-        """Set the folder of an attempt of an account; its files are used only if they belong to the account."""
-        self._owned[attempt] = (folder, account)
+    def owned(self, attempt: Attempt, folder: str, account: "Account", plans: str) -> None:
+        """Set the folder of an attempt of an account, and the one for its plan; files there are used only if they
+        belong to the account.
+        """
+        self._owned[attempt] = (folder, account, plans)
 
     def folder_of(self, attempt: Attempt) -> str:
         return self._owned[attempt][0] if attempt in self._owned else self._folder
 
     def account_of(self, attempt: Attempt) -> "Account | None":
         return self._owned[attempt][1] if attempt in self._owned else None
+
+    def plan_of(self, attempt: Attempt) -> str:
+        """Return the path beside which the plan of an attempt is (`plan_path`)."""
+        return result_path(self._owned[attempt][2] if attempt in self._owned else self._folder, attempt)
 
     def look(self, attempts: Iterable[Attempt]) -> list[Told]:
         """Return the reports that these attempts have written since the last call."""
@@ -127,7 +133,7 @@ class Tellings:
     def _why_unprepared(self, attempt: Attempt) -> str:
         """Return why the files of an attempt could not be created; empty on success."""
         try:
-            text = _read(failure_path(result_path(self._folder, attempt)), None)
+            text = _read(failure_path(self.plan_of(attempt)), self.account_of(attempt))
         except OSError:
             text = None
         if text is None:
@@ -147,10 +153,10 @@ class Tellings:
             self._refused.discard(attempt)
             self._unplanned.pop(attempt, None)
             if self._seen.pop(attempt, None) is not None:
-                path = Path(self._path(attempt))
-                for found in _files(path.parent, path.name):
-                    with contextlib.suppress(OSError):
-                        found.unlink()
+                for path in {Path(self._path(attempt)), Path(report_path(self.plan_of(attempt)))}:
+                    for found in _files(path.parent, path.name):
+                        with contextlib.suppress(OSError):
+                            found.unlink()
             self._owned.pop(attempt, None)
 
     def tidy(self, known: Collection[Attempt]) -> None:

@@ -247,6 +247,7 @@ def task_report(
         time_limit=unit.spec.time_limit,
         retries=unit.spec.retry.sentence(),
         input="" if index else "terminal" if unit.spec.tty else "pipe" if unit.spec.stdin else "",
+        image=unit.spec.image,
         note=ending.note,
         why=unit.why.sentence() if unit.why and placed else "",
         reasons=tuple(

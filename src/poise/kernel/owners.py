@@ -6,17 +6,12 @@ node runs the command as it. No change of a submitted job reaches it.
 
 import msgspec
 
-from poise.errors import Conflict, Forbidden, SpecError
+from poise.errors import Forbidden, SpecError
 from poise.kernel.ledger import Ledger
 from poise.model.jobs import Array, Unit
 from poise.model.resources import Shape
 from poise.model.spec import Compiled
 from poise.model.tenants import Bearer, Role
-
-_NOT_AS_ANOTHER = {
-    "image": "rootless podman needs rights that such a command gives up",
-    "serves": "a replica needs the sockets of the home",
-}
 
 
 def owned(ledger: Ledger, compiled: Compiled, bearer: Bearer) -> Compiled:
@@ -26,17 +21,11 @@ def owned(ledger: Ledger, compiled: Compiled, bearer: Bearer) -> Compiled:
     _check_bound(ledger, bearer)
     if not bearer.account:
         return compiled
-    if compiled.calls:
-        raise _refused("calls", "its workers need the sockets of the home")
-    if compiled.tree is not None and compiled.tree.everywhere:
-        raise _refused("sync", "its commands run in the folder that the job names")
-    for unit in compiled.units:
-        for field, why in _NOT_AS_ANOTHER.items():
-            if getattr(unit, field):
-                raise _refused(field, why)
+    if any(unit.image for unit in compiled.units):
+        raise _refused("image", "rootless podman needs rights that such a command gives up")
     units = tuple(_unit(unit, bearer.account) for unit in compiled.units)
     array = None if compiled.array is None else _array(compiled.array, bearer.account)
-    return compiled._replace(units=units, array=array, tree=None)
+    return compiled._replace(units=units, array=array)
 
 
 def check_enter(ledger: Ledger, account: str, bearer: Bearer) -> None:
@@ -52,13 +41,6 @@ def check_enter(ledger: Ledger, account: str, bearer: Bearer) -> None:
             have=bearer.account or "none",
             hint="`poise whoami` shows the account of yours",
         )
-
-
-def check_files(account: str) -> None:
-    """Raise `Conflict` if the files of the work belong to an account: its agent reads none of them."""
-    if account:
-        what = "the files of this job belong to an account of its node"
-        raise Conflict(what, field="job", have=account, hint="read them on the node, or `poise exec JOB -- cat PATH`")
 
 
 def _check_bound(ledger: Ledger, bearer: Bearer) -> None:

@@ -153,12 +153,20 @@ def terminal(value: bool | str, field: str) -> int:
     return terminal_size(int(size[1]), int(size[2]))
 
 
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
+_NAME = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{{1,5}})?/)?{_NAME}(?:/{_NAME})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+_TRANSPORT = re.compile(
+    r"(?:atomic|containers-storage|dir|docker|docker-(?:archive|daemon)|oci|oci-archive|sif|tarball):"
+)
+"""Words by which podman gets an image from elsewhere than a registry: from files, or from what others have pulled."""
 
 
 def _image(value: str, field: str) -> str:
     """Check the name of an image."""
-    if not _IMAGE.fullmatch(value):
+    if len(value) > 512 or not _IMAGE.fullmatch(value) or _TRANSPORT.match(value):
         need = "REGISTRY/NAME:TAG"
         raise SpecError("this is not the name of an image", field=field, need=need, have=value[:80], hint="python:3.12")
     return value

@@ -310,7 +310,7 @@ class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=
 class Get(msgspec.Struct, frozen=True, tag="get", kw_only=True, omit_defaults=True):
     """Send a file or a folder that an attempt has left, as a tar archive: `path` in its folder, which is `folder` on
     this node, or in its copy of a tree `within`. The content comes as `Said` with this name, at most `CREDIT` bytes
-    before a `Credit`; at its end comes `Left`.
+    before a `Credit`; at its end comes `Left`. It is read with the rights of the Unix `account` (empty: of the agent).
     """
 
     name: str
@@ -318,6 +318,7 @@ class Get(msgspec.Struct, frozen=True, tag="get", kw_only=True, omit_defaults=Tr
     path: str
     folder: str = ""
     within: str = ""
+    account: str = ""
 
 
 class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):

@@ -50,7 +50,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     the artifact that was started, of several; `sweep` has the task's values in a sweep; `pid` is its current process,
     if any. `time_limit` is the maximum duration of an attempt, in nanoseconds (0: no limit). `retries` describes which
     failures are retried, and how often. `input` is the source of its standard input (empty: none). `expected` is the
-    expected run time (0: unknown).
+    expected run time (0: unknown). `image` is the image of its container, with the digest that it was pinned to.
     """
 
     task: str
@@ -86,6 +86,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     time_limit: int = 0
     retries: str = ""
     input: Literal["", "pipe", "terminal"] = ""
+    image: str = ""
 
 
 class CallsReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,13 +18,13 @@ from poise.cli.asking import needed, needing
 from poise.cli.numbers import Number, Whole, WholeRange
 from poise.cli.render import print_json, say, tell
 from poise.cli.secrets import absolute, with_values
-from poise.client import current_home
+from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.kept import read_flags
 from poise.control.start import kept_environment, lasting, user_name
-from poise.drivers.security import ensure_home
+from poise.drivers.security import ensure_home, own_account
 from poise.drivers.yamlfile import load_kind
-from poise.errors import InputError, SpecError, extra
+from poise.errors import Conflict, InputError, SpecError, extra
 from poise.model.keys import compile_keys
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
@@ -173,6 +174,8 @@ def serve(
         base = {"folder": str(Path.cwd()), "env": kept}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
         connect = lasting(home, "--until-idle")
+        if services and taken_over is None:
+            _check_account(connect)
         mark = taken_over.mark if taken_over else secrets.token_hex(4)
         beyond = beyond_of(home)
         environment, user = kept | {"POISE_HOME": str(home.root)}, user_name()
@@ -207,6 +210,19 @@ def serve(
                 )
             )
     return 0
+
+
+def _check_account(connect: Callable[[], Client]) -> None:
+    """Raise `Conflict` if the replicas would run as another user than this gateway: they could not reach its socket."""
+    with connect() as client:
+        account = client.whoami().account
+    if account and account != own_account():
+        raise Conflict(
+            "the replicas would run as another user than the gateway, and could not reach its socket",
+            need=f"a gateway that runs as {account}, the account of the token",
+            have=own_account(),
+            hint=f"run `poise serve` as {account}",
+        )
 
 
 def _grpc_port(host: str, asked: int) -> int:

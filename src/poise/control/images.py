@@ -1,0 +1,57 @@
+"""Pins the images of jobs at submission. The digest that a tag has then is part of the job, so all its attempts and all
+members of a gang run the same image.
+
+An image stays as it is named if its digest cannot be found out; the submitter gets the reason.
+"""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from poise.drivers.registries import Unpinned, pinned
+from poise.model.jobs import Unit
+from poise.model.spec import Compiled
+
+AT_ONCE = 8
+"""Maximum number of registries that are asked at the same time."""
+
+OTHERS = 4
+"""Maximum number of images of one job that are asked for; the others stay as they are named."""
+
+
+class Images:
+    """Pins images with the credentials of tenants in a folder; None: of a control plane without a home."""
+
+    def __init__(self, registries: Path | None) -> None:
+        self._registries = registries
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def pinned(self, compiled: Compiled) -> Compiled:
+        """Return the job with pinned images. Raises SpecError for an image that its registry does not have."""
+        of_array = () if compiled.array is None else (compiled.array.like, compiled.array.merge)
+        units = [*compiled.units, *filter(None, of_array)]
+        names = list(dict.fromkeys(unit.image for unit in units if unit.image))
+        if not names or self._registries is None:
+            return compiled
+        made: dict[str, str] = {}
+        notes = [compiled.note] if compiled.note else []
+        for name in names[:OTHERS]:
+            try:
+                async with self._turns:
+                    made[name] = await asyncio.to_thread(pinned, name, self._registries / f"{compiled.tenant}.json")
+            except Unpinned as why:
+                notes.append(f"the image {name} is not pinned: {why}")
+
+        def with_image(unit: Unit) -> Unit:
+            return msgspec.structs.replace(unit, image=made.get(unit.image, unit.image)) if unit.image else unit
+
+        array = compiled.array
+        if array is not None:
+            merge = None if array.merge is None else with_image(array.merge)
+            array = msgspec.structs.replace(array, like=with_image(array.like), merge=merge)
+        return compiled._replace(units=tuple(map(with_image, compiled.units)), array=array, note="; ".join(notes))
+
+
+AS_NAMED = Images(None)
+"""Of a control plane without a home."""

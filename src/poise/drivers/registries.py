@@ -1,0 +1,169 @@
+"""Asks the registry of an image for the digest that a tag has now, by the OCI distribution API.
+
+The questions are a `HEAD` request for the manifest and, if the registry wants it, one for a token. A registry on this
+machine's loopback is asked without TLS, as container engines do; redirects are not followed.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from poise.decoding import json_decoder
+from poise.errors import SpecError
+
+SECONDS = 5.0
+"""Time limit of one request."""
+
+MOST_TOKEN = 64 * 1024
+"""Maximum bytes of an answer with a token."""
+
+MANIFESTS = ", ".join(
+    f"application/vnd.{kind}+json"
+    for kind in (
+        "oci.image.index.v1",
+        "oci.image.manifest.v1",
+        "docker.distribution.manifest.list.v2",
+        "docker.distribution.manifest.v2",
+    )
+)
+
+HERE = "localhost"
+"""The registry in the name of an image that was built on a node."""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Unpinned(Exception):
+    """The digest of an image cannot be found out, for this reason. The image may be there nevertheless."""
+
+
+class Reference(NamedTuple):
+    """The name of an image in a registry. `host` is empty if each node decides which registry it means."""
+
+    host: str
+    path: str
+    tag: str
+    digest: str
+
+
+class _Login(msgspec.Struct):
+    auth: str = ""
+
+
+class _Logins(msgspec.Struct):
+    auths: dict[str, _Login] = {}
+
+
+class _Token(msgspec.Struct):
+    token: str = ""
+    access_token: str = ""
+
+
+_logins, _token = json_decoder(_Logins), json_decoder(_Token)
+
+
+def parsed(image: str) -> Reference:
+    """Split the name of an image.
+
+    >>> parsed("registry.example.org:5000/team/train:1")
+    Reference(host='registry.example.org:5000', path='team/train', tag='1', digest='')
+    >>> parsed("python:3.12").host, parsed("localhost/mine").host
+    ('', 'localhost')
+    """
+    name, _, digest = image.partition("@")
+    first, slash, rest = name.partition("/")
+    host, path = (first, rest) if slash and ("." in first or ":" in first or first == HERE) else ("", name)
+    path, _, tag = path.partition(":")
+    return Reference(host, path, tag, digest)
+
+
+def pinned(image: str, logins: Path) -> str:
+    """Return the name of an image with the digest that its tag has now. `logins` is the file of credentials, which may
+    be missing. Raises `Unpinned`, and SpecError if its registry does not have it, or not for these credentials.
+    """
+    of = parsed(image)
+    if of.digest or of.host == HERE:
+        return image
+    if not of.host:
+        raise Unpinned("its name has no registry")
+    login = _login(of, logins)
+    try:
+        status, digest = _asked(of, login)
+    except (OSError, ValueError) as error:
+        raise Unpinned(f"its registry does not answer: {error}") from None
+    if status == 404:
+        raise SpecError("the registry does not have this image", field="image", have=image, hint="check name and tag")
+    if status in (401, 403):
+        if login:
+            what, hint = "the registry refuses the tenant's credentials for this image", f"`podman login {of.host}`"
+            raise SpecError(what, field="image", have=image, hint=hint)
+        raise Unpinned("its registry asks for credentials that the control plane does not have")
+    if status != 200 or not _DIGEST.fullmatch(digest):
+        raise Unpinned(f"its registry answers {status} without a digest")
+    return f"{image}@{digest}"
+
+
+def _login(of: Reference, logins: Path) -> str:
+    """Return the credentials for an image, as Basic authentication sends them; "" if there are none."""
+    try:
+        known = _logins.decode(logins.read_bytes()).auths
+    except (OSError, msgspec.DecodeError):
+        return ""
+    names = f"{of.host}/{of.path}".split("/")
+    for length in range(len(names), 0, -1):  # the most specific one
+        if found := known.get("/".join(names[:length])):
+            return found.auth
+    return ""
+
+
+def _asked(of: Reference, login: str) -> tuple[int, str]:
+    """Return the status and the digest of a manifest. Raises OSError and ValueError."""
+    host, path = of.host, of.path
+    if host in ("docker.io", "index.docker.io"):
+        host, path = "registry-1.docker.io", path if "/" in path else f"library/{path}"
+    place = f"/v2/{quote(path)}/manifests/{quote(of.tag or 'latest')}"
+    basic = f"Basic {login}" if login else ""
+    status, headers, _ = _request("HEAD", host, place, {"Accept": MANIFESTS})
+    challenge = headers.get("www-authenticate", "")
+    if status == 401 and challenge:
+        wanted = f"Bearer {_token_of(challenge, basic)}" if challenge.lower().startswith("bearer") else basic
+        if wanted:
+            status, headers, _ = _request("HEAD", host, place, {"Accept": MANIFESTS, "Authorization": wanted})
+    return status, headers.get("docker-content-digest", "")
+
+
+def _token_of(challenge: str, basic: str) -> str:
+    """Return a token for a challenge; "" if there is none."""
+    asked = dict(_PARAMETER.findall(challenge))
+    realm = urlsplit(asked.pop("realm", ""))
+    if realm.scheme != ("http" if _is_loopback(realm.netloc) else "https"):
+        raise ValueError("it asks for a token from elsewhere than by TLS")
+    place = f"{realm.path}?{urlencode({name: asked[name] for name in ('service', 'scope') if name in asked})}"
+    _, _, content = _request("GET", realm.netloc, place, {"Authorization": basic} if basic else {})
+    try:
+        given = _token.decode(content)
+    except msgspec.DecodeError:
+        return ""
+    return given.token or given.access_token
+
+
+def _request(method: str, host: str, place: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection  # slow to import, and seldom needed
+
+    connection = (HTTPConnection if _is_loopback(host) else HTTPSConnection)(host, timeout=SECONDS)
+    try:
+        connection.request(method, place, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read(MOST_TOKEN)
+    except HTTPException as error:
+        raise OSError(f"this is not HTTP: {error!r}") from None
+    finally:
+        connection.close()
+
+
+def _is_loopback(host: str) -> bool:
+    return host.rpartition(":")[0] in ("127.0.0.1", HERE) or host == "127.0.0.1"
