@@ -22,17 +22,32 @@ helper_binaries_dir = ["{debian}/usr/libexec/podman"]
 [engine.runtimes]
 runc = ["{debian}/usr/sbin/runc"]
 [containers]
+seccomp_profile = "unconfined"
 init_path = "{debian}/usr/libexec/podman/catatonit"
 default_ulimits = ["nofile=1024:4096", "nproc=1024:1024"]
 """
 STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{at}/graph"\nrunroot = "{at}/run"\n'
 TRUST = '{"default": [{"type": "insecureAcceptAnything"}]}'
+OF_USERS = """[storage]
+driver = "overlay"
+rootless_storage_path = "$HOME/containers"
+[storage.options.overlay]
+ignore_chown_errors = "true"
+"""
 SCRIPT = """#!/bin/sh
-export HOME={at}/home CONTAINERS_CONF={at}/containers.conf CONTAINERS_STORAGE_CONF={at}/storage.conf
+export CONTAINERS_CONF={at}/containers.conf CONTAINERS_REGISTRIES_CONF={at}/registries.conf
+if [ "$(id -u)" != 0 ]; then
+  export CONTAINERS_STORAGE_CONF={at}/of-users.conf
+  exec {debian}/usr/bin/podman "$@"
+fi
+export HOME={at}/home CONTAINERS_STORAGE_CONF={at}/storage.conf
 exec unshare --mount sh -c 'mount -t overlay overlay -o lowerdir={debian}{libraries}:{libraries} {libraries} &&
   exec {debian}/usr/bin/podman "$@"' sh "$@"
 """
-"""Podman's monitor starts podman without variables: a mount shows it the libraries where they are looked for."""
+"""Podman's monitor starts podman without variables: a mount shows it the libraries where they are looked for. Other
+users than root cannot mount, and need `LIBRARIES_OF` around them.
+"""
+LIBRARIES_OF = f"mount -t overlay overlay -o lowerdir={DEBIAN}{LIBRARIES}:{LIBRARIES} {LIBRARIES}"
 
 
 class Podman:
@@ -49,6 +64,10 @@ class Podman:
         (home / ".config/containers/policy.json").write_text(TRUST)
         (at / "containers.conf").write_text(CONTAINERS.format(debian=DEBIAN, at=at))
         (at / "storage.conf").write_text(STORAGE.format(at=at))
+        (at / "of-users.conf").write_text(OF_USERS)
+        (at / "registries.conf").write_text("")
+        self._registries = at / "registries.conf"
+        self.image = at / "image.tar"
         script = self.bin / "podman"
         script.write_text(SCRIPT.format(at=at, debian=DEBIAN, libraries=LIBRARIES))
         script.chmod(0o755)
@@ -59,6 +78,10 @@ class Podman:
         done = subprocess.run([self.command, *arguments], capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def trust(self, host: str) -> None:
+        """Use a registry without TLS."""
+        self._registries.write_text(f'[[registry]]\nlocation = "{host}"\ninsecure = true\n')
 
     def containers(self) -> list[str]:
         """The ids of all that it knows."""

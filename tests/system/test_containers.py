@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers.registry import Registry
 
 from system.living import Living, until
 from system.podman import IMAGE, Podman
@@ -99,6 +100,72 @@ def test_an_image_that_cannot_be_had_is_told_by_podman(living: Living) -> None:
     done = living.poise("run", "--image", "localhost/no-such:1", "--retries", "0", "--", "true")
     assert done.code == 125
     assert "no-such" in done.err + done.text
+
+
+@pytest.fixture(scope="module")
+def registry(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry with a private image, of which this home has the credentials of one tenant, `vision`."""
+    saved = tmp_path_factory.mktemp("saved") / "image"
+    podman("save", "--quiet", "--format=oci-dir", "--output", str(saved), IMAGE)
+    with Registry("vision:secret").serving() as registry:
+        podman.trust(registry.host)
+        registry.add_saved("vision/small:1", saved)
+        yield registry
+
+
+def test_a_private_image_runs_for_its_tenant_only_and_by_the_digest_of_its_submission(
+    living: Living, registry: Registry
+) -> None:
+    living.home.registries.mkdir(mode=0o700, exist_ok=True)
+    registry.logins(living.home.registries / "vision.json")
+    secrets = {}
+    for tenant in ("vision", "other"):
+        added = living.poise("token", "add", "--tenant", tenant, "--role", "submitter", "--json")
+        secrets[tenant] = added.value["secret"]
+    image = f"{registry.host}/vision/small:1"
+    digest = next(name.partition(":")[2] for name in registry.tags if "sha256" in name)
+    run = ("run", "--retries", "0", "--image", image)
+    own = living.poise(*run, "--name", "own", "--", "cat", "/of-the-image", POISE_TOKEN=secrets["vision"])
+    assert (own.code, own.text) == (0, "inside\n"), own.err
+    told = living.poise("show", "own", POISE_TOKEN=secrets["vision"]).text
+    assert f"image: {image}@{digest}" in told
+
+    script = 'echo up; until [ -e moved ]; do sleep 0.1; done; [ "$POISE_EPOCH" = 2 ]'
+    again = ("submit", "--retries", "1", "--image", image, "--", "sh", "-c", script)
+    job = living.poise(*again, POISE_TOKEN=secrets["vision"]).text.strip()
+    until(lambda: "up" in living.poise("logs", job).text, "it runs")
+    del registry.tags["vision/small:1"]
+    living.file("moved", "")
+    assert living.poise("wait", job).code == 0, "the tag is gone, the digest is not"
+    gone = living.poise(*run, "--json", "--", "true", POISE_TOKEN=secrets["vision"])
+    assert "does not have this image" in gone.error["message"]
+
+    pinned = f"{registry.host}/vision/small@{digest}"
+    for given in ({"POISE_TOKEN": secrets["other"]}, {}):  # its neighbour has pulled it here
+        refused = living.poise("run", "--retries", "0", "--image", pinned, "--", "true", **given)
+        assert refused.code == 125, refused.text
+    for from_storage in (f"containers-storage:{pinned}", "dir:/etc", "oci-archive:x"):
+        refused = living.poise("run", "--json", "--image", from_storage, "--", "true")
+        assert "not the name of an image" in refused.error["message"]
+
+
+def test_an_image_is_fetched_while_its_task_waits(living: Living, podman: Podman, registry: Registry) -> None:
+    saved = podman.image.with_name("ahead")
+    podman("import", "--quiet", "--change", "ENV AHEAD=yes", str(podman.image), "localhost/ahead:1")
+    podman("save", "--quiet", "--format=oci-dir", "--output", str(saved), "localhost/ahead:1")
+    podman("rmi", "localhost/ahead:1")
+    registry.logins(living.home.registries / "default.json")
+    registry.add_saved("ahead:1", saved)
+    image = f"{registry.host}/ahead:1"
+    fills = ("submit", "--cpu", str(len(os.sched_getaffinity(0))), "--name", "fills")
+    living.poise(*fills, "--", "sh", "-c", "until [ -e free ]; do sleep 0.1; done")
+    job = living.poise("submit", "--image", image, "--", "sh", "-c", "echo $AHEAD").text.strip()
+    until(lambda: f"{registry.host}/ahead" in podman("images"), "it is fetched")
+    assert living.client().job(job).status == "pending"
+    until(lambda: living.client().nodes()[0].images > 2, "the node says so")
+    living.file("free", "")
+    assert living.poise("wait", job).code == 0
+    assert "yes" in living.poise("logs", job).text
 
 
 def test_where_no_node_runs_containers_the_reason_names_the_label() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from poise.drivers.accounts import door_of, root_of
 from system.living import POISE, Done, Living, ended, until
+from system.podman import DEBIAN, LIBRARIES_OF, Podman
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root: becomes two other users of this machine"
@@ -28,7 +29,8 @@ IN_ITS_OWN_VIEW = """
 mount --bind "$1" /etc/passwd && mount --bind "$2" /etc/group || exit 1
 mkdir "$3/up" "$3/wk" && mount -t overlay overlay -o "lowerdir=/root,upperdir=$3/up,workdir=$3/wk" /root &&
   chmod 711 /root
-shift 3
+eval "$4"
+shift 4
 exec "$@"
 """
 """The accounts exist, and may enter /root where Python can be, for the processes of this home only: the files of the
@@ -42,6 +44,7 @@ class Users(NamedTuple):
     living: Living
     place: Path
     tokens: dict[str, str]
+    podman: Podman | None
 
     def of(self, who: str, *arguments: str | Path) -> Done:
         return self.living.poise(*arguments, POISE_TOKEN=self.tokens[who])
@@ -96,6 +99,7 @@ def up(living: Living, place: Path) -> None:
     accounts.write_text(Path("/etc/passwd").read_text() + "".join(lines))
     groups.write_text(Path("/etc/group").read_text() + f"ann:x:{ANN}:\nbob:x:{BOB}:\n")
     own = ["unshare", "--mount", "sh", "-c", IN_ITS_OWN_VIEW, "sh", str(accounts), str(groups), str(place)]
+    own.append(LIBRARIES_OF if DEBIAN.exists() else ":")
     command = [*own, POISE, "up", "--port", "0"]
     pipe = subprocess.PIPE
     done = ended(subprocess.Popen(command, env=living.environment(), cwd=living.work, stdout=pipe, stderr=pipe))
@@ -115,6 +119,9 @@ def users() -> Iterator[Users]:
                 os.chown(path, uid, uid)
                 path.chmod(0o700 if path.is_dir() else 0o600)
         shutil.copy(Path(__file__).with_name("hostile.py"), place / "hostile.py")
+        podman = _podman(place / "podman")
+        if podman is not None:
+            living.variables["PATH"] = f"{podman.bin}:{os.environ['PATH']}"
         up(living, place)
         tokens = {}
         for name in ("ann", "bob"):
@@ -122,7 +129,7 @@ def users() -> Iterator[Users]:
                 "token", "add", "--tenant", "team", "--role", "submitter", "--name", name, "--account", name, "--json"
             )
             tokens[name] = added.value["secret"]
-        yield Users(living, place, tokens)
+        yield Users(living, place, tokens, podman)
         living.close()
     finally:
         living.destroy()
@@ -130,6 +137,14 @@ def users() -> Iterator[Users]:
         shutil.rmtree(folders, ignore_errors=True)
         with contextlib.suppress(OSError):  # others are in use
             folders.parent.rmdir()
+
+
+def _podman(place: Path) -> Podman | None:
+    place.mkdir(mode=0o755)
+    try:
+        return Podman(place)
+    except pytest.skip.Exception:
+        return None
 
 
 @pytest.fixture
@@ -289,11 +304,32 @@ def test_functions_and_services_run_as_the_account_of_their_caller(users: Users)
         line = next(line for line in iter(gateway.stderr.readline, b"") if b"http://" in line).decode()
         address = re.search(r"http://127.0.0.1:\d+", line)
         assert address is not None, line
-        answer = until(lambda: _asked(f"{address[0]}/predict"), "the service answers")
+        answer = until(lambda: _asked(f"{address[0]}/predict") or gateway.poll(), "the service answers")
+        assert gateway.poll() is None, gateway.stderr.read()
         assert json.loads(answer) == ANN
     finally:
         gateway.terminate()
         ended(gateway)
+
+
+def test_a_container_runs_as_the_account_from_its_own_images(users: Users) -> None:
+    if users.podman is None:
+        pytest.skip("podman does not run here")
+    ann = users.place / "ann"
+    shutil.copy(users.podman.image, ann / "image.tar")
+    (ann / "image.tar").chmod(0o644)
+    name = "localhost/of-ann:1"
+    made = users.submit("ann", "made", users.podman.command, "import", "--quiet", "image.tar", name)
+    assert users.of("ann", "wait", made).code == 0, users.of("ann", "logs", made)
+    show = "id -u; cat /of-the-image; echo inside > made-inside; cat /etc/shadow; echo '{\"a\": 1}' > $POISE_RESULT"
+    job = users.submit("ann", "contained", "sh", "-c", show, image=name)
+    assert users.of("ann", "wait", job).code == 0, users.of("ann", "logs", job)
+    assert users.of("ann", "logs", job).out.decode().splitlines()[:2] == ["0", "inside"]
+    assert (ann / "made-inside").stat().st_uid == ANN
+    assert users.of("ann", "results", job, "--json").value[0]["result"] == {"a": 1}
+    theirs = users.submit("bob", "theirs", "true", image=name)
+    assert users.of("bob", "wait", theirs).code == 125, "the images of ann are not those of bob"
+    until(lambda: not _left(), "nothing of it goes on", _left)
 
 
 def _asked(url: str) -> bytes:

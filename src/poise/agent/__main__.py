@@ -44,6 +44,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 
+from poise.agent.fetching import Fetching
 from poise.agent.sessions import Sessions
 from poise.agent.tidying import remove_gone, remove_of
 from poise.agent.upkeep import Toll
@@ -85,6 +86,7 @@ from poise.model.messages import (
     Attempt,
     Desired,
     Ended,
+    Fetch,
     FromAgent,
     FromConsole,
     Kept,
@@ -241,6 +243,7 @@ class Agent:
         self._meetings = Meetings(home.gangs)
         self._giving = Giving(home, self._on_console, keepers.accounts)
         self._sessions = Sessions(keepers, self._device_use)
+        self._fetching = Fetching(keepers.podman, keepers.registries)
         self._held_back: list[Ended] = []
         self._written = asyncio.Event()
         self._answered = False
@@ -385,6 +388,8 @@ class Agent:
                         self._keepers.console(message)
                 elif isinstance(message, Met):
                     self._meetings.take(message)
+                elif isinstance(message, Fetch):
+                    self._fetching.take(message)
                 elif not isinstance(message, Kept):
                     if isinstance(message, Desired) and message.removed:
                         await asyncio.to_thread(remove_folders, (self._home.logs,), message.removed)

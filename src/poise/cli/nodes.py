@@ -95,6 +95,7 @@ def _shown(found: list[NodeReport]) -> Shown:
             Column("QUEUED", [str(node.queued) for node in found], right=True),
             Column("MODEL", [node.model or "-" for node in found], only="wide"),
             Column("DEVICES", [_devices_text(node) for node in found]),
+            Column("IMAGES", [str(node.images or "") for node in found], bare=True, right=True, only="wide"),
             Column("AGENT", [_upkeep(node.upkeep) for node in found], only="wide", moving=True),
             Column("LABELS", [_labels(node) for node in found], only="wide"),
         ],

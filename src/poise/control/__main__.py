@@ -65,6 +65,7 @@ from poise.drivers.whole import write_whole
 from poise.drivers.worlds import read_asked
 from poise.engine.host import load_ledger
 from poise.errors import Conflict, InputError, PoiseError, SpecError, StoreAway
+from poise.kernel.ahead import to_fetch
 from poise.kernel.controller import Controller, Settings
 from poise.model.events import decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
@@ -88,6 +89,9 @@ KEEP_CHECKPOINTS = 24 * HOUR
 """How long to keep the checkpoints of an ended job whose script names no folder for them."""
 
 TIDY_SECONDS, TIDY_MESSAGES_SECONDS = 600.0, 30.0
+
+FETCH_SECONDS = 2.0
+"""Interval between looks at the images of waiting work."""
 
 _log = logging.getLogger("poise.control")
 
@@ -236,6 +240,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tidying += [asyncio.create_task(anomalies.run()), asyncio.create_task(Objectives(plane, home, incidents).run())]
     tidying.append(asyncio.create_task(Judging(plane, home, deciders).run()))
     tidying.append(asyncio.create_task(Loglines(plane, home.logs).run()))
+    tidying.append(asyncio.create_task(_fetch_ahead(plane)))
     if os.geteuid() == 0:
         tidying.append(asyncio.create_task(_let_accounts_in(plane, home, doors[0])))
     if beyond is not None:  # output from nodes of other homes is kept here, where there may be no agent
@@ -281,6 +286,15 @@ async def _stand_by(shared: "Shared", plane: Plane, lifetime: Lifetime) -> None:
     except Exception:
         lifetime.end()
         raise
+
+
+async def _fetch_ahead(plane: Plane) -> None:
+    """Tell nodes which images they will probably need."""
+    while True:
+        await asyncio.sleep(FETCH_SECONDS)
+        if plane.behind is None:
+            for node, fetch in to_fetch(plane.ledger).items():
+                plane.tell(node, fetch)
 
 
 async def _let_accounts_in(plane: Plane, home: Home, entrance: Entrance) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from poise.drivers.registries import Unpinned, pinned
 from poise.model.jobs import Unit
-from poise.model.spec import Compiled
+from poise.model.spec import Compiled, with_image
 
 AT_ONCE = 8
 """Maximum number of registries that are asked at the same time."""
@@ -43,14 +43,14 @@ class Images:
             except Unpinned as why:
                 notes.append(f"the image {name} is not pinned: {why}")
 
-        def with_image(unit: Unit) -> Unit:
-            return msgspec.structs.replace(unit, image=made.get(unit.image, unit.image)) if unit.image else unit
+        def named(unit: Unit) -> Unit:
+            return with_image(unit, made[unit.image]) if unit.image in made else unit
 
         array = compiled.array
         if array is not None:
-            merge = None if array.merge is None else with_image(array.merge)
-            array = msgspec.structs.replace(array, like=with_image(array.like), merge=merge)
-        return compiled._replace(units=tuple(map(with_image, compiled.units)), array=array, note="; ".join(notes))
+            merge = None if array.merge is None else named(array.merge)
+            array = msgspec.structs.replace(array, like=named(array.like), merge=merge)
+        return compiled._replace(units=tuple(map(named, compiled.units)), array=array, note="; ".join(notes))
 
 
 AS_NAMED = Images(None)

@@ -24,7 +24,7 @@ from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
 from poise.model.events import Event, JobSubmitted
-from poise.model.messages import Met, ToConsole
+from poise.model.messages import Fetch, Met, ToConsole
 from poise.model.observed import Happened
 from poise.model.spec import Compiled
 from poise.ports import Clock, Decider, Store
@@ -236,7 +236,7 @@ class Plane(Host):
         compiled = await self.images.pinned(compiled)
         return self.intensities.placed_in_time(compiled, wall, self.ledger.profiles) if compiled.flexible else compiled
 
-    def tell(self, node: str, message: Met | ToConsole) -> bool:
+    def tell(self, node: str, message: Met | Fetch | ToConsole) -> bool:
         """Send a message to a node without telling the controller. Return whether the node is connected."""
         channel = self._channels.get(node)
         if channel is not None:

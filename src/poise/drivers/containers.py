@@ -5,10 +5,15 @@ passes signals on and ends with the code of the command. It gets the folders of 
 network of the node, and only the devices of the attempt: by CDI, or Ascend's by their device files. If the keeper kills
 what is left, podman's monitor and the container are among its descendants.
 
+A container of a Unix account is rootless: podman runs with the rights of the account only, and in the container its
+user 0 is the account. Its image is in the account's own storage, pulled with the credentials of the account.
+
 A container that has ended stays in podman's records until `forget` removes it: only they say that its memory ran out
-(`ran_out`). After a crash of the agent, `left_over` finds those of its node.
+(`ran_out`). After a crash of the agent, `left_over` finds those of its node. A rootless one is removed at its end by
+podman itself.
 """
 
+import contextlib
 import logging
 import re
 import shutil
@@ -17,16 +22,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
+
+from poise.decoding import json_decoder
 from poise.drivers.kernellog import ran_out_of_memory
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt
-from poise.model.resources import CONTAINERS, Device, contained
+from poise.model.resources import CONTAINERS, MOST_IMAGES, ROOTLESS, Device, contained, image_mark
 from poise.model.tenants import DEFAULT
 
 LABEL = "io.poise.node"
 """Label of a container: the folder of the node that started it."""
 
 _log = logging.getLogger("poise.agent")
+
+OF_OWN_STORAGE = ("--pull=missing",)
+"""Options for podman to get an image for an account: what is in its storage, it has pulled itself."""
 
 SECONDS = 30.0
 """Time limit for podman to answer."""
@@ -67,17 +78,33 @@ def engine() -> str:
 
 
 def labels(
-    devices: Sequence[Device], folders: Sequence[Path] = CDI_FOLDERS, manager: Path = Path(ASCEND_MANAGER)
+    devices: Sequence[Device],
+    folders: Sequence[Path] = CDI_FOLDERS,
+    manager: Path = Path(ASCEND_MANAGER),
+    *,
+    rootless: bool = False,
 ) -> dict[str, str]:
-    """Return the labels of a node with podman and these devices: that it runs containers, and for each kind of device
-    that it can pass all of that kind to them.
+    """Return the labels of a node with podman and these devices: that it runs containers, also as accounts
+    (`rootless`), and for each kind of device that it can pass all of that kind to them.
     """
     named = _named(folders)
     passes = {"nvidia": "nvidia.com/gpu" in named, "amd": "amd.com/gpu" in named, "ascend": manager.exists()}
     kinds = {device.kind: True for device in devices}
     for device in devices:
         kinds[device.kind] &= passes[device.maker]
-    return CONTAINERS | {contained(kind): "yes" for kind, can in kinds.items() if can}
+    own = {ROOTLESS: "yes"} if rootless else {}
+    return CONTAINERS | own | {contained(kind): "yes" for kind, can in kinds.items() if can}
+
+
+def are_rootless(kernel: Path = Path("/proc/sys")) -> bool:
+    """Return whether this kernel lets users without rights make the namespaces of a container."""
+    limits = {"user/max_user_namespaces": "0", "kernel/unprivileged_userns_clone": "0"}
+    limits |= {"kernel/apparmor_restrict_unprivileged_userns": "1"}
+    for name, forbids in limits.items():
+        with contextlib.suppress(OSError):
+            if (kernel / name).read_text().strip() == forbids:
+                return False
+    return True
 
 
 def _named(folders: Iterable[Path]) -> set[str]:
@@ -105,19 +132,29 @@ def wrapped(
     memory: int,
     node: str,
     name: str,
+    rootless: bool = False,
 ) -> tuple[str, ...]:
     """Return the command that runs `argv` in a container of `image`.
 
     `env` is the environment of this command: podman passes each variable on by its name, so no value is in a command
     line. `pull` are the options with which podman gets the image (`pulled`). `shared` are folders of the host that the
     container sees under their own paths, besides `folder`, where the command begins ("": the folder of the image).
-    `memory` is in bytes (0: no limit). `node` and `name` mark the container.
+    `memory` is in bytes (0: no limit); that of a `rootless` container is limited by the keeper. `node` and `name` mark
+    the container.
     """
-    options = ["run", "--init", *pull, "--network=host", f"--label={LABEL}={node}", f"--name={name}"]
+    options = [
+        "run",
+        "--init",
+        *(["--rm"] if rootless else []),
+        *pull,
+        "--network=host",
+        f"--label={LABEL}={node}",
+        f"--name={name}",
+    ]
     options += [f"--env={variable}" for variable in env if variable not in _OF_THE_IMAGE]
     options += [f"--volume={path}:{path}" for path in dict.fromkeys((*shared, folder)) if path]
     options += [f"--workdir={folder}"] if folder else []
-    options += [f"--memory={memory}", f"--memory-swap={memory}"] if memory else []
+    options += [f"--memory={memory}", f"--memory-swap={memory}"] if memory and not rootless else []
     options += [f"--device={name}" for name in _names(devices)]
     if any(device.maker == "ascend" for device in devices):
         options += [f"--volume={path}:{path}:ro" for path in ASCEND_FILES if Path(path).exists()]
@@ -134,6 +171,42 @@ def _names(devices: Sequence[Device]) -> list[str]:
         else:
             names.append(f"{device.maker}.com/gpu={device.uuid or number if device.maker == 'nvidia' else number}")
     return [*names, *ascend, *(ASCEND_DEVICES if ascend else ())]
+
+
+class _Image(msgspec.Struct):
+    names: list[str] | None = msgspec.field(name="Names", default=None)
+    digests: list[str] | None = msgspec.field(name="RepoDigests", default=None)
+
+
+class Stock:
+    """The images of this user's podman. It is asked only if the file that lists them has changed."""
+
+    def __init__(self) -> None:
+        self._list: Path | None = None
+        self._seen: tuple[int, int] | None = None
+        self._marks: tuple[str, ...] = ()
+
+    def marks(self, podman: str) -> tuple[str, ...]:
+        """Return the marks of these images, by name and by digest; at most `MOST_IMAGES`."""
+        if self._list is None:
+            told = _asked(podman, "info", "--format={{.Store.GraphRoot}}/{{.Store.GraphDriverName}}-images/images.json")
+            if not told.strip():
+                return ()
+            self._list = Path(told.strip())
+        try:
+            state = self._list.stat()
+        except OSError:
+            return ()
+        if self._seen != (state.st_mtime_ns, state.st_size):
+            self._seen = state.st_mtime_ns, state.st_size
+            with contextlib.suppress(msgspec.DecodeError):
+                found = _images.decode(_asked(podman, "images", "--format=json") or "[]")
+                names = [name for image in found for name in (*(image.names or ()), *(image.digests or ()))]
+                self._marks = tuple(sorted({image_mark(name) for name in names})[:MOST_IMAGES])
+        return self._marks
+
+
+_images = json_decoder(list[_Image])
 
 
 def prepare(registries: Path) -> None:
@@ -157,6 +230,12 @@ def pulled(image: str, tenant: str, registries: Path) -> tuple[str, ...]:
         others = any(path.name != NO_CREDENTIALS for path in registries.glob("*.json"))
         return ("--pull=always",) if others else ("--pull=missing",)
     return ("--pull=always", f"--authfile={file if file.exists() else registries / NO_CREDENTIALS}")
+
+
+def fetching(podman: str, image: str, tenant: str, registries: Path) -> tuple[str, ...]:
+    """Return the command that fetches an image into the storage of this user, for a tenant."""
+    login = [option for option in pulled(image, tenant, registries) if option.startswith("--authfile")]
+    return (podman, "pull", "--quiet", *login, without_tag(image))
 
 
 def without_tag(image: str) -> str:

@@ -62,6 +62,7 @@ class Inventory:
         self._home = home
         self._part = part
         self._accelerators = Accelerators(probes)
+        self._stock = containers.Stock()
         self._told = ""
         self._declared = Declared()
         self.answers: list[Answer] = []
@@ -94,8 +95,11 @@ class Inventory:
         declared = self._declared
         node = with_processor(node, declared.processor, "declared") if declared.processor else node
         all_devices = with_declared(devices, declared)
-        labels = node.labels | (containers.labels(all_devices) if containers.engine() else {})
-        node = declared.place.of(msgspec.structs.replace(node, devices=all_devices, labels=labels))
+        if podman := containers.engine():
+            rootless = bool(node.accounts) and containers.are_rootless()
+            labels = node.labels | containers.labels(all_devices, rootless=rootless)
+            node = msgspec.structs.replace(node, labels=labels, images=self._stock.marks(podman))
+        node = declared.place.of(msgspec.structs.replace(node, devices=all_devices))
         if self._part is None:
             return node
         self.there = {device.index for device in node.devices}

@@ -343,7 +343,7 @@ class Keepers:
         self.accounts = accounts
         self._gangs_of: dict[str, Gangs] = {}  # of accounts, which cannot reach the folder of the others
         self._node = node
-        self._registries = registries or self.folder / "registries"
+        self.registries = registries or self.folder / "registries"
         self._adopted: list[Launch] = []
         self._contained: set[Attempt] = set()  # attempts in containers
         self._burying: set[asyncio.Task[None]] = set()  # of containers that are over
@@ -372,7 +372,7 @@ class Keepers:
             judged = await asyncio.to_thread(self._judged, tuple(self._observed))
             self._observed[: len(judged)] = judged
             await asyncio.to_thread(self._checkpoints.mkdir, mode=0o700, parents=True, exist_ok=True)
-            await asyncio.to_thread(containers.prepare, self._registries)
+            await asyncio.to_thread(containers.prepare, self.registries)
             await asyncio.to_thread(self._forget_containers, alive)
         ended, self._observed = self._observed, None
         held = [one for _, slot in sorted(self._slots.items()) for one in slot.held.values()]
@@ -588,11 +588,11 @@ class Keepers:
         env.setdefault(CHECKPOINTS, str(checkpoints / env["POISE_JOB"] / plain_name(env[UNIT])))
         if launch.serves:
             env.update(self._serving(launch, places))
-        argv = (*first, *launch.argv)
+        argv = launch.argv
         if launch.image:
-            argv = self._in_container(launch, argv, env, folder, gang_folder)
+            argv = self._in_container(launch, env, folder, gang_folder, places)
         order = Order(
-            argv=argv,
+            argv=(*first, *argv),
             env=env,
             folder=folder,
             cpus=held.cpus,
@@ -626,8 +626,6 @@ class Keepers:
         try:
             if self.accounts is None:
                 raise Refused("only an agent that runs as root runs commands as other users")
-            if launch.image:
-                raise Refused("a container does not run as another user")
             places = self.accounts.ensure(name)
         except Refused as why:
             return Owner(name, refused=str(why)), None
@@ -635,7 +633,8 @@ class Keepers:
             return Owner(name, refused=f"the folders of `{name}` cannot be made: {error}"), None
         self.tellings.owned(launch.attempt, places.results, places.account, f"{places.plans}/")
         own = [self.devices[index] for index in launch.devices if index in self.devices]
-        return Owner(name, places.tmp, hidden(own)), places
+        # Containers of an account share namespaces, and so the mounts; each gets its own devices only.
+        return Owner(name, places.tmp, () if launch.image else hidden(own)), places
 
     def _result_of(self, attempt: Attempt) -> str:
         return result_path(self.tellings.folder_of(attempt), attempt)
@@ -665,19 +664,28 @@ class Keepers:
             self.accounts.tidy(members)
 
     def _in_container(
-        self, launch: Launch, argv: tuple[str, ...], env: dict[str, str], folder: str, gang_folder: str
+        self, launch: Launch, env: dict[str, str], folder: str, gang_folder: str, places: Places | None
     ) -> tuple[str, ...]:
-        """Return the command that runs `argv` in a container; `env` also gets the variables that podman needs."""
-        self._contained.add(launch.attempt)
-        env.update((name, os.environ[name]) for name in containers.OF_PODMAN if name in os.environ)
+        """Return the command that runs an attempt in a container; `env` also gets the variables that podman needs, of
+        this user. Those of an account are set by its login.
+        """
+        if places is None:
+            self._contained.add(launch.attempt)
+            env.update((name, os.environ[name]) for name in containers.OF_PODMAN if name in os.environ)
+            pull = containers.pulled(launch.image, launch.tenant, self.registries)
+            shared = (self._results, gang_folder, str(self._checkpoints))
+        else:
+            pull = containers.OF_OWN_STORAGE
+            shared = (places.results, gang_folder, str(places.checkpoints))
         return containers.wrapped(
             self.podman,
             launch.image,
-            argv,
+            launch.argv,
             env,
-            pull=containers.pulled(launch.image, launch.tenant, self._registries),
+            pull=pull,
             folder=folder,
-            shared=(self._results, gang_folder, str(self._checkpoints)),
+            shared=shared,
+            rootless=places is not None,
             devices=[self.devices[index] for index in launch.devices if index in self.devices],
             memory=launch.shape.memory,
             node=str(self.folder),
@@ -690,7 +698,7 @@ class Keepers:
             self._adopted.append(launch)
         if launch is not None and launch.founded:
             self._members.add(attempt)
-        if launch is not None and launch.image:
+        if launch is not None and launch.image and not account_of(launch):
             self._contained.add(attempt)
 
     def changed(self, running: list[Running], ended: list[Ended]) -> None:

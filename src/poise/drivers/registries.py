@@ -6,13 +6,13 @@ machine's loopback is asked without TLS, as container engines do; redirects are 
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from poise.decoding import json_decoder
 from poise.errors import SpecError
+from poise.model.images import HERE, Reference, parsed
 
 SECONDS = 5.0
 """Time limit of one request."""
@@ -30,24 +30,12 @@ MANIFESTS = ", ".join(
     )
 )
 
-HERE = "localhost"
-"""The registry in the name of an image that was built on a node."""
-
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Unpinned(Exception):
     """The digest of an image cannot be found out, for this reason. The image may be there nevertheless."""
-
-
-class Reference(NamedTuple):
-    """The name of an image in a registry. `host` is empty if each node decides which registry it means."""
-
-    host: str
-    path: str
-    tag: str
-    digest: str
 
 
 class _Login(msgspec.Struct):
@@ -64,21 +52,6 @@ class _Token(msgspec.Struct):
 
 
 _logins, _token = json_decoder(_Logins), json_decoder(_Token)
-
-
-def parsed(image: str) -> Reference:
-    """Split the name of an image.
-
-    >>> parsed("registry.example.org:5000/team/train:1")
-    Reference(host='registry.example.org:5000', path='team/train', tag='1', digest='')
-    >>> parsed("python:3.12").host, parsed("localhost/mine").host
-    ('', 'localhost')
-    """
-    name, _, digest = image.partition("@")
-    first, slash, rest = name.partition("/")
-    host, path = (first, rest) if slash and ("." in first or ":" in first or first == HERE) else ("", name)
-    path, _, tag = path.partition(":")
-    return Reference(host, path, tag, digest)
 
 
 def pinned(image: str, logins: Path) -> str:

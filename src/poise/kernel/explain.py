@@ -580,6 +580,7 @@ def node_report(
         failures=state.failures,
         upkeep=upkeep,
         unfit=state.unfit,
+        images=len(state.node.images),
     )
 
 

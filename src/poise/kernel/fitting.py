@@ -11,7 +11,7 @@ from poise.model.document import Findings, some
 from poise.model.fleet import DeviceModel, Fleet, model_of
 from poise.model.jobs import Unit
 from poise.model.quotas import Quota, asked
-from poise.model.resources import ALLOCATED, CONTAINERS, WHOLE, Device, Node, Shape, contained
+from poise.model.resources import ALLOCATED, CONTAINERS, ROOTLESS, WHOLE, Device, Node, Shape, contained
 from poise.policy.feasible import can_do, capacity_when_empty, never, shortfall
 from poise.units import format_cpu, type_bytes, type_rate
 
@@ -225,6 +225,7 @@ _CONTAINED = {
     contained(
         "gpu"
     ): "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` on a node with podman and NVIDIA devices",
+    ROOTLESS: "let users make namespaces on a node with podman and an agent of root: `sysctl user.max_user_namespaces`",
     contained("npu"): "install podman on a node with the Ascend driver; it then has the label",
 }
 """Hints for labels that a node has by itself."""

@@ -6,23 +6,19 @@ node runs the command as it. No change of a submitted job reaches it.
 
 import msgspec
 
-from poise.errors import Forbidden, SpecError
+from poise.errors import Forbidden
 from poise.kernel.ledger import Ledger
 from poise.model.jobs import Array, Unit
-from poise.model.resources import Shape
+from poise.model.resources import ROOTLESS, Shape
 from poise.model.spec import Compiled
 from poise.model.tenants import Bearer, Role
 
 
 def owned(ledger: Ledger, compiled: Compiled, bearer: Bearer) -> Compiled:
-    """Return the job as it runs for this bearer. Raises `Forbidden` as `_check_bound`, and `SpecError` for work that
-    cannot run as another user.
-    """
+    """Return the job as it runs for this bearer. Raises `Forbidden` as `_check_bound`."""
     _check_bound(ledger, bearer)
     if not bearer.account:
         return compiled
-    if any(unit.image for unit in compiled.units):
-        raise _refused("image", "rootless podman needs rights that such a command gives up")
     units = tuple(_unit(unit, bearer.account) for unit in compiled.units)
     array = None if compiled.array is None else _array(compiled.array, bearer.account)
     return compiled._replace(units=units, array=array)
@@ -57,20 +53,17 @@ def _check_bound(ledger: Ledger, bearer: Bearer) -> None:
         )
 
 
-def _refused(field: str, why: str) -> SpecError:
-    what = f"`{field}` is not available to a token with an account: {why}"
-    return SpecError(what, field=field, hint=f"drop `{field}`, or use a token without an account")
-
-
 def _unit(unit: Unit, account: str) -> Unit:
-    variants = tuple(msgspec.structs.replace(one, shape=_shape(one.shape, account)) for one in unit.variants)
-    return msgspec.structs.replace(unit, shape=_shape(unit.shape, account), variants=variants)
+    def owned_shape(shape: Shape) -> Shape:
+        """Return the shape for nodes that offer the account, and for a container also run those of accounts."""
+        labels = dict(shape.where.labels) | ({ROOTLESS: ("yes",)} if unit.image else {})
+        where = msgspec.structs.replace(shape.where, account=account, labels=tuple(sorted(labels.items())))
+        return msgspec.structs.replace(shape, where=where)
+
+    variants = tuple(msgspec.structs.replace(one, shape=owned_shape(one.shape)) for one in unit.variants)
+    return msgspec.structs.replace(unit, shape=owned_shape(unit.shape), variants=variants)
 
 
 def _array(array: Array, account: str) -> Array:
     merge = None if array.merge is None else _unit(array.merge, account)
     return msgspec.structs.replace(array, like=_unit(array.like, account), merge=merge)
-
-
-def _shape(shape: Shape, account: str) -> Shape:
-    return msgspec.structs.replace(shape, where=msgspec.structs.replace(shape.where, account=account))

@@ -321,6 +321,14 @@ class Get(msgspec.Struct, frozen=True, tag="get", kw_only=True, omit_defaults=Tr
     account: str = ""
 
 
+class Fetch(msgspec.Struct, frozen=True, tag="fetch", kw_only=True):
+    """Fetch the image of work that may run on this node soon, with the credentials of its tenant. The node may ignore
+    it."""
+
+    image: str
+    tenant: str
+
+
 class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):
     """Allow this many more bytes of output from the named command."""
 
@@ -363,5 +371,5 @@ FromConsole = Fed | Said | Left
 ToConsole = Feed | Exec | Get | Credit | Leave
 """Messages that a node relays between people and commands. They do not change the ledger."""
 
-ToNode = ToAgent | Kept | Met | ToConsole
+ToNode = ToAgent | Kept | Met | Fetch | ToConsole
 """All messages to a node."""

@@ -498,7 +498,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `level` is low, medium or high, and `load` the measurements behind it; empty and None if the node has not reported.
     `failures` is the smoothed share of failed attempts there, in thousandths. `upkeep` is the resource use of the agent
-    itself. `unfit` is the reason why the node can start no work.
+    itself. `unfit` is the reason why the node can start no work. `images` is the number of names and digests of
+    container images that it has.
     """
 
     name: str
@@ -526,6 +527,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     upkeep: Upkeep | None = None
     unfit: str = ""
+    images: int = 0
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Tasks of equal `Shape` are interchangeable for placement: they fit on the same n
 
 import re
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -43,6 +44,24 @@ MOST_ACCOUNTS = 1024
 
 CONTAINERS = {"containers": "yes"}
 """Label of a node that runs a task in a container of its image."""
+
+
+ROOTLESS = "containers-rootless"
+"""Label of a node that runs containers as the Unix account of their owner; its value is `yes`."""
+
+
+MOST_IMAGES = 256
+
+
+def image_mark(image: str) -> str:
+    """Return the mark of an image: equal for equal digests, or for equal names without one. Nodes report their images
+    by marks, which do not show the names to other tenants.
+
+    >>> image_mark("a/b:1@sha256:12") == image_mark("sha256:12"), image_mark("a/b:1") == image_mark("a/b:2")
+    (True, False)
+    """
+    name, _, digest = image.rpartition("@")
+    return blake2b((digest if name else image).encode(), digest_size=8).hexdigest()
 
 
 def contained(kind: str) -> str:
@@ -100,7 +119,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     In a snapshot, `ending` lists the nodes that end before the work would, with their remaining time in nanoseconds,
     rounded to minutes; the work needs a node that `lasts` for this many nanoseconds. `kept` lists the nodes that are
     reserved before the work would end, each with the time of the reservation as text. The task runs as the Unix
-    `account` of its owner, which the node must offer (empty: as the user of the node's agent).
+    `account` of its owner, which the node must offer (empty: as the user of the node's agent). Nodes that have its
+    `image`, given by its mark, are preferred.
     """
 
     nodes: tuple[str, ...] = ()
@@ -113,6 +133,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     lasts: int = 0
     kept: tuple[tuple[str, str], ...] = ()
     account: str = ""
+    image: str = ""
 
     @property
     def groups(self) -> bool:
@@ -216,6 +237,8 @@ def _key_of(shape: Shape) -> str:
     plain = f"{shape.cpu}.{shape.memory}.{shape.gpus}.{shape.gpu_memory}"
     if where := shape.where.describe():
         plain = f"{plain}@{where}"
+    if shape.where.image:
+        plain = f"{plain}~{shape.where.image}"
     if shape.share == WHOLE and not shape.network and shape.wants == ANY_GPU:
         return plain
     wants = shape.wants
@@ -286,7 +309,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rest of the fleet (0: not reported). `model` names its processor, `rates` and `bandwidth` are its capabilities and
     `sources` their origins, as for a device. Work may run there `until` an instant (0: no end): work that is expected
     to take longer is not placed there. Commands may run there as the Unix `accounts`; `ANY_ACCOUNT` stands for all that
-    the node knows.
+    the node knows. `images` are the marks of images of containers that it has, at most `MOST_IMAGES`.
     """
 
     name: str
@@ -306,6 +329,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sources: dict[str, str] = {}
     until: int = 0
     accounts: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_ACCOUNTS)] = ()
+    images: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_IMAGES)] = ()
 
     def runs_as(self, account: str) -> bool:
         """Whether commands can run here as a Unix account."""

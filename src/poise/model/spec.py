@@ -77,7 +77,18 @@ from poise.model.jobs import (
 from poise.model.notices import Notify, compile_notify
 from poise.model.quotas import Quota, QuotaHours
 from poise.model.recurring import DEFAULT_ZONE, Rule, check_cron
-from poise.model.resources import ANY_GPU, ANYWHERE, CONTAINERS, PLENTY, WHOLE, Shape, Wants, Where, contained
+from poise.model.resources import (
+    ANY_GPU,
+    ANYWHERE,
+    CONTAINERS,
+    PLENTY,
+    WHOLE,
+    Shape,
+    Wants,
+    Where,
+    contained,
+    image_mark,
+)
 from poise.model.secrets import compiled as compiled_secrets
 from poise.model.secrets import size_of
 from poise.model.sweep import NO_COMBINATIONS, Combinations, check_placeholders, combinations, in_env
@@ -746,8 +757,8 @@ def _units(
         found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
     if spec.image:
         shape, variants = (
-            _in_container(shape),
-            tuple(msgspec.structs.replace(one, shape=_in_container(one.shape)) for one in variants),
+            _in_container(shape, spec.image),
+            tuple(msgspec.structs.replace(one, shape=_in_container(one.shape, spec.image)) for one in variants),
         )
         for of, why in _NOT_IN_CONTAINERS.items():
             if getattr(spec, of) != getattr(_NO_FIELDS, of):
@@ -818,13 +829,24 @@ _NOT_IN_CONTAINERS = {
 _NO_FIELDS = TaskSpec()
 
 
-def _in_container(shape: Shape) -> Shape:
-    """Return the shape for nodes that run containers, and pass the devices of the shape to them."""
+def _in_container(shape: Shape, image: str) -> Shape:
+    """Return the shape for nodes that run containers, and pass the devices of the shape to them; best one that has the
+    image.
+    """
     wanted = CONTAINERS | ({contained(shape.wants.kind): "yes"} if shape.gpus else {})
     labels = dict(shape.where.labels) | {name: (value,) for name, value in wanted.items()}
-    return msgspec.structs.replace(
-        shape, where=msgspec.structs.replace(shape.where, labels=tuple(sorted(labels.items())))
-    )
+    where = msgspec.structs.replace(shape.where, labels=tuple(sorted(labels.items())), image=image_mark(image))
+    return msgspec.structs.replace(shape, where=where)
+
+
+def with_image(unit: Unit, image: str) -> Unit:
+    """Return a unit with another name for its image."""
+
+    def of(shape: Shape) -> Shape:
+        return msgspec.structs.replace(shape, where=msgspec.structs.replace(shape.where, image=image_mark(image)))
+
+    variants = tuple(msgspec.structs.replace(one, shape=of(one.shape)) for one in unit.variants)
+    return msgspec.structs.replace(unit, image=image, shape=of(unit.shape), variants=variants)
 
 
 _READ = [(of, of.field.read) for of in declared(TaskSpec).values() if of.field.read is not None]

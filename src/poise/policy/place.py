@@ -23,7 +23,17 @@ from poise.policy.fragments import Typical, typical
 from poise.policy.predict import speeds_of
 from poise.policy.room import Room, room_on
 from poise.policy.running import Running
-from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed, weights_where
+from poise.policy.score import (
+    DEVICE_TERMS,
+    WORK_TERMS,
+    Scoring,
+    Term,
+    have_image,
+    score,
+    score_devices,
+    speed,
+    weights_where,
+)
 from poise.policy.timely import Timely, look
 from poise.policy.waiting import Waiting
 
@@ -117,6 +127,8 @@ class Draft:
         self.share: Ints = fleet.device_share.copy()
         self.speeds = speeds_of(view)
         self.kept: dict[int, list[Kept]] = {}
+        self._for_images = weights.get("images", 0.0) if len(weights) > 1 else 0.0
+        weights = {name: weight for name, weight in weights.items() if name != "images" or not self._for_images}
         self._weights, self._terms, self._spread = weights, terms, spread
         self._in_order_of_names = weights.keys() <= {"first"}  # independent of estimates and of room
         self._weights_whole, self._weights_shared = (weights_where(weights, shared=shared) for shared in (False, True))
@@ -402,7 +414,10 @@ class Draft:
         estimates = [] if self._in_order_of_names else self.estimates(candidate, shape)
         most = SCORED_SHARED if self._weights_for(shape) is not self._weights_whole else SCORED
         if fitting > most and not self._spread:
-            rows = self._preselect(rows, shape, estimates, most)
+            best = self._preselect(rows, shape, estimates, most)
+            if self._for_images and shape.where.image:
+                best = np.union1d(best, rows[have_image(self.fleet, rows, shape)][:most])
+            rows = best
         scores = self.scores(rows, shape, estimates)
         order = np.lexsort((rows, -scores))
         return Openings(rows[order].tolist(), scores[order].tolist(), fitting, self._taken)
@@ -428,8 +443,12 @@ class Draft:
     def scores(
         self, rows: Ints, shape: Shape, estimates: list[Estimate]
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the score of each of these nodes, given the placements of this draft."""
+        """Return the score of each of these nodes, given the placements of this draft. Only work with an image looks at
+        the images of nodes.
+        """
         weights = self._weights_for(shape)
+        if self._for_images and shape.where.image:
+            weights = {**weights, "images": self._for_images}
         return score(self._scoring(rows, shape, estimates, weights), weights, self._terms)
 
     def _weights_for(self, shape: Shape) -> Mapping[str, float]:

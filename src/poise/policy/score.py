@@ -270,6 +270,17 @@ def energy(scoring: Scoring) -> Floats:
     return np.asarray(np.divide(here.min(), here, out=np.ones(len(here)), where=known))
 
 
+def images(scoring: Scoring) -> Floats:
+    """Score nodes by whether they have the image of the container: 1 or 0; 1 for work without one."""
+    return have_image(scoring.fleet, scoring.rows, scoring.shape).astype(np.float64)
+
+
+def have_image(fleet: Fleet, rows: Ints, shape: Shape) -> NDArray[np.bool_]:
+    """Return which of these nodes have the image of a shape; all for a shape without one."""
+    image, nodes = shape.where.image, fleet.nodes
+    return np.array([not image or image in nodes[row].images for row in rows.tolist()], bool)
+
+
 def random(scoring: Scoring) -> Floats:
     """Score nodes at random, from the view's seed: the same seed gives the same scores."""
     drawn = np.random.default_rng(scoring.seed).random(len(scoring.fleet))
@@ -300,6 +311,7 @@ TERMS: dict[str, Term] = {
     "nearness": nearness,
     "thrift": thrift,
     "energy": energy,
+    "images": images,
     "random": random,
     "first": first,
 }

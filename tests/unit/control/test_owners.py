@@ -158,6 +158,16 @@ def test_replicas_and_workers_of_calls_run_as_the_account(fields: dict[str, Any]
     assert desk.world.state(job).account == "ann"
 
 
+def test_a_container_runs_as_the_account_where_podman_needs_no_root() -> None:
+    desk = a_desk("ann")
+    refused = submit(desk, "ann", image="debian").value["error"]
+    assert (refused["code"], refused["field"]) == ("E110", "resources.label.containers-rootless")
+    labels = {"containers": "yes", "containers-rootless": "yes"}
+    desk.world.join(msgspec.structs.replace(node("n2", cpu=16), accounts=("ann",), labels=labels))
+    job = submit(desk, "ann", image="debian").value["job"]
+    assert [one.attempt.task for one in launches(desk)] == [f"{job}.main"]
+
+
 def test_only_its_holder_and_an_admin_enter_the_work_of_an_account() -> None:
     desk = a_desk("ann", "bob")
     job = submit(desk, "ann", stdin=True).value["job"]
