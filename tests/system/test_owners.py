@@ -18,7 +18,7 @@ import pytest
 
 from poise.drivers.accounts import door_of, root_of
 from system.living import POISE, Done, Living, ended, until
-from system.podman import DEBIAN, LIBRARIES_OF, Podman
+from system.podman import DEBIAN, LIBRARIES_OF, TRUST, Podman
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root: becomes two other users of this machine"
@@ -114,6 +114,8 @@ def users() -> Iterator[Users]:
         place.chmod(0o755)
         for name, uid in (("ann", ANN), ("bob", BOB)):
             (place / name / ".config" / "poise").mkdir(parents=True)
+            (place / name / ".config" / "containers").mkdir()
+            (place / name / ".config" / "containers" / "policy.json").write_text(TRUST)
             (place / name / ".config" / "poise" / "token").write_text("secret of " + name)
             for path in [place / name, *(place / name).rglob("*")]:
                 os.chown(path, uid, uid)
