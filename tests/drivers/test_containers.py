@@ -55,6 +55,14 @@ def test_devices_are_named_by_cdi_or_by_their_files_and_memory_is_a_limit_withou
     assert {"--memory=1073741824", "--memory-swap=1073741824"} <= {*told}
 
 
+def test_a_container_of_an_account_needs_no_rights_and_leaves_nothing() -> None:
+    told = asked(rootless=True, memory=2**30)
+    assert told[told.index("/usr/bin/podman") + 1] == "run" and "--rm" in told
+    assert not any(word.startswith("--memory") for word in told), "the keeper limits it"
+    assert told[0] == "/bin/sh" and told[-3:] == ("a/b:1", "train", "--all")
+    assert "--rm" not in asked()
+
+
 def test_each_attempt_of_each_node_has_a_name_that_podman_takes() -> None:
     names = {
         name_of(node, Attempt(task, epoch)) for node in ("a", "b") for task in ("j1.x[0]", "j1.y") for epoch in (1, 2)

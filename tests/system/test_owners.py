@@ -314,7 +314,7 @@ def test_functions_and_services_run_as_the_account_of_their_caller(users: Users)
         ended(gateway)
 
 
-def test_a_container_runs_as_the_account_from_its_own_images(users: Users) -> None:
+def test_a_container_runs_as_the_account_from_its_own_images(users: Users, device: str) -> None:
     if users.podman is None:
         pytest.skip("podman does not run here")
     ann = users.place / "ann"
@@ -329,6 +329,9 @@ def test_a_container_runs_as_the_account_from_its_own_images(users: Users) -> No
     assert users.of("ann", "logs", job).out.decode().splitlines()[:2] == ["0", "inside"]
     assert (ann / "made-inside").stat().st_uid == ANN
     assert users.of("ann", "results", job, "--json").value[0]["result"] == {"a": 1}
+    within = users.submit("ann", "devices", "cat", Path(device).name, image=name, folder="/dev", time_limit="5s")
+    users.of("ann", "wait", within)
+    assert users.of("ann", "logs", within).out == b"", "a device of another attempt gives no zeros"
     theirs = users.submit("bob", "theirs", "true", image=name)
     assert users.of("bob", "wait", theirs).code == 125, "the images of ann are not those of bob"
     until(lambda: not _left(), "nothing of it goes on", _left)

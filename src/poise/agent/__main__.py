@@ -724,10 +724,10 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
         found = {"POISE_HOME": str(own.root), "POISE_WORKER_KEY": key}
         if own.addresses:
             found["POISE_ADDRESS"] = own.addresses
-        elif own.others:
-            found["POISE_CONTROL"] = os.environ["POISE_CONTROL"]
         elif isinstance(own.elsewhere, Path):
             found["POISE_SOCKET"] = str(own.elsewhere)
+        elif own.others:
+            found["POISE_CONTROL"] = os.environ["POISE_CONTROL"]
         return found
 
     def following(launch: Launch, result: str, places: Places | None) -> tuple[str, ...]:

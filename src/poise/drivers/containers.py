@@ -39,6 +39,16 @@ _log = logging.getLogger("poise.agent")
 OF_OWN_STORAGE = ("--pull=missing",)
 """Options for podman to get an image for an account: what is in its storage, it has pulled itself."""
 
+IN_OWN_NAMESPACES = (
+    "/bin/sh",
+    "-c",
+    "u=$(id -u); "
+    'rm -f "${XDG_RUNTIME_DIR:-/run/user/$u}/libpod/tmp/pause.pid" "/tmp/podman-run-$u/libpod/tmp/pause.pid"; '
+    'exec "$@"',
+    "sh",
+)
+"""Runs a rootless podman. It would join the namespaces of an earlier one, which may see other devices."""
+
 SECONDS = 30.0
 """Time limit for podman to answer."""
 
@@ -158,7 +168,7 @@ def wrapped(
     options += [f"--device={name}" for name in _names(devices)]
     if any(device.maker == "ascend" for device in devices):
         options += [f"--volume={path}:{path}:ro" for path in ASCEND_FILES if Path(path).exists()]
-    return (podman, *options, without_tag(image), *argv)
+    return (*(IN_OWN_NAMESPACES if rootless else ()), podman, *options, without_tag(image), *argv)
 
 
 def _names(devices: Sequence[Device]) -> list[str]:

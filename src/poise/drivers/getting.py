@@ -6,7 +6,7 @@ when it was opened; one that shrinks meanwhile is filled up, because its size ha
 
 What work of an account has left is read by a process with the rights of the account only:
 
-    python -m poise.drivers.getting HOME GET
+    python -m poise.drivers.getting HOME TMP GET
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from poise.decoding import json_decoder
 from poise.drivers.accounts import Accounts
 from poise.drivers.following import work_folder
 from poise.drivers.keeper import CREDIT
-from poise.drivers.owner import Refused, Request, drop
+from poise.drivers.owner import Refused, Request, drop, mounts, own_namespace
 from poise.model.messages import Credit, FromConsole, Get, Leave, Left, Said, ToConsole
 from poise.model.trees import is_safe
 
@@ -96,10 +96,11 @@ def as_account(accounts: Accounts | None, get: Get) -> Iterator[bytes]:
     if accounts is None:
         raise OSError("only an agent that runs as root reads the files of accounts")
     try:
-        home = accounts.ensure(get.account).home
+        places = accounts.ensure(get.account)
     except Refused as why:
         raise OSError(str(why)) from None
-    command = [sys.executable, "-P", "-m", __name__, str(home.root), msgspec.json.encode(get).decode()]
+    asked = (str(places.home.root), places.tmp, msgspec.json.encode(get).decode())
+    command = [sys.executable, "-P", "-m", __name__, *asked]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:  # noqa: S603
         try:
@@ -272,10 +273,16 @@ def _head(info: tarfile.TarInfo) -> bytes:
 
 
 def main() -> int:
-    """Give up all rights but those of the account, then write the archive."""
-    home, get = Home(Path(sys.argv[1])), json_decoder(Get).decode(sys.argv[2])
+    """Enter the view of the account, give up all other rights, then write the archive."""
+    home, get = Home(Path(sys.argv[1])), json_decoder(Get).decode(sys.argv[3])
     try:
-        drop(Request({"account": get.account}))
+        request = Request({"account": get.account, "tmp": sys.argv[2]})
+        with contextlib.suppress(OSError):
+            own_namespace()
+            for step in mounts(request):
+                with contextlib.suppress(OSError):
+                    step()
+        drop(request)
         for piece in left_by(home, get):
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()

@@ -252,7 +252,7 @@ def _made_view(request: Request) -> int:
     if pid == 0:
         try:
             os.close(leave)
-            _own_namespace()
+            own_namespace()
             for step in mounts(request):
                 with contextlib.suppress(OSError):
                     step()
@@ -282,7 +282,8 @@ def mounts(request: Request) -> Iterator[Callable[[], None]]:
     yield _hide_processes
 
 
-def _own_namespace() -> None:
+def own_namespace() -> None:
+    """Leave the mounts of the machine as they are from now on. Raises OSError; then nothing may be mounted."""
     _call(_unshare, _NEW_NAMESPACE)
     _mount("none", "/", "", _RECURSIVE | _SLAVE)
 
@@ -346,7 +347,7 @@ def lacks() -> Iterator[str]:
     reason; `USERS` if commands cannot run as accounts at all.
     """
     steps: tuple[tuple[str, Callable[[], None]], ...] = (
-        ("a private /tmp", _own_namespace),
+        ("a private /tmp", own_namespace),
         ("a private /tmp", lambda: _mount("/tmp", "/tmp", "", _BIND)),  # noqa: S108
         ("a /proc without other users", _hide_processes),
         (USERS, lambda: _call(_prctl, _NO_NEW_PRIVS, 1, 0, 0, 0)),

@@ -633,8 +633,7 @@ class Keepers:
             return Owner(name, refused=f"the folders of `{name}` cannot be made: {error}"), None
         self.tellings.owned(launch.attempt, places.results, places.account, f"{places.plans}/")
         own = [self.devices[index] for index in launch.devices if index in self.devices]
-        # Containers of an account share namespaces, and so the mounts; each gets its own devices only.
-        return Owner(name, places.tmp, () if launch.image else hidden(own)), places
+        return Owner(name, places.tmp, hidden(own)), places
 
     def _result_of(self, attempt: Attempt) -> str:
         return result_path(self.tellings.folder_of(attempt), attempt)

@@ -20,7 +20,7 @@ def to_fetch(ledger: Ledger) -> dict[str, Fetch]:
     for unit in ledger.queues.first(MOST_UNITS):
         image, shape = unit.spec.image, unit.spec.shape
         mark = shape.where.image
-        if not mark or mark in coming or shape.where.account or not parsed(image).is_remote:
+        if not mark or mark in coming or not parsed(image).is_remote:
             continue
         able = [node for node in up if _could_run(node, shape)]
         free = [node for node in able if node.name not in made]

@@ -55,9 +55,11 @@ def _check_bound(ledger: Ledger, bearer: Bearer) -> None:
 
 def _unit(unit: Unit, account: str) -> Unit:
     def owned_shape(shape: Shape) -> Shape:
-        """Return the shape for nodes that offer the account, and for a container also run those of accounts."""
+        """Return the shape for nodes that offer the account, and for a container also run those of accounts. The images
+        of a node are not those of its accounts.
+        """
         labels = dict(shape.where.labels) | ({ROOTLESS: ("yes",)} if unit.image else {})
-        where = msgspec.structs.replace(shape.where, account=account, labels=tuple(sorted(labels.items())))
+        where = msgspec.structs.replace(shape.where, account=account, labels=tuple(sorted(labels.items())), image="")
         return msgspec.structs.replace(shape, where=where)
 
     variants = tuple(msgspec.structs.replace(one, shape=owned_shape(one.shape)) for one in unit.variants)
