@@ -57,7 +57,7 @@ def test_devices_are_named_by_cdi_or_by_their_files_and_memory_is_a_limit_withou
 
 def test_a_container_of_an_account_needs_no_rights_and_leaves_nothing() -> None:
     told = asked(rootless=True, memory=2**30)
-    assert told[told.index("/usr/bin/podman") + 1] == "run" and "--rm" in told
+    assert told[told.index("/usr/bin/podman") + 2] == "run" and "--rm" in told
     assert not any(word.startswith("--memory") for word in told), "the keeper limits it"
     assert told[0] == "/bin/sh" and told[-3:] == ("a/b:1", "train", "--all")
     assert "--rm" not in asked()

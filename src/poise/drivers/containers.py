@@ -39,6 +39,9 @@ _log = logging.getLogger("poise.agent")
 OF_OWN_STORAGE = ("--pull=missing",)
 """Options for podman to get an image for an account: what is in its storage, it has pulled itself."""
 
+QUIETLY = ("--log-level=fatal",)
+"""Without subordinate ids, which need a setuid program, podman would warn at each start. It still says why it fails."""
+
 IN_OWN_NAMESPACES = (
     "/bin/sh",
     "-c",
@@ -152,15 +155,8 @@ def wrapped(
     `memory` is in bytes (0: no limit); that of a `rootless` container is limited by the keeper. `node` and `name` mark
     the container.
     """
-    options = [
-        "run",
-        "--init",
-        *(["--rm"] if rootless else []),
-        *pull,
-        "--network=host",
-        f"--label={LABEL}={node}",
-        f"--name={name}",
-    ]
+    options = [*QUIETLY, "run", "--rm", "--init"] if rootless else ["run", "--init"]
+    options += [*pull, "--network=host", f"--label={LABEL}={node}", f"--name={name}"]
     options += [f"--env={variable}" for variable in env if variable not in _OF_THE_IMAGE]
     options += [f"--volume={path}:{path}" for path in dict.fromkeys((*shared, folder)) if path]
     options += [f"--workdir={folder}"] if folder else []
