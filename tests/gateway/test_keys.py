@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.test_door import Told
 from poise.config import Home
+from poise.drivers.security import own_account
 from poise.errors import Denied, SpecError, Unreachable
 from poise.model.keys import Allowance, compile_keys
 from poise.model.reports import WhoReport
@@ -205,20 +206,21 @@ def test_a_token_of_the_control_plane_is_a_key_until_it_is_revoked(
     assert gate.ask("sk-ann").status == 401
 
 
-def test_only_admins_change_services_where_commands_run_as_accounts(
+def test_only_admins_and_its_own_account_change_services_where_commands_run_as_accounts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway submits replicas with the token of its home, so they run as the user of the agent."""
+    """The replicas of a gateway run as the account of its token, which is that of the gateway."""
     known, gate = Known(monkeypatch), Gate(tmp_path, home=Home(tmp_path))
     told = []
     for known.role, known.account, known.accounts in (
         ("operator", "", False),
         ("operator", "", True),
         ("operator", "ann", True),
+        ("operator", own_account(), True),
         ("admin", "", True),
     ):
         told.append([gate.ask(ANN, "/admin/apply").status, gate.ask(ANN, "/cache/m", "DELETE").status])
-    assert told == [[200, 200], [403, 200], [403, 200], [200, 200]]
+    assert told == [[200, 200], [403, 200], [403, 200], [200, 200], [200, 200]]
 
 
 def test_an_answer_of_the_control_plane_holds_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
