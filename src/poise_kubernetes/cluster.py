@@ -241,7 +241,7 @@ class KubernetesCluster:
                 self._starting.add(uid)
             elif uid in self._starting:
                 self._starting.discard(uid)
-                self._delays.add(POD if grant.node else NEW, now - self._seen[uid])
+                self._delays.add(_kind_of(grant.node)[0], now - self._seen[uid])
         names = {one.pod.metadata.name for one in self._own.values()}
         self._others = [pod for pod in pods.items() if not pod.ended and not self._is_ours(pod)]
         self._waiting = sorted((pod for pod in self._others if _waits(pod)), key=lambda pod: -pod.priority)
@@ -290,6 +290,8 @@ class KubernetesCluster:
         most, waiting = (0, 0) if paused else (max(0, self._left()), self._may_wait())
         why = "its API server does not answer" if away else self._why
         there, rooms = self._there(self._busy), self._rooms()
+        soon = max([self._delay_of(POD), *(delay for room, delay, begins in there if begins and room.offered.name)])
+        later = max([self._delay_of(""), *(delay for room, delay, begins in there if begins and not room.offered.name)])
         found = []
         for one in work:
             openings = [
@@ -297,10 +299,9 @@ class KubernetesCluster:
                 for room, delay, _ in there
                 if (slots := slots_for(one, [room], 1))
             ]
-            new = (slots_for(one, rooms, most), POD), (slots_on_new_nodes(one, rooms, min(most, waiting)), "")
-            for slots, node in new:
+            more = slots_on_new_nodes(one, rooms, min(most, waiting))
+            for slots, delay in ((slots_for(one, rooms, most), soon), (more, later)):
                 if slots:
-                    delay = self._delay_of(node)
                     openings.append(Opening(slots=slots, delay=delay.expected, late=delay.late))
             reason = "" if openings else why or why_not(one, rooms, most)
             found.append(Quote(key=one.key, openings=tuple(openings), why=reason))
@@ -308,7 +309,7 @@ class KubernetesCluster:
 
     def _delay_of(self, node: str, waited: float = 0.0) -> Delay:
         """Return the delay of a Pod on a node; empty: on a node that an autoscaler adds."""
-        return self._delays.of(POD, START_GUESS, waited) if node else self._delays.of(NEW, NEW_GUESS, waited)
+        return self._delays.of(*_kind_of(node), waited)
 
     def want(self, demand: DemandReport) -> list[Request]:
         self._busy = demand.busy
@@ -333,9 +334,11 @@ class KubernetesCluster:
                 continue
             elif not pod.spec.node_name and age > (PENDING_SECONDS if one.grant.node else BEGIN_SECONDS):
                 self._avoid(one.grant.node, f"it was not placed: {pod.unschedulable or 'no scheduler has answered'}")
+                self._delays.give_up(*_kind_of(one.grant.node), age)
                 self._delete(one)
             elif pod.spec.node_name and not one.runs and age > BEGIN_SECONDS:
                 self._avoid(one.grant.node, f"it did not begin: {pod.waits_for or 'its node says nothing'}")
+                self._delays.give_up(*_kind_of(one.grant.node), age)
                 self._delete(one)
             elif one.runs and uid in self._unwanted and now - self._idle.get(uid, now) > self._settings.idle + 60:
                 self._delete(one)  # its node never joined, or it would have been released
@@ -672,6 +675,11 @@ def no_cluster(access: Access, what: str, error: Away | Refused) -> Fault:
     return Fault(
         text, code="E214", field="--on", have=str(error)[:300], hint=f"{hint}; Poise retries until `poise down`"
     )
+
+
+def _kind_of(node: str) -> tuple[str, float]:
+    """Return the kind of a Pod on a node and the guess for its delay; empty: a node that an autoscaler adds."""
+    return (POD, START_GUESS) if node else (NEW, NEW_GUESS)
 
 
 def _size_of(node: NodeObject) -> dict[str, int]:

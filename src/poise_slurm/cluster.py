@@ -78,6 +78,17 @@ class _Rank(NamedTuple):
         self.allocation.say(self.rank, self.run, msgspec.structs.replace(self.state, ended=True))
 
 
+class _Room(NamedTuple):
+    """An allocation that is there or requested, the seconds that it has left, the delay until it is free, and whether
+    it `waits` in Slurm.
+    """
+
+    shape: Shape
+    left: int
+    delay: Delay
+    waits: bool
+
+
 class SlurmCluster:
     """The allocations of one home. `folder` is on a filesystem that the nodes share; `now` returns seconds since 1970,
     and `ticks` is a monotonic clock.
@@ -141,46 +152,56 @@ class SlurmCluster:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def quote(self, work: Sequence[Demand]) -> list[Quote]:
-        ranks, now = self._ranks() if work else {}, self._now()
+        there = self._there() if work else []
+        room = 0 if self._away or self._now() < self._again_at else self._settings.nodes
+        room = max(0, room - sum(one.shape.nodes for one in there))
+        return [self._quote_for(one, there, room) for one in work]
+
+    def _there(self) -> list[_Room]:
+        """Return the allocations that have started, and those that Slurm is known to have."""
+        ranks, now = self._ranks(), self._now()
         listed = {job.tag: job for job in self._waiting}
-        standing: list[tuple[Shape, int, Delay]] = []  # allocations, the seconds they have left, and their delays
-        for one in known_allocations(self._folder) if work else ():
+        found = []
+        for one in known_allocations(self._folder):
             mine = {identity: rank for identity, rank in ranks.items() if rank.allocation.tag == one.tag}
             if (asked := one.asked()) is None or any(self._is_leaving(*rank) for rank in mine.items()):
                 continue
+            shape = asked.shape
             if mine:
                 orders = [rank.orders() for rank in mine.values()]
                 busy = max((self._busy.get(of.node, 0) for of in orders if of is not None), default=0)
                 left = min(rank.state.until for rank in mine.values()) - now
-                standing.append((asked.shape, int(left) - busy // SECOND, Delay(busy, busy)))
+                found.append(_Room(shape, int(left) - busy // SECOND, Delay(busy, busy), waits=False))
             elif not one.states() and not self._away:
-                job, whole = listed.get(one.tag), asked.shape.minutes * 60
-                standing.append((asked.shape, whole, self._delay_of(asked.shape.partition, now - asked.at, job)))
-        room = 0 if self._away or now < self._again_at else self._settings.nodes
-        room = max(0, room - sum(shape.nodes for shape, _, _ in standing))
-        return [self._quote_for(one, standing, room) for one in work]
+                delay = self._delay_of(shape.partition, now - asked.at, listed.get(one.tag))
+                found.append(_Room(shape, shape.minutes * 60, delay, waits=True))
+        return found
 
-    def _quote_for(self, work: Demand, standing: Sequence[tuple[Shape, int, Delay]], room: int) -> Quote:
+    def _quote_for(self, work: Demand, there: Sequence[_Room], room: int) -> Quote:
         openings = [
-            Opening(slots=slots, delay=delay.expected, late=delay.late, asked=True)
-            for shape, left, delay in standing
-            if left >= needed(work, self._settings) and (slots := slots_in(work, shape))
+            Opening(slots=slots, delay=one.delay.expected, late=one.delay.late, asked=True)
+            for one in there
+            if one.left >= needed(work, self._settings) and (slots := slots_in(work, one.shape))
         ]
         kind = kind_for(work, self._kinds, self._settings)
         if isinstance(kind, str):
             return Quote(key=work.key, openings=tuple(openings), why=kind)
         if slots := slots_of(work, kind) * min(room, kind.nodes):
-            new = self._delay_of(kind.partition)
+            before = [one.delay for one in there if one.waits and one.shape.partition == kind.partition]
+            new = max([self._delay_of(kind.partition), *before])  # it starts after those
             openings.append(Opening(slots=slots, delay=new.expected, late=new.late))
         why = self._away or self._why or f"all of its {self._settings.nodes} nodes are in use"
         return Quote(key=work.key, openings=tuple(openings), why="" if openings else why)
 
     def _delay_of(self, partition: str, waited: float = 0.0, job: Job | None = None) -> Delay:
         """Return the delay of an allocation: Slurm's own estimate if there is one, else that of the latest ones."""
-        idle = any(kind.idle for kind in self._kinds if kind.partition == partition)
-        learned = self._delays.of(partition, IDLE_GUESS if idle else QUEUE_GUESS, waited)
+        learned = self._delays.of(partition, self._guess(partition), waited)
         left = round((job.start - self._now()) * SECOND) if job is not None and job.start else 0
         return Delay(left, max(left, learned.late)) if left > 0 else learned
+
+    def _guess(self, partition: str) -> float:
+        idle = any(kind.idle for kind in self._kinds if kind.partition == partition)
+        return IDLE_GUESS if idle else QUEUE_GUESS
 
     def want(self, demand: DemandReport) -> list[Request]:
         self._busy = demand.busy
@@ -246,6 +267,8 @@ class SlurmCluster:
                 self._unused[one.tag] = before.get(one.tag, now)
                 if now - self._unused[one.tag] > self._settings.idle:
                     _log.info("job %s is cancelled: no work waits for it any more", one.job())
+                    partition = asked.shape.partition
+                    self._delays.give_up(partition, self._guess(partition), before[one.tag] - asked.at)
                     self._cancel(one)
 
     def _ask(self, shape: Shape) -> bool:

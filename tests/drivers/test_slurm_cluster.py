@@ -176,6 +176,7 @@ def test_the_delay_of_an_allocation_is_guessed_learned_and_remembered(slurm: Slu
     assert openings(cluster) == [(8 * 16, IDLE_GUESS, False)]
     wait(slurm, cluster, 42)
     assert openings(cluster)[0] == (1, 40, True), "it has waited for longer than expected, and will as long again"
+    assert openings(cluster)[1][1:] == (40, False), "another one would start after it"
     [one] = known_allocations(tmp_path / "allocations")
     one.say(0, 0, State(host="n7", job="1", cpus=1, memory=2048, devices=(), until=slurm.time + 600))
     wait(slurm, cluster, 1)
@@ -203,6 +204,17 @@ def test_an_allocation_for_which_no_work_waits_any_more_is_cancelled_before_it_s
     wait(slurm, cluster, 2, large)
     assert slurm.cancelled == ["1"]
     assert slurm.submitted == 2, "the other work needs a larger one"
+
+
+def test_an_allocation_that_was_withdrawn_after_a_long_time_is_expected_to_take_longer(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    cluster = keeper(slurm, tmp_path)
+    wait(slurm, cluster, 300)
+    wait(slurm, cluster, IDLE + 2, DemandReport(waits=(), busy={}))
+    assert slurm.cancelled == ["1"]
+    [(_, left, _)] = openings(cluster)
+    assert 2 * 290 <= left <= 2 * 300
 
 
 def test_slurm_that_does_not_answer_has_only_the_room_that_is_there(slurm: Slurm, tmp_path: Path) -> None:

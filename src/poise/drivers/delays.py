@@ -11,8 +11,8 @@ from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.units import SECOND
 
-KEPT = 32
-"""Number of requests to remember for each kind of machine."""
+KEPT = 8
+"""Number of requests to remember for each kind of machine: a queue changes, so only the latest ones tell its length."""
 
 LATE = 0.9
 """The part of the requests that are met within the late delay."""
@@ -46,6 +46,13 @@ class Delays:
         if self._file is not None:
             with contextlib.suppress(OSError):  # a full disk: it is learned again
                 write_whole(self._file, msgspec.json.encode(self._known))
+
+    def give_up(self, kind: str, guess: float, waited: float) -> None:
+        """Record that a request was withdrawn after so many seconds: it would have waited as long again. Otherwise the
+        next request would be expected to be met as soon as this one was.
+        """
+        if 2 * waited * SECOND > self.of(kind, guess).expected:
+            self.add(kind, 2 * waited)
 
     def of(self, kind: str, guess: float, waited: float = 0.0) -> Delay:
         """Return the remaining delay of a request that has waited for so many seconds. It is a `guess` while no request

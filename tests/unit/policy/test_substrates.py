@@ -1,10 +1,13 @@
 """The work that waits, distributed over several clusters: cases computed by hand, and what holds for all."""
 
+import random
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poise.drivers.delays import Delays
 from poise.model.reports import Demand, Opening, Quote
 from poise.policy.substrates import HERE, MARGIN, PART, Share, split
 from poise.units import HOUR, MINUTE, SECOND
@@ -163,3 +166,65 @@ def test_a_cluster_that_is_earlier_gets_no_less_and_the_work_ends_no_later(
         return max(of.end for of in share.prospects if of.chosen)
 
     assert last(soon) <= last(late)
+
+
+class Cluster:
+    """A cluster of at most `slots` machines for one task each, which come after `delay` seconds. It learns that."""
+
+    def __init__(self, slots: int, delay: int) -> None:
+        self.slots, self.delay = slots, delay
+        self.delays = Delays()
+        self.requested: list[int] = []  # and when
+        self.ends: list[int] = []  # of machines: when their work has ended
+        self.gone = False
+
+    def quote(self, now: int) -> Quote:
+        openings = [room(1, max(0, end - now) * SECOND, asked=True) for end in self.ends]
+        delays = [self.delays.of("", 20, now - at) for at in self.requested]
+        openings += [room(1, delay.expected, asked=True) for delay in delays]
+        if new := self.slots - len(openings):
+            openings.append(room(new, max([self.delays.of("", 20), *delays]).expected))
+        return Quote(key="a", openings=tuple(openings))
+
+    def want(self, tasks: int, now: int) -> None:
+        """Request what is missing for its share, and withdraw what is not needed."""
+        more = min(tasks, self.slots) - len(self.ends) - len(self.requested)
+        self.requested += [now] * max(0, more)
+        idle = sum(end <= now for end in self.ends)
+        for at in self.requested[max(0, tasks - idle) :]:
+            self.requested.remove(at)
+            self.delays.give_up("", 20, now - at)
+
+    def step(self, now: int) -> None:
+        come = [at for at in self.requested if now - at >= self.delay]
+        for at in come:
+            self.requested.remove(at)
+            self.ends.append(now)
+            self.delays.add("", now - at)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_work_ends_and_no_task_is_requested_twice_though_delays_are_guessed_and_a_cluster_goes(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 — not a secret
+    clusters = {name: Cluster(draw.randint(2, 12), draw.choice([1, 5, 30, 300, 1000])) for name in ("a", "b", "c")}
+    runs, waits, ended, now = draw.choice([5, 60, 300]), draw.randint(1, 60), 0, 0
+    total, dies = waits, draw.randint(0, 1000)
+    while ended < total:
+        now += 1
+        assert now < 10_000, "work is starved"
+        if now == dies:
+            gone = clusters.pop(draw.choice("abc"))
+            lost = sum(end > now for end in gone.ends)  # they start again
+            waits, ended = waits + lost, ended - lost
+        for cluster in clusters.values():
+            cluster.step(now)
+            free = [number for number, end in enumerate(cluster.ends) if end <= now]
+            for number in free[:waits]:
+                cluster.ends[number] = now + runs
+            started = min(waits, len(free))
+            waits, ended = waits - started, ended + started
+        quotes = {name: {"a": cluster.quote(now)} for name, cluster in clusters.items()}
+        [share] = split([work(waits, runs * SECOND)], quotes) if waits else [None]
+        for name, cluster in clusters.items():
+            cluster.want(share.tasks.get(name, 0) if share is not None else 0, now)
+        assert sum(len(cluster.requested) for cluster in clusters.values()) <= waits
