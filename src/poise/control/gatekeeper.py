@@ -56,7 +56,8 @@ class Gatekeeper:
                 have=token.id,
                 hint=f"ask an admin: `poise token add --tenant {token.tenant} --role {token.role.name.lower()}`",
             )
-        return Bearer(token.tenant, token.role, token.id, token.name, token.account)
+        person = token.name if token.subject else ""
+        return Bearer(token.tenant, token.role, token.id, token.name, token.account, person)
 
     def stands(self, bearer: Bearer) -> bool:
         """Return whether the bearer's token is still valid: a stream may outlive it."""

@@ -913,9 +913,10 @@ class Controller:
                 hint="`poise plan` again, and submit with its revision",
             )
         compiled, by = owned(self.ledger, message.compiled, message.bearer), message.bearer.token
+        user = message.bearer.person or message.user
         if rule is not None:
-            return self.turns.add(rule, compiled, message.user, message.key, by, now)
-        return self._admit(self.would_submit(compiled, message.user), message.key, by, now)
+            return self.turns.add(rule, compiled, user, message.key, by, now)
+        return self._admit(self.would_submit(compiled, user), message.key, by, now)
 
     def _admit(self, job: Job, key: str, by: str, now: int) -> str:
         undecided = self._dirty or self._deciding

@@ -58,7 +58,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The caller. `token` is the id of its token, empty for the home's own. Its commands run as the Unix `account`, or
-    as the user of the node's agent (empty).
+    as the user of the node's agent (empty). A caller who has signed in is a `person`; all its work is of that user.
     """
 
     tenant: str = DEFAULT
@@ -66,6 +66,7 @@ class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
     token: str = ""
     name: str = ""
     account: str = ""
+    person: str = ""
 
     @property
     def sees_all(self) -> bool:

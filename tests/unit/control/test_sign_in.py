@@ -84,6 +84,12 @@ def test_a_person_signs_in_renews_and_signs_out(desk: Desk, provider: Provider) 
     assert desk.call("GET", "/v1/whoami", who=MINE).value["tenant"] == "vision"
     assert "signed in, token t1 (ann-example.com): submitter of vision" in audited(desk)
 
+    job = desk.call("POST", "/v1/jobs", {"spec": {"run": ["true"], "folder": "/"}, "user": "bob"}, who=MINE).value[
+        "job"
+    ]
+    assert desk.call("GET", f"/v1/jobs/{job}", who=MINE).value["user"] == "ann-example.com", "nobody else's"
+    desk.call("POST", f"/v1/jobs/{job}/cancel", who=MINE)
+
     desk.world.after("7h")
     again = sign_in(desk, refresh=told["refresh"]).value
     assert again["token"] == told["token"], "streams of the token go on"
