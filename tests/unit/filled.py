@@ -21,6 +21,10 @@ from poise.model.resources import Device, Node
 GIVEN: dict[tuple[str, str], Any] = {
     ("ScaleRules", "share"): 0.25,
     ("TokenRequest", "hash"): "f" * 64,
+    ("SignInRequest", "hash"): "f" * 64,
+    ("PageRequest", "state"): "s" * 43,
+    ("PageRequest", "nonce"): "n" * 43,
+    ("PageRequest", "challenge"): "c" * 43,
 }
 """Fields whose values have to be of a kind that their type does not tell."""
 
