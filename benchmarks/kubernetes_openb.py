@@ -1,6 +1,6 @@
 """Measure how many GPUs Poise and kube-scheduler allocate on a cluster of a trace, as schedulers of a real API server.
 
-    python benchmarks/kubernetes_openb.py [--data ../shared/data/fgd-openb] [--every 8] [--demand 1.3] [--rounds 3]
+    python benchmarks/kubernetes_openb.py [--data ../shared/data/fgd-openb] [--every 8] [--demand 1] [--rounds 3]
 
 `make kubernetes-parts` builds kube-apiserver and kube-scheduler 1.20.2. The nodes are every so many nodes of openb, as
 bare Node objects with their CPUs, memory and GPUs (`nvidia.com/gpu`); no kubelet runs. The Pods are drawn from the list
@@ -155,7 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="GPUs allocated on openb, by Poise and by kube-scheduler")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/fgd-openb"))
     parser.add_argument("--every", type=int, default=8)
-    parser.add_argument("--demand", type=float, default=1.3)
+    parser.add_argument("--demand", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
