@@ -22,6 +22,9 @@ from poise_kubernetes.selecting import Described, Predicate, Unsupported, predic
 
 GROUP = "resource.k8s.io"
 VERSION = f"/apis/{GROUP}/v1"
+EXTENDED = "resource.kubernetes.io/extended-resource-claim"
+"""Annotation of a claim that a scheduler has made for a Pod that requests devices as an extended resource."""
+
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """A finalizer keeps an allocated claim until its devices are free."""
 
@@ -82,6 +85,7 @@ class DeviceSelector(Record, frozen=True):
 class ClassSpec(Record, frozen=True):
     selectors: tuple[DeviceSelector, ...] = ()
     config: tuple[dict[str, Any], ...] = ()
+    extended_resource_name: str = ""
 
 
 class ClassObject(Known, frozen=True):
@@ -157,6 +161,10 @@ class ClaimObject(Known, frozen=True):
         return self.metadata.namespace, self.metadata.name
 
     @property
+    def notes(self) -> Mapping[str, str]:
+        return self.metadata.annotations or {}
+
+    @property
     def owner(self) -> Owner | None:
         return next((of for of in self.metadata.owner_references or () if of.controller), None)
 
@@ -177,6 +185,9 @@ class DeviceChanges(NamedTuple):
     slices: Changes[SliceObject]
     classes: Changes[ClassObject]
     claims: Changes[ClaimObject]
+
+
+NO_CHANGES = DeviceChanges({}, {}, {})
 
 
 class Wanted(NamedTuple):
@@ -293,6 +304,28 @@ class Devices:
             claim = self._taken.get(one.id)
             if claim is not None and claim not in without:
                 found.add(one.place)
+        return found
+
+    def extended(self, node: str) -> dict[str, tuple[list[Found], int]]:
+        """Return the devices of a node by the extended resource that stands for them, and how many of them claims have
+        beside the Pods that request that resource.
+        """
+        found: dict[str, tuple[list[Found], int]] = {}
+        for kind in self._classes.values():
+            name = kind.spec.extended_resource_name
+            try:
+                tests = [predicate(one.cel.expression) for one in kind.spec.selectors]
+            except Unsupported:
+                continue
+            devices = [
+                one
+                for of_driver in self._by_node.get(node, {}).values()
+                for one in of_driver
+                if all(test(one.described) for test in tests)
+            ]
+            if name and devices:
+                holders = (self.claims.get(self._taken.get(one.id, ("", ""))) for one in devices)
+                found[name] = devices, sum(of is not None and EXTENDED not in of.notes for of in holders)
         return found
 
     # --- what Pods want -----------------------------------------------------------------------------------------------

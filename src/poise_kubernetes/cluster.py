@@ -31,8 +31,10 @@ from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_kubernetes import manifests
 from poise_kubernetes.choosing import WORTH, Room, Unmet, slots_for, slots_on_new_nodes, wanted, why_not
+from poise_kubernetes.claims import NO_CHANGES, DeviceChanges, Devices, Found
 from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
-from poise_kubernetes.offers import Grant, labels_of, offered
+from poise_kubernetes.offers import Grant, labels_of, offered, published
+from poise_kubernetes.published import Published
 from poise_kubernetes.records import (
     NodeObject,
     PodObject,
@@ -132,9 +134,12 @@ class KubernetesCluster:
         own: Watched[PodObject],
         ticks: Callable[[], float] = time.monotonic,
         delays: Delays | None = None,
+        published: Callable[[], DeviceChanges] = lambda: NO_CHANGES,
     ) -> None:
         self._api, self._home, self._settings, self._ticks = api, home, settings, ticks
         self._watched = (nodes, pods, own)
+        self._news_of_devices, self._devices = published, Devices()
+        self._extended: dict[str, dict[str, tuple[list[Found], int]]] = {}  # by node name, if there are any
         self._space = f"/api/v1/namespaces/{quote(settings.namespace)}"
         self._owner: dict[str, str] = {}
         self._told = ""  # digest of the contact in the Secret
@@ -225,9 +230,14 @@ class KubernetesCluster:
         nodes, pods, own = self._watched
         self._nodes = {node.metadata.name: node for node in nodes.items()}
         sizes, self._sizes = self._sizes, {}
+        changed = self._devices.take(self._news_of_devices())
+        self._extended.update((name, self._devices.extended(name)) for name in changed)
         for name, node in self._nodes.items():
             size = sizes.get(name)
-            self._sizes[name] = size if size is not None and size[0] is node else (node, _size_of(node))
+            if size is None or size[0] is not node or name in changed:
+                extended = self._extended.get(name, {})
+                size = node, _size_of(node) | {of: len(found) for of, (found, _) in extended.items()}
+            self._sizes[name] = size
         self._own = {}
         for pod in own.items():
             uid = pod.metadata.uid
@@ -269,6 +279,11 @@ class KubernetesCluster:
                 used = self._used.setdefault(node, {})
                 for name, amount in known[1].items():
                     used[name] = used.get(name, 0) + amount
+
+        for name, extended in self._extended.items():
+            used = self._used.setdefault(name, {})
+            for of, (_, held) in extended.items():
+                used[of] = used.get(of, 0) + held
 
     def _is_ours(self, pod: PodObject) -> bool:
         found = pod.metadata.labels or {}
@@ -434,9 +449,15 @@ class KubernetesCluster:
     def _offered(self, node: str, grant: Grant) -> Node:
         """Return the node that a Pod is or will be; for a Pod that waits for a new node, only its devices are known."""
         if node in self._nodes:
-            return offered(self._nodes[node])
+            return self._node(node)
         devices = (Device(index=0),) if grant.number else ()
         return Node(name=node, incarnation="", cpu=0, memory=0, devices=devices)
+
+    def _node(self, name: str) -> Node:
+        """Return the node that a Pod there would be."""
+        node = self._nodes[name]
+        found, _ = self._extended.get(name, {}).get(device_of(self._size(node)), ((), 0))
+        return offered(node, *(published(one.product, one.place, one.memory) for one in found[:1]))
 
     def _rooms(self) -> list[Room]:
         """Return the nodes that may get a Pod, minus the room that other Pods wait for."""
@@ -461,7 +482,7 @@ class KubernetesCluster:
             elif not any(_fits(needs, left) for left in free.values()):
                 too_large.add(key)
         return [
-            Room(left, self._size(self._nodes[name]), offered(self._nodes[name]))
+            Room(left, self._size(self._nodes[name]), self._node(name))
             for name, left in sorted(free.items())
             if left.get("pods", 1) > 0
         ]
@@ -661,9 +682,11 @@ def open_cluster(settings: Settings, home: str, delays: Delays | None = None) ->
             one.list()
         except (Away, Refused) as error:
             raise no_cluster(access, what, error) from None
-    for watched in (nodes, pods, own):
+    devices = Published(access)
+    devices.list()
+    for watched in (nodes, pods, own, devices):
         watched.start()
-    return KubernetesCluster(Api(access), home, settings, nodes, pods, own, delays=delays)
+    return KubernetesCluster(Api(access), home, settings, nodes, pods, own, delays=delays, published=devices.news)
 
 
 def no_cluster(access: Access, what: str, error: Away | Refused) -> Fault:

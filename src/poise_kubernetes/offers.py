@@ -47,10 +47,14 @@ def labels_of(node: NodeObject) -> dict[str, str]:
     return found
 
 
-def offered(node: NodeObject) -> Node:
-    """Return the node that a Pod there would be, as far as it is known: name, labels, and one of its devices."""
+def offered(node: NodeObject, device: Device | None = None) -> Node:
+    """Return the node that a Pod there would be, as far as it is known: name, labels, and one of its devices; `device`
+    is one that a driver publishes.
+    """
     name, labels = node.metadata.name, labels_of(node) | {SUBSTRATE: "kubernetes"}
-    devices = (device_at(node, 0),) if device_of(amounts(node.status.allocatable)) else ()
+    if device is None and device_of(amounts(node.status.allocatable)):
+        device = device_at(node, 0)
+    devices = (device,) if device is not None else ()
     return Node(name=name, incarnation="", cpu=0, memory=0, labels=labels, devices=devices)
 
 

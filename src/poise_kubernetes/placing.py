@@ -47,7 +47,7 @@ from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Run
 from poise.model.resources import ALLOCATED, CONTAINERS, SUBSTRATE, Device, Node, contained
 from poise.model.times import Times
 from poise.units import SECOND
-from poise_kubernetes.claims import DeviceChanges, Devices, Granted
+from poise_kubernetes.claims import NO_CHANGES, DeviceChanges, Devices, Granted
 from poise_kubernetes.copies import Pods, Room
 from poise_kubernetes.grouping import (
     POD_GROUPS,
@@ -123,8 +123,6 @@ Written = Literal["bound", "again", "gone"]
 
 TIMES = Times(idle_after=2 * SECOND)
 """A cluster has thousands of nodes, all in this process."""
-
-NO_CHANGES = DeviceChanges({}, {}, {})
 
 _to_launch = json_decoder(Launch)
 

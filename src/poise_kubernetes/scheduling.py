@@ -41,20 +41,12 @@ from poise.model.messages import Attempt, FromAgent, Launch, ToAgent, ToNode
 from poise.model.reports import Explanation, Request
 from poise.units import SECOND, format_duration
 from poise_kubernetes import manifests
-from poise_kubernetes.claims import (
-    VERSION,
-    Calls,
-    ClaimObject,
-    ClassObject,
-    DeviceChanges,
-    Granted,
-    SliceObject,
-    reserve,
-)
+from poise_kubernetes.claims import Calls, Granted, reserve
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.grouping import groups, least_in, name_of, paths_of
 from poise_kubernetes.lines import Line
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written, launch_of
+from poise_kubernetes.published import Published
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
 
@@ -208,10 +200,7 @@ class Scheduler:
         self._nodes = Watched(Api(access), "/api/v1/nodes", NodeObject, changed=self._stir)
         self._others = Watched(Api(access), "/api/v1/pods", PodObject, others, changed=self._stir)
         self._mine = Watched(Api(access), "/api/v1/pods", PodObject, mine, changed=self._stir)
-        self._slices = Watched(Api(access), f"{VERSION}/resourceslices", SliceObject, changed=self._stir)
-        self._classes = Watched(Api(access), f"{VERSION}/deviceclasses", ClassObject, changed=self._stir)
-        self._claims = Watched(Api(access), f"{VERSION}/resourceclaims", ClaimObject, changed=self._stir)
-        self._has_devices = False
+        self._published = Published(access, self._stir)
 
     def list(self) -> None:
         """Read the cluster for the first time. Raises `Fault` if it does not answer, or refuses."""
@@ -220,17 +209,11 @@ class Scheduler:
                 one.list()
             except (Away, Refused) as error:
                 raise no_cluster(self._access, what, error) from None
-        try:
-            for of_devices in (self._slices, self._classes, self._claims):
-                of_devices.list()
-            self._has_devices = True
-        except (Away, Refused) as error:  # before 1.34, or without the rights
-            _log.info("Pods with claims of devices are not placed: %s", error)
+        self._published.list()
 
     async def run(self, until: Callable[[], bool]) -> None:
         """Work until this function returns true."""
-        watched: list[Watched[Any]] = [self._nodes, self._others, self._mine]
-        watched += [self._slices, self._classes, self._claims] if self._has_devices else []
+        watched = self._nodes, self._others, self._mine, self._published
         for one in watched:
             one.start()
         threading.Thread(target=self._submit_all, name="poise-submit", daemon=True).start()
@@ -264,7 +247,7 @@ class Scheduler:
     def _look(self) -> None:
         self._stirred = self._looks = False  # what changes from here on needs another look
         nodes, others, mine = self._nodes.news(), self._others.news(), self._mine.news()
-        devices = DeviceChanges(self._slices.news(), self._classes.news(), self._claims.news())
+        devices = self._published.news()
         self._took(lambda: self.placer.look(nodes, others, mine, self._now(), devices))
 
     def _now(self) -> int:

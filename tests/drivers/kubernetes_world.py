@@ -17,6 +17,7 @@ from poise.ports import Contact, Pilot
 from poise_kubernetes import manifests
 from poise_kubernetes.cluster import ALL_ENDED, KubernetesCluster
 from poise_kubernetes.manifests import ORDERS, Orders
+from poise_kubernetes.published import Published
 from poise_kubernetes.records import NodeObject, PodObject
 from poise_kubernetes.settings import Settings
 
@@ -40,6 +41,7 @@ class World:
     def __init__(self, api: KubernetesApi, folder: Path) -> None:
         self.api, self.now = api, 1000.0
         self._folder, self._watched = folder, list[Any]()
+        self._devices: Published | None = None
         self.cluster = self.keeper()
 
     def keeper(self, **settings: Any) -> KubernetesCluster:
@@ -57,9 +59,13 @@ class World:
 
         nodes, pods = copy("/api/v1/nodes", NodeObject), copy("/api/v1/pods", PodObject, {"fieldSelector": ALL_ENDED})
         mine = copy("/api/v1/namespaces/ml/pods", PodObject, own)
+        devices = Published(access)
+        devices.list()
+        devices.start()
+        self._devices = devices
         api = Api(access, lambda seconds: None)
         known = Settings(**{"namespace": "ml", "image": "poise:1", **settings})
-        self.cluster = KubernetesCluster(api, HOME, known, nodes, pods, mine, lambda: self.now)
+        self.cluster = KubernetesCluster(api, HOME, known, nodes, pods, mine, lambda: self.now, None, devices.news)
         return self.cluster
 
     @property
@@ -68,6 +74,8 @@ class World:
         return self._watched
 
     def close(self) -> None:
+        if self._devices is not None:
+            self._devices.stop()
         self.stop_copies(self.release_copies())
 
     def release_copies(self) -> list[Any]:

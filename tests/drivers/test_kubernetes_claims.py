@@ -3,12 +3,14 @@ here serves these kinds.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivers.kubernetes_api import Object, node
+from drivers.kubernetes_api import Object, kubernetes_api, node
 from drivers.kubernetes_scheduled import Scheduled
+from drivers.kubernetes_world import World, waits
 from poise_kubernetes.claims import FINALIZER
 from poise_kubernetes.selecting import Described, Unsupported, predicate
 
@@ -214,3 +216,28 @@ def test_expressions_select_devices(expression: str, holds: bool) -> None:
 def test_other_expressions_are_refused(expression: str) -> None:
     with pytest.raises(Unsupported):
         predicate(expression)
+
+
+@pytest.mark.parametrize("held", [0, 3])
+def test_a_pilot_gets_devices_that_a_driver_publishes_as_an_extended_resource(held: int, tmp_path: Path) -> None:
+    """Where a class of devices stands for an extended resource (1.37), a Pod requests it as always."""
+    results = [{"request": "x", "driver": GPU, "pool": "b", "device": f"gpu-{number}"} for number in range(held)]
+    with kubernetes_api() as api:
+        for name in "ab":
+            api.put("nodes", name, **node(cpu="16"))
+        api.put("resourceslices", "b", spec=_slice("b", 4))
+        api.put("deviceclasses", GPU, spec={"extendedResourceName": "nvidia.com/gpu"})
+        status = {"allocation": {"devices": {"results": results}}}
+        api.put("resourceclaims", "theirs", "team", spec=_spec(max(1, held)), status=status)
+        world = World(api, tmp_path)
+        try:
+            world.want(waits(gpus=2))
+            pods = world.pods()
+        finally:
+            world.close()
+    if held:
+        assert not pods, "one of four is free"
+    else:
+        [pod] = pods
+        assert "'values': ['b']" in str(pod["spec"]["affinity"])
+        assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
