@@ -136,7 +136,7 @@ def _age(pod: PodObject) -> tuple[str, str]:
 def needs_of(pods: Sequence[PodObject], wanted: Callable[[PodObject], Wanted] = lambda pod: NOTHING) -> Needs:
     """Return what a place for any of these Pods must have. `wanted` tells what a Pod claims."""
     most: dict[str, int] = {}
-    distinct: dict[str, PodObject] = {}
+    distinct: dict[object, PodObject] = {}
     claims: dict[tuple[str, ...], Wanted] = {}
     for pod in pods:
         claimed = wanted(pod)
@@ -145,7 +145,7 @@ def needs_of(pods: Sequence[PodObject], wanted: Callable[[PodObject], Wanted] = 
         for name, amount in {**requested(pod), **claimed.counts}.items():
             most[name] = max(most.get(name, 0), amount)
         spec = pod.spec
-        distinct.setdefault(repr((spec.node_selector, spec.affinity, spec.tolerations)), pod)
+        distinct.setdefault((*sorted((spec.node_selector or {}).items()), spec.affinity, spec.tolerations), pod)
     devices = sorted(name for name, amount in most.items() if is_device(name) and amount)
     others = {name: amount for name, amount in most.items() if amount and name not in (*BOOKED, "pods", *devices[:1])}
     return Needs(

@@ -807,7 +807,9 @@ class Placer:
         if known.object is None or _unfit(known.object):
             return _unfit(known.object)
         free, ports = self._left(known, known.object, placed)
-        why = needs_of([pod]).refuses(known.object, known.size, free, ports)
+        job = self._jobs[placed.job]
+        needs = job.needs if job.uids == (pod.metadata.uid,) else needs_of([pod])
+        why = needs.refuses(known.object, self._size(known, known.object), free, ports)
         short = next((of for of, amount in self._holds(pod)[0].items() if amount > max(0, free.get(of, 0))), "")
         if not (why or short) and pod.spec.resource_claims:
             wanted = self._devices.wanted(pod)
@@ -818,7 +820,7 @@ class Placer:
                 placed.granted = found
                 self._devices.lend(found)
         if why or short:
-            self._avoided[placed.node, self._jobs[placed.job].label] = now + AVOIDED
+            self._avoided[placed.node, job.label] = now + AVOIDED
             self._changed_nodes[placed.node] = None
         return why or (f"{short} of the node is in use" if short else "")
 
