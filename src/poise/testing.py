@@ -98,12 +98,14 @@ def node(
     gpus: int = 0,
     gpu_memory: str | int | Sequence[str | int] = "80GiB",
     incarnation: str = "1",
+    grows: bool = False,
 ) -> Node:
     """Create a node; `gpu_memory` is one amount for all devices, or one for each."""
     amounts = [gpu_memory] * gpus if isinstance(gpu_memory, str | int) else gpu_memory
     return Node(
         name=name,
         incarnation=incarnation,
+        grows=grows,
         cpu=parse_cpu(cpu),
         memory=parse_bytes(memory),
         devices=tuple(
@@ -520,7 +522,8 @@ class World:
         holds.update((launch.attempt, launch) for launch in desired.launches)
         for limited in desired.limited:
             launch = holds[limited.attempt]
-            holds[limited.attempt] = msgspec.structs.replace(launch, time_limit=limited.time_limit)
+            shape = msgspec.structs.replace(launch.shape, memory=limited.memory or launch.shape.memory)
+            holds[limited.attempt] = msgspec.structs.replace(launch, time_limit=limited.time_limit, shape=shape)
         self.orders.update((launch.attempt, launch.orders) for launch in desired.launches if launch.founded)
         self.orders.update((ordered.attempt, ordered.orders) for ordered in desired.orders)
         if not ended:

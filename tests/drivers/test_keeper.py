@@ -528,19 +528,41 @@ def test_watched_memory_ends_a_command_over_its_limit(connect: Open) -> None:
     assert line.ending()["outcome"] == "done"
 
 
+def check_growth(line: Line, folder: Path) -> None:
+    """A command gets a larger limit before it uses more. A smaller one changes nothing."""
+    begun, go = folder / "begun", folder / "go"
+    wait = (
+        f"import os, time; open({str(begun)!r}, 'w').close()\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    )
+    eat = "x = bytearray(100 << 20); time.sleep(0.3)"
+    line.run("grows", sys.executable, "-I", "-S", "-c", f"{wait}\n{eat}", memory=64 << 20)
+    wait_until(begun.exists)
+    line.say("limit", ["j1.grows", 1], 0, 256 << 20)
+    line.say("limit", ["j1.grows", 1], 0, 32 << 20)
+    line.say("try")
+    while line.hear()[0] != "unfit":  # the answer comes after what was said before
+        pass
+    go.touch()
+    assert line.ending("grows")["outcome"] == "done"
+
+
+def test_a_watched_limit_is_raised_while_the_command_runs(connect: Open, tmp_path: Path) -> None:
+    check_growth(connect(), tmp_path)
+
+
 @pytest.mark.root
-def test_a_cgroup_ends_a_command_over_its_limit(connect: Open) -> None:
+def test_a_cgroup_ends_a_command_over_its_limit(connect: Open, tmp_path: Path) -> None:
     found = probe_cgroups(f"test-{os.getpid()}")
     if os.getuid() != 0 or not found.writable:
         pytest.skip(f"needs root and a writable memory cgroup: {found.why_not}")
     try:
-        check_cgroup(connect, found)
+        check_growth(check_cgroup(connect, found), tmp_path)
         assert not [path for path in Path(found.parent).iterdir() if path.is_dir()]
     finally:
         Path(found.parent).rmdir()
 
 
-def check_cgroup(connect: Open, found: Cgroups) -> None:
+def check_cgroup(connect: Open, found: Cgroups) -> Line:
     line = connect(cgroup={"version": found.version, "parent": found.parent, "home": found.home})
     line.run("x", sys.executable, "-I", "-S", "-c", EAT, memory=64 << 20)
     line.run("where", "cat", "/proc/self/cgroup", memory=64 << 20)
@@ -550,6 +572,7 @@ def check_cgroup(connect: Open, found: Cgroups) -> None:
     assert line.ending()["outcome"] == "done"
     assert f"/{Path(found.parent).name}/slot-0." in (line.logs / "where.out").read_text()
     assert Path(found.parent).name not in Path(f"/proc/{line.pid}/cgroup").read_text()
+    return line
 
 
 def test_the_score_of_the_keeper_is_not_inherited(connect: Open) -> None:

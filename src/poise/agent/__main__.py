@@ -699,7 +699,7 @@ def declared_in(path: Path, name: str, folder: Path) -> Offer:
     if found is None:
         raise NotFound(f"the fleet has no node `{name}`", field=str(path), have=name, hint="`poise up --fleet FILE`")
     incarnation = incarnation_of(boot_id(), identity(folder))
-    node = msgspec.structs.replace(found, incarnation=incarnation, accounts=offered())
+    node = msgspec.structs.replace(found, incarnation=incarnation, accounts=offered(), grows=True)
     return Offer(node, prunes=name == nodes[0].name, exporters=fleet.exporters.get(name, ()))
 
 

@@ -30,7 +30,8 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["hello", {"spare": prefix, "cgroup": {"version", "parent", "home"} or null}]` first; answered with all it holds.
     * `["run", ATTEMPT, ORDER, RECORD]`: RECORD is opaque and comes back on hello.
     * `["renew", ATTEMPT, UNTIL]`: set a new deadline.
-    * `["limit", ATTEMPT, TIME_LIMIT]`: set a new time limit, in nanoseconds from the start (0: none).
+    * `["limit", ATTEMPT, TIME_LIMIT, MEMORY]`: set a new time limit, in nanoseconds from the start (0: none), and raise
+      the memory limit of a running command, in bytes (0 or absent: keep it).
     * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; a queued attempt is `returned`. HUNG is optional: it
       describes why the command counts as hung, and makes its outcome `hung`.
     * `["pause", ATTEMPT, ON]`: stop all of its processes (SIGSTOP), or continue them.
@@ -624,6 +625,19 @@ class Cgroup:
             os.rmdir(path)
             raise
 
+    def grow(self, limit: int) -> bool:
+        """Raise the limit. Returns whether the kernel has done so."""
+        try:
+            if self.version == 1:
+                with contextlib.suppress(OSError):  # the limit with swap must not be below the other
+                    self._write("memory.memsw.limit_in_bytes", limit)
+                self._write("memory.limit_in_bytes", limit)
+            else:
+                self._write("memory.max", limit)
+        except OSError:
+            return False
+        return True
+
     def enter(self) -> None:
         self._write("cgroup.procs", 0)
 
@@ -987,7 +1001,7 @@ class Keeper:
         elif kind == "renew":
             self._on_renew(text_of(message[1]), message[2])
         elif kind == "limit":
-            self._on_limit(text_of(message[1]), message[2])
+            self._on_limit(text_of(message[1]), *message[2:4])
         elif kind == "pause":
             self._on_pause(text_of(message[1]), message[2])
         elif kind == "note":
@@ -1115,9 +1129,11 @@ class Keeper:
         elif key in self._known and key not in self._endings:
             self._renewed[key] = until
 
-    def _on_limit(self, key: bytes, limit: int) -> None:
+    def _on_limit(self, key: bytes, limit: int, memory: int = 0) -> None:
         command = self._command
         if command is not None and command.key == key:
+            if 0 < command.limit < memory and (command.cgroup is None or command.cgroup.grow(memory)):
+                command.limit = memory
             if not (command.stopping or command.overran or command.kill_at):
                 command.time_limit = limit
                 command.limit_at = command.since + limit if limit else 0

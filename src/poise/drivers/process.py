@@ -316,7 +316,7 @@ class Keepers:
         self.address = ""
         """Address of this machine for gang members on other machines; empty if there are none."""
         self.until: dict[Attempt, int] = {}
-        self.limits: dict[Attempt, int] = {}  # time limits that differ from those at launch
+        self.limits: dict[Attempt, tuple[int, int]] = {}  # time limit and memory (0: as at launch), if changed
         self.paused: dict[Attempt, bool] = {}  # the last order to each session
         self.closing = False
         self.podman = containers.engine()
@@ -417,12 +417,14 @@ class Keepers:
         if slot is not None:
             slot.renew(attempt, until)
 
-    def limit(self, attempt: Attempt, time_limit: int) -> None:
-        """Replace the attempt's time limit, after which the keeper stops it (0: never)."""
+    def limit(self, attempt: Attempt, time_limit: int, memory: int) -> None:
+        """Replace the attempt's time limit, after which the keeper stops it (0: never), and raise its memory limit
+        (bytes; 0: keep it).
+        """
         slot = self._where.get(attempt)
         if slot is not None:
-            self.limits[attempt] = time_limit
-            slot.limit(attempt, time_limit)
+            self.limits[attempt] = time_limit, memory
+            slot.limit(attempt, time_limit, memory)
 
     def pause(self, attempt: Attempt, *, on: bool) -> None:
         """Stop the processes of an attempt, or continue them; its keeper ignores it if they are so already."""
@@ -596,7 +598,7 @@ class Keepers:
             env=env,
             folder=folder,
             cpus=held.cpus,
-            memory=launch.shape.memory,
+            memory=self.limits.get(attempt, (0, 0))[1] or launch.shape.memory,
             out=stem + ".out",
             err=stem + ".err",
             bound=self.log_bound,
@@ -609,7 +611,7 @@ class Keepers:
             **limits_of(launch)
             | {
                 "output": output_path(launch, folder),
-                "time_limit": self.limits.get(attempt, launch.time_limit),
+                "time_limit": self.limits.get(attempt, (launch.time_limit, 0))[0],
                 "image": "",
             }
             | ({"stdin": False, "tty": 0} if launch.rank else {}),
@@ -819,9 +821,9 @@ class _Slot(asyncio.Protocol):
         if self.up and attempt in self.held:
             self._say(_encode(["renew", attempt, until]) + b"\n")
 
-    def limit(self, attempt: Attempt, time_limit: int) -> None:
+    def limit(self, attempt: Attempt, time_limit: int, memory: int) -> None:
         if self.up and attempt in self.held:
-            self._say(_encode(["limit", attempt, time_limit]) + b"\n")
+            self._say(_encode(["limit", attempt, time_limit, memory]) + b"\n")
 
     def say(self, *message: Any) -> None:
         """Send a message that is valid only now: without a connection it is dropped."""
@@ -983,7 +985,7 @@ class _Slot(asyncio.Protocol):
             if attempt in self._keepers.until:
                 self.renew(attempt, self._keepers.until[attempt])
             if attempt in self._keepers.limits:
-                self.limit(attempt, self._keepers.limits[attempt])
+                self.limit(attempt, *self._keepers.limits[attempt])
             if attempt in self._keepers.paused:
                 self.say("pause", attempt, self._keepers.paused[attempt])
         for attempt, hung in self._stopping.items():

@@ -187,7 +187,7 @@ _ACTIONS: dict[str, Schema] = {
         **_one_of(["to"], to={"enum": list(get_args(PriorityName))}, **_OF_JOBS),
     },
     "adjust_memory_limit": {
-        "description": "Set or raise the memory limit of unfinished jobs, from their next attempt on.",
+        "description": "Set or raise the memory limit of unfinished jobs, of running ones if there is room.",
         **_one_of([], to=BYTES, by={"type": ["string", "number"], "examples": ["50%"]}, most=BYTES, **_OF_JOBS),
     },
     "scale_up_replicas": {"description": "Add replicas to a service, within its limits.", **_REPLICAS},

@@ -2,6 +2,7 @@
 nothing.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -15,8 +16,9 @@ from poise.kernel.fitting import check_all
 from poise.kernel.ledger import ArrayState, JobState, Ledger, UnitState
 from poise.kernel.owners import check_enter
 from poise.model.arrays import each, first_unit, number_at, size_of, spans_of
-from poise.model.changing import AT_START, CHANGEABLE, HELD, changed
+from poise.model.changing import AT_START, CHANGEABLE, HELD, MEMORY, changed
 from poise.model.events import JobChanged, JobsRemoved
+from poise.model.fleet import MEMORY as FREE_MEMORY
 from poise.model.jobs import Array, Priority, Unit
 from poise.model.reports import Changed
 from poise.model.resources import WHOLE
@@ -69,10 +71,50 @@ def change(
     if found.whole and job.array is not None:  # the parts that are still to be made may differ
         differ = units
     names = tuple(unit.id for unit in differ)
-    later = sizes or any(path in AT_START for path in paths)
-    running = sum(unit.status == "active" for unit in units) if later else 0
-    event = JobChanged(at=now, job=job.id, units=names, like=like, paths=paths, by=bearer.token)
+    grow = Growth(ledger).take(differ, like.shape.memory) if MEMORY in paths else ()
+    later = [path for path in paths if path.startswith(HELD) or path in AT_START]
+    grown = grow if later == [MEMORY] else ()
+    running = sum(unit.status == "active" and unit.id not in grown for unit in units) if later else 0
+    event = JobChanged(at=now, job=job.id, units=names, like=like, paths=paths, by=bearer.token, grow=grow)
     return event, Changed(job=found.name, units=len(names), running=running)
+
+
+class Growth:
+    """Decides which units get a larger memory limit at once, on the room that is free now."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._taken: Counter[str] = Counter()
+        self._by_tenant: Counter[str] = Counter()
+
+    def take(self, units: Iterable[UnitState], memory: int) -> tuple[str, ...]:
+        """Return the ids of those units whose attempts can have this much memory each, and take it. All tasks of the
+        unit must run on nodes that can raise a limit, and that have room. The quota must allow it.
+        """
+        return tuple(unit.id for unit in units if self._takes(unit, memory))
+
+    def _takes(self, unit: UnitState, memory: int) -> bool:
+        more, spec = memory - unit.shape.memory, unit.spec
+        whole = unit.is_whole and not unit.suspended and not spec.image and not spec.variants and not spec.phases
+        if not whole or not 0 < unit.shape.memory < memory:
+            return False
+        tasks = [unit.tasks[index] for index in unit.members]
+        if any(task.status != "running" for task in tasks):
+            return False
+        ledger, tenant = self._ledger, self._ledger.jobs[unit.job].tenant
+        room = ledger.columns.room()
+        wanted = Counter({node: more * count for node, count in Counter(task.node for task in tasks).items()})
+        for node, bytes_more in wanted.items():
+            free = int(room.free[FREE_MEMORY, room.rows[node]]) - self._taken[node]
+            if not ledger.nodes[node].node.grows or free < bytes_more:
+                return False
+        if (quota := ledger.quotas.get(tenant)) is not None:
+            left = quota.amounts.memory - ledger.quotas.held(tenant).memory - self._by_tenant[tenant]
+            if left < wanted.total():
+                return False
+        self._taken += wanted
+        self._by_tenant[tenant] += wanted.total()
+        return True
 
 
 MAX_ADJUSTED = 1_000
@@ -104,7 +146,7 @@ def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -
             elif unit.spec.variants:  # each artifact asks for something else
                 continue
             else:
-                before = _value(unit, "shape.memory")
+                before = _value(unit, MEMORY)
                 after = wanted.to or _raised(before, wanted)
             if after != before:
                 found[unit.id] = [before, after]
@@ -142,11 +184,12 @@ def adjusting(ledger: Ledger, path: str, made: Adjustment, by: str, now: int) ->
     for name, (_, after) in made.items():
         unit = ledger.jobs.units[name]
         groups.setdefault((unit.job, after), []).append(unit)
-    events = []
+    events, growth = [], Growth(ledger)
     for (job, value), units in groups.items():
         like = _with_value(units[0].next_spec or units[0].spec, path, value)
         names = tuple(unit.id for unit in units)
-        events.append(JobChanged(at=now, job=job, units=names, like=like, paths=(path,), by=by))
+        grow = growth.take(units, value) if path == MEMORY else ()
+        events.append(JobChanged(at=now, job=job, units=names, like=like, paths=(path,), by=by, grow=grow))
     return events
 
 

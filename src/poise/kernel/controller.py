@@ -1045,17 +1045,17 @@ class Controller:
         self._commit(event)
         if event.job in self.ledger.jobs.cancelling:
             self._lateness.submitted(event.job)
-        if LIVE in event.paths:
-            self._limit(event.units)
+        if limited := event.units if LIVE in event.paths else event.grow:
+            self._limit(limited)
         self._dirty = True
 
     def _limit(self, names: Iterable[str]) -> None:
-        """Send nodes the new time limit of attempts of these units."""
+        """Send nodes the new limits of attempts of these units."""
         limited: dict[str, list[Limited]] = {}
         for unit in [self.ledger.jobs.units[name] for name in names]:
             for index, task in enumerate(unit.tasks if unit.status == "active" else ()):
                 if task.active:
-                    limited.setdefault(task.node, []).append(Limited(attempt_of(unit, index), unit.spec.time_limit))
+                    limited.setdefault(task.node, []).append(_limits_of(unit, index))
         for node, attempts in limited.items():
             self._send(node, Desired(limited=tuple(attempts)))
 
@@ -1431,7 +1431,7 @@ class Controller:
                 keep.append(attempt)
                 orders += [Ordered(attempt, order) for of, order in orders_of(unit) if of == index and unit.generation]
                 if unit.limited == unit.placed_in:
-                    limited.append(Limited(attempt, unit.spec.time_limit))
+                    limited.append(_limits_of(unit, index))
                 if unit.suspended is not None:
                     suspended.append(attempt)
                 if leaves:
@@ -1954,3 +1954,8 @@ def _in_phase(unit: UnitState, env: dict[str, str]) -> dict[str, str]:
     part = 1000 if asks is None or unit.shape.gpu_memory else asks.memory
     told = {PHASE: unit.phase, THREADS: threads, DEVICE_MEMORY: f"{part / 1000:g}"}
     return {LIBRARY_THREADS: threads} | env | told
+
+
+def _limits_of(unit: UnitState, index: int) -> Limited:
+    """Return the limits of an attempt for its node."""
+    return Limited(attempt_of(unit, index), unit.spec.time_limit, unit.spec.shape.memory)

@@ -48,6 +48,7 @@ from poise.model.messages import (
     Hello,
     Idle,
     Launch,
+    Limited,
     Report,
     Running,
     Told,
@@ -111,10 +112,11 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """The attempt has a new time limit: nanoseconds from its start, or 0."""
+    """The attempt has new limits: time in nanoseconds from its start, or 0; memory in bytes, or 0 if it keeps its."""
 
     attempt: Attempt
     time_limit: int
+    memory: int = 0
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -492,7 +494,7 @@ class NodeMachine:
         for ordered in desired.orders:
             effects.extend(self._order(ordered.attempt, ordered.orders))
         for limited in desired.limited:
-            effects.extend(self._limit(limited.attempt, limited.time_limit))
+            effects.extend(self._limit(limited))
         if desired.complete:
             wanted = {*desired.keep, *(launch.attempt for launch in desired.launches)}
             for attempt in [attempt for attempt in self._launches if attempt not in wanted]:
@@ -530,12 +532,20 @@ class NodeMachine:
         self._orders[attempt] = orders
         return [Order(attempt, orders)] if attempt in self._slot_of else []
 
-    def _limit(self, attempt: Attempt, time_limit: int) -> list[Effect]:
-        """Change the time limit of an attempt. A queued attempt gets the new limit when it starts."""
-        if attempt not in self._launches:
+    def _limit(self, limited: Limited) -> list[Effect]:
+        """Change the limits of an attempt. A queued attempt gets the new time limit when it starts."""
+        attempt, launch = limited.attempt, self._launches.get(limited.attempt)
+        if launch is None:
             return []
-        self._limits[attempt] = time_limit
-        return [Limit(attempt, time_limit)] if attempt in self._slot_of else []
+        self._limits[attempt] = limited.time_limit
+        if attempt not in self._slot_of:
+            return []
+        memory = limited.memory if 0 < launch.shape.memory < limited.memory else 0
+        if memory and attempt not in self._suspended:
+            shape = msgspec.structs.replace(launch.shape, memory=memory)
+            self._launches[attempt] = msgspec.structs.replace(launch, shape=shape)
+            self._reshape(attempt, shape)
+        return [Limit(attempt, limited.time_limit, memory)]
 
     def _suspend(self, attempt: Attempt) -> list[Effect]:
         """Stop the processes of an attempt. Its slot keeps only the memory."""

@@ -45,6 +45,9 @@ AT_START = ("grace",)
 LIVE = "time_limit"
 """The path whose changes are sent to the node of a running attempt."""
 
+MEMORY = "shape.memory"
+"""The path whose increase a running attempt gets at once, if there is room and its node can do it."""
+
 
 def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the fields that a part of a job file sets, such as `priority`, `resources.cpu`. Raises `SpecError` for a

@@ -127,7 +127,9 @@ class JobHeld(msgspec.Struct, frozen=True, tag="job-held", kw_only=True, omit_de
 
 
 class JobChanged(msgspec.Struct, frozen=True, tag="job-changed", kw_only=True, omit_defaults=True):
-    """Unfinished units of a job get the values that `like` has at these `paths` (`model/changing.py`)."""
+    """Unfinished units of a job get the values that `like` has at these `paths` (`model/changing.py`). The attempts of
+    the units that `grow` get a larger memory limit at once.
+    """
 
     at: int
     job: str
@@ -135,6 +137,7 @@ class JobChanged(msgspec.Struct, frozen=True, tag="job-changed", kw_only=True, o
     like: Unit
     paths: tuple[str, ...]
     by: str = ""
+    grow: tuple[str, ...] = ()
 
 
 class JobsRemoved(msgspec.Struct, frozen=True, tag="jobs-removed", kw_only=True, omit_defaults=True):

@@ -109,10 +109,11 @@ class Ordered(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Limited(msgspec.Struct, frozen=True, array_like=True):
-    """New time limit of an attempt, in nanoseconds from its start (0: none)."""
+    """New limits of an attempt: time in nanoseconds from its start (0: none), memory in bytes (0: unchanged)."""
 
     attempt: Attempt
     time_limit: int
+    memory: int = 0
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

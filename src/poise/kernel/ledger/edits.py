@@ -6,6 +6,7 @@ from poise.kernel.ledger.lifecycle import Lifecycle
 from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room
+from poise.kernel.ledger.seats import Seats
 from poise.kernel.ledger.state import queue_of_unit
 from poise.model.changing import LIVE, changed, each_changed
 from poise.model.events import JobChanged, JobHeld
@@ -13,11 +14,14 @@ from poise.model.events import JobChanged, JobHeld
 
 class Edits(Room):
     """Holds, and new values of fields. Only this room writes a job's `hold`, `held_for` and `budget`. An active unit
-    keeps its resources, and its `next_spec` takes effect at its next attempt.
+    keeps its resources, unless its memory grows, and its `next_spec` takes effect at its next attempt.
     """
 
-    def __init__(self, jobs: Jobs, active: Active, queues: Queues, paths: Paths, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, jobs: Jobs, active: Active, queues: Queues, paths: Paths, lifecycle: Lifecycle, seats: Seats
+    ) -> None:
         self._jobs, self._active, self._queues, self._paths, self._lifecycle = jobs, active, queues, paths, lifecycle
+        self._seats = seats
 
     def handlers(self) -> Handlers:
         return {JobHeld: self._held, JobChanged: self._changed}
@@ -45,9 +49,11 @@ class Edits(Room):
             at_rest = unit.status != "active"
             later = changed(unit.next_spec or unit.spec, event.like, event.paths, at_rest=True)
             unit.spec = changed(unit.spec, event.like, event.paths, at_rest=at_rest)
+            if unit.id in event.grow:
+                self._seats.grow(unit, event.like.shape.memory)
             unit.next_spec = None if later == unit.spec else later
             unit.queue = queue_of_unit(job, unit)
-            if LIVE in event.paths and not at_rest:
+            if (LIVE in event.paths or unit.id in event.grow) and not at_rest:
                 unit.limited = unit.placed_in
             if "deadline" in event.paths:
                 unit.missed = None

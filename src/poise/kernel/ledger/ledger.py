@@ -88,7 +88,7 @@ class Ledger:
         self.training = Training(self.jobs, self.active, paths, changes)
         lifecycle = Lifecycle(self.jobs, self.parts, self.queues, self.leader, self.shares, paths, self.training)
         cancelling = Cancelling(self.jobs, self.active, paths, lifecycle, changes)
-        edits = Edits(self.jobs, self.active, self.queues, paths, lifecycle)
+        edits = Edits(self.jobs, self.active, self.queues, paths, lifecycle, seats)
         calls = Calls(self.jobs, lifecycle)
         placements = Placements(self.jobs, self.active, self.queues, self.training, lifecycle, seats, changes)
         attempts = Attempts(

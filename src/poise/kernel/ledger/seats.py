@@ -1,5 +1,7 @@
 """The place of an attempt on a node."""
 
+import msgspec
+
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.budgets import Budgets
 from poise.kernel.ledger.changes import Changes
@@ -59,6 +61,16 @@ class Seats(Room):
         self.give_back(unit, 0)
         unit.tasks[0].devices = suspended.devices
         self._hold(unit, 0)
+
+    def grow(self, unit: UnitState, memory: int) -> None:
+        """Give the attempts of a unit this much memory each."""
+        active = [index for index, task in enumerate(unit.tasks) if task.active]
+        for index in active:
+            self.give_back(unit, index)
+        shape = msgspec.structs.replace(unit.spec.shape, memory=memory)
+        unit.spec = msgspec.structs.replace(unit.spec, shape=shape)
+        for index in active:
+            self._hold(unit, index)
 
     def _hold(self, unit: UnitState, index: int, *, queued: bool = False) -> None:
         task, shape = unit.tasks[index], unit.shape
