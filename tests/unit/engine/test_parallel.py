@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from poise.engine.paired import FEWEST, compare
-from poise.engine.parallel import LIVE, Worlds
+from poise.engine.parallel import LIVE, RATE, Worlds
+from poise.engine.twin import BURST
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import Cancel, Drain
@@ -262,3 +263,16 @@ def test_what_has_not_ended_counts_with_the_time_until_now() -> None:
     until = beside.worlds.until("sjf")
     open_rows = [shadow for _, shadow in rows.values() if not shadow.ended]
     assert open_rows and all(one.time <= until - beside.worlds.since for one in open_rows)
+
+
+def test_a_busy_world_decides_on_many_events_at_once() -> None:
+    """A hundred jobs a second: after a burst there are few rounds, and no job ends much later than it did."""
+    random = Random(5)  # noqa: S311
+    arrivals = [work(at / 100, random.uniform(1, 3)) for at in range(300)]
+    run = lived("fifo", arrivals, nodes=150)
+    beside = Beside(run).follow(1.0)
+    rounds = beside.worlds.worlds[LIVE].twin.rounds
+    assert BURST < rounds < BURST + 7 * RATE, "it lasts six seconds"
+    late = apart(beside.ends(LIVE), ends_of(run.twin.ledger))
+    assert 0 < max(late.values()) < 4 / RATE
+    assert min(late.values()) >= 0

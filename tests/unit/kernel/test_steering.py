@@ -44,9 +44,9 @@ def minutes(world: World, count: int) -> World:
     return world
 
 
-def busy() -> World:
+def busy(*, check: bool = False) -> World:
     """A node of 64 CPUs, a quota of 4, and more work than fits."""
-    world = World().nodes(1, cpu=64).quota("default", cpu=4)
+    world = World(check=check).nodes(1, cpu=64).quota("default", cpu=4)
     for _ in range(80):
         world.job(cpu=1)
     return minutes(world.round(), 1)
@@ -74,7 +74,7 @@ def test_a_signal_reaches_its_target_and_stays() -> None:
 
 
 def test_the_old_value_returns_with_the_end_of_the_rule_and_a_replay_agrees() -> None:
-    world = minutes(load(busy(), rules()), 10)
+    world = minutes(load(busy(check=True), rules()), 5)
     assert world.ledger.quotas["default"].cpu > 4000
     load(world, {"kind": "rules", "rules": []})
     assert world.ledger.quotas["default"] == Quota(cpu=4000)
