@@ -48,7 +48,7 @@ from poise_serve.wire import (
 STOOD_STILL = 1 * SECOND
 """A timer this late, in nanoseconds, means that this machine was paused and also read nothing from its replicas."""
 
-AHEAD = 5 * MILLISECOND
+AHEAD = 10 * MILLISECOND
 """Time before the expected end of a batch at which a full queue sends the next one: the loop may be as busy with other
 requests, or with the answers of the batch before.
 """

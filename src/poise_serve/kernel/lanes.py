@@ -26,7 +26,6 @@ class Line(Generic[T]):
     def __init__(self) -> None:
         self.lanes: dict[Lane, deque[T]] = {"first": deque(), "deferred": deque()}
         self._went = 0
-
         self.since = 0
         """Since when no upstream of the model is up; 0 if one is."""
 
