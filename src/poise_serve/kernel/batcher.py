@@ -411,7 +411,7 @@ class Batcher:
             batch = self._next_batch(replica, now, effects)
             if batch is not None:
                 effects.append(batch)
-        if self._ahead and not self._again and len(self.replicas) > len(idle):
+        if self._ahead and not self._again and self.waiting:
             effects += filter(None, [self._sent_ahead(replica, now) for replica in self.replicas.values()])
         return effects
 

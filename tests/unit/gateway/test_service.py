@@ -21,7 +21,7 @@ from poise_serve.kernel.quarantine import digest
 from poise_serve.refusals import refusal
 from poise_serve.service import Asker, Service
 from poise_serve.service_metrics import Registry, ServiceMetrics
-from poise_serve.shared import SHARED_FROM, make_buffer
+from poise_serve.shared import SHARED_FROM, Reader, make_buffer
 from poise_serve.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_to_replica, framed
 
 
@@ -103,6 +103,34 @@ async def joined(service: Service, name: str = "a", known: Sequence[tuple[int, f
 
 
 OK = Answer(200, "text/plain", b"yes")
+
+
+def test_a_full_queue_sends_the_next_batch_before_the_answer_and_does_not_touch_the_bodies_of_the_first(
+    tmp_path: Path,
+) -> None:
+    bodies = [b"%d" % number * SHARED_FROM for number in range(1, 6)]
+
+    async def use(service: Service) -> None:
+        service.batcher.limits = Limits(batch=2)
+        replica = await joined(service, known=[(1, 30.0 * MILLISECOND), (2, 30.0 * MILLISECOND)])
+        reader, told = Reader(os.dup(replica.buffers[0])), dict[bytes, Answer | Refuse]()
+        with service.together():
+            for body in bodies:
+                service.ask(body, partial(told.__setitem__, body))
+        first = await asyncio.to_thread(replica.read)
+        second = await asyncio.to_thread(replica.read)
+        assert (first.ahead, second.ahead) == (False, True)
+        having = [[bytes(reader.at(place)) for place in work.places] for work in (first, second)]
+        assert having == [bodies[:2], bodies[2:4]]
+        replica.say(Answers(first.number, 1, 2, [OK, OK]))
+        replica.say(Answers(second.number, 1, 2, [OK, Answer(200, "text/plain", b"another")]))
+        third = await asyncio.to_thread(replica.read)
+        assert [bytes(reader.at(place)) for place in third.places] == bodies[4:] and not third.ahead
+        assert list(told) == bodies[:4] and told[bodies[3]] == Answer(200, "text/plain", b"another")
+        reader.close()
+        replica.close()
+
+    served(tmp_path, use)
 
 
 def test_in_a_full_queue_the_client_with_the_most_requests_gives_way(tmp_path: Path) -> None:
