@@ -18,7 +18,8 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cubla
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 SIMULATED := tests/faults tests/golden tests/unit
-# what imports PyTorch or clients of model servers: each worker collects all files, and to import these takes it 8 s of CPU
+# what imports PyTorch or clients of model servers, for which one worker is enough: each worker collects all files, and to
+# import these takes it 17 s of CPU
 LARGE := tests/system/test_elastic_training.py tests/system/test_embeddings.py tests/train tests/precision tests/gateway
 # the longest files first, so that no worker is left with one of them at the end
 FIRST := tests/docs tests/system
@@ -79,7 +80,7 @@ test-kubernetes: setup servers kubernetes-parts  ## Poise on that Kubernetes, wi
 test: setup style servers  ## style, layers, types; all tests: in memory beside real processes; then those that time something
 	@mkdir -p build; \
 	setsid nice sh -c '$(BIN)/mypy; types=$$?; $(BIN)/python -m pytest -p no:cacheprovider $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
-	setsid $(BESIDE) --numprocesses 2 $(OF_LARGE) $(LARGE) > build/large.txt 2>&1 & large=$$!; \
+	setsid $(BESIDE) --numprocesses 1 $(OF_LARGE) $(LARGE) > build/large.txt 2>&1 & large=$$!; \
 	trap "kill -- -$$memory -$$large" INT TERM; \
 	$(BESIDE) --numprocesses 5 $(REAL); real=$$?; \
 	wait $$large; large=$$?; cat build/large.txt; \

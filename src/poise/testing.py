@@ -82,9 +82,10 @@ from poise.model.resources import Device, Node
 from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, compile_quota, compile_spec
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
+from poise.model.times import Times
 from poise.model.training import Orders, Training
 from poise.policy.suites import ClusterPolicy, policy_named
-from poise.units import MILLISECOND, SECOND, parse_bytes, parse_cpu, parse_duration
+from poise.units import MILLISECOND, MINUTE, SECOND, parse_bytes, parse_cpu, parse_duration
 
 WALL = 1_700_000_000.0
 """The world's wall clock at its start; nothing may depend on real time."""
@@ -216,16 +217,19 @@ class World:
         return self._policy.decide(self.controller.snapshot(self.now))
 
     def after(self, duration: str | int = 0) -> "World":
-        """Let time pass: connected nodes send heartbeats, and the controller runs its rounds when due."""
+        """Let time pass: connected nodes send heartbeats, and the controller runs its rounds when due. Before the last
+        minute, heartbeats are as rare as those of idle nodes may be.
+        """
         end = self.now + (parse_duration(duration) if isinstance(duration, str) else duration)
         while True:
+            every = Times().heartbeat_idle if end - self.now > MINUTE else SECOND
             for name in sorted(self.connected):
-                self.say(FromNode(name, Beat()))
+                self.say(FromNode(name, Beat(every=every)))
             self.tick()
             if self.now >= end:
                 return self
             wakeup = self.controller.wakeup() or end
-            self.now = min(end, max(self.now + MILLISECOND, min(wakeup, self.now + SECOND)))
+            self.now = min(end, max(self.now + MILLISECOND, min(wakeup, self.now + every)))
 
     def tick(self) -> "World":
         self._perform(self.controller.tick(self.now, wall=self.wall))

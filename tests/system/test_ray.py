@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needed import needs
 
+from poise.agent.pilots import COMPARE_SECONDS
 from poise.drivers.lock import holder
 from poise.model.times import Times
 from poise.units import SECOND
@@ -19,9 +21,7 @@ from system.living import PATIENCE, Diary, Living, free_port, kill, until
 from system.onray import NODES, OnRay, on_two_machines
 from system.test_functions import run as run_program
 
-pytest.importorskip("ray")
-from poise.agent.pilots import COMPARE_SECONDS
-from poise_ray.cluster import called
+needs("ray", "ray")
 
 OTHERS = """
 import ray, sys, time
@@ -59,6 +59,8 @@ for name in ray.util.list_named_actors():
     ],
 )
 def test_machines_have_names_that_paths_and_commands_take(ray: str, poise: str) -> None:
+    from poise_ray.cluster import called
+
     assert called({"NodeName": ray, "NodeID": "ab12"}) == poise
 
 

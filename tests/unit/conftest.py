@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "unit",
-    max_examples=40,
-    stateful_step_count=40,
+    max_examples=30,
+    stateful_step_count=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
