@@ -12,7 +12,7 @@ from drivers.kubernetes_api import Object, Refusal, node
 from drivers.kubernetes_scheduled import OURS, Scheduled
 from poise.units import SECOND
 
-SEEDS = range(1, 1 + int(os.environ.get("KUBERNETES_PLACING_SEEDS", "40")))
+SEEDS = range(1, 1 + int(os.environ.get("KUBERNETES_PLACING_SEEDS", "15")))
 NODES = "abcd"
 STORM, CALM = 60, 1500
 """Seconds with faults, and at most so many until all is done."""
