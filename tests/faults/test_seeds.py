@@ -17,12 +17,12 @@ KEPT = sorted((Path(__file__).parent.parent / "seeds").glob("*.json"))
 
 
 def test_many_seeds_break_no_promise() -> None:
-    program = [sys.executable, "-m", "poise.cli.main", "faults", "--seeds", "40", "--json"]
+    program = [sys.executable, "-m", "poise.cli.main", "faults", "--seeds", "60", "--json"]
     ran = subprocess.run(program, capture_output=True, text=True, check=False)
     summary = json.loads(ran.stdout)
     assert summary["broken"] == []
     assert ran.returncode == 0
-    assert summary["seeds"] == 40
+    assert summary["seeds"] == 60
     missing = {spec.fault for nemesis in shipped().values() for spec in nemesis.faults} - summary["faults"].keys()
     assert not missing, "a fault that no seed has met proves nothing"
 
