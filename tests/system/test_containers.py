@@ -160,9 +160,9 @@ def test_an_image_is_fetched_while_its_task_waits(living: Living, podman: Podman
     fills = ("submit", "--cpu", str(len(os.sched_getaffinity(0))), "--name", "fills")
     living.poise(*fills, "--", "sh", "-c", "until [ -e free ]; do sleep 0.1; done")
     job = living.poise("submit", "--image", image, "--", "sh", "-c", "echo $AHEAD").text.strip()
-    until(lambda: f"{registry.host}/ahead" in podman("images"), "it is fetched")
-    assert living.client().job(job).status == "pending"
+    until(lambda: any("ahead/blobs" in one for one in registry.asked), "it is fetched")
     until(lambda: living.client().nodes()[0].images > 2, "the node says so")
+    assert living.client().job(job).status == "pending"
     living.file("free", "")
     assert living.poise("wait", job).code == 0
     assert "yes" in living.poise("logs", job).text
