@@ -73,8 +73,15 @@ RECIPES = (
     Recipe(
         name="poise",
         order="value",
-        score={"fit": 0.5, "speed": 0.3, "balance": 0.1, "steadiness": 0.06, "calm": 0.04, "prospects": 1.0}
-        | {"images": 0.3},
+        score={
+            "fit": 0.5,
+            "speed": 0.3,
+            "balance": 0.1,
+            "steadiness": 0.06,
+            "calm": 0.04,
+            "prospects": 1.0,
+            "images": 0.3,
+        },
         reserve=True,
         preempt=Preemption(by="value"),
         elastic=True,
