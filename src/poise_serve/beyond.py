@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -20,7 +20,6 @@ from poise.drivers.reach import fingerprint
 from poise.drivers.security import read_token, same_token, worker_key
 from poise.drivers.sockets import notice_loss
 from poise.model.messages import Attempt
-from poise_serve.service import Service
 from poise_serve.wire import LENGTH, decode_enter
 
 ASKS = b"GET "
@@ -34,6 +33,16 @@ MOST_GUESTS = 256
 """Maximum number of connections that are not authenticated yet."""
 
 
+class Host(Protocol):
+    """What replicas connect to: a service, or a process that services share."""
+
+    may_join: Callable[[str, int], bool]
+    """Whether this job runs one of its replicas, and the epoch is not older than its latest attempt."""
+
+    def guest(self, name: str) -> asyncio.Protocol:
+        """Make the channel of a replica that has authenticated as `name`."""
+
+
 class Beyond(NamedTuple):
     """Listener for other machines, with the certificate of the authority (PEM), and the token that keys derive from."""
 
@@ -43,11 +52,11 @@ class Beyond(NamedTuple):
     authority: bytes
     token: str
 
-    async def listen(self, service_at: Callable[[str], Service | None]) -> asyncio.Server:
-        """Start listening. `service_at` returns the service for a socket path."""
+    async def listen(self, host_at: Callable[[str], Host | None]) -> asyncio.Server:
+        """Start listening. `host_at` returns the service or process for a socket path."""
         guests: set[_Guest] = set()
         return await asyncio.get_running_loop().create_server(
-            lambda: _Guest(self, guests, service_at),
+            lambda: _Guest(self, guests, host_at),
             sock=self.listening,
             ssl=self.context,
             ssl_handshake_timeout=ENTER_SECONDS,
@@ -80,8 +89,8 @@ def beyond_of(home: Home) -> Beyond | None:
 class _Guest(asyncio.Protocol):
     """A connection before authentication; after it, the connection becomes the replica's channel."""
 
-    def __init__(self, beyond: Beyond, guests: "set[_Guest]", service_at: Callable[[str], Service | None]) -> None:
-        self._beyond, self._guests, self._service_at = beyond, guests, service_at
+    def __init__(self, beyond: Beyond, guests: "set[_Guest]", host_at: Callable[[str], Host | None]) -> None:
+        self._beyond, self._guests, self._host_at = beyond, guests, host_at
         self._buffer = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -122,12 +131,12 @@ class _Guest(asyncio.Protocol):
             enter = decode_enter.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
-        service = self._service_at(enter.service)
-        if service is None or not service.may_join(enter.task.partition(".")[0], enter.epoch):
+        host = self._host_at(enter.service)
+        if host is None or not host.may_join(enter.task.partition(".")[0], enter.epoch):
             return None
         if not same_token(enter.key, worker_key(self._beyond.token, Attempt(enter.task, enter.epoch))):
             return None
-        return service.guest(enter.name)
+        return host.guest(enter.name)
 
     def connection_lost(self, _: Exception | None) -> None:
         self._leave()

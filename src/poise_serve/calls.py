@@ -8,7 +8,6 @@ coroutine is cancelled, and its generator closed after the current value.
 
 import asyncio
 import contextlib
-import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -29,7 +28,6 @@ class Calls:
         self._running: dict[tuple[Line, int], Future[None]] = {}  # another gateway numbers its requests anew
         self._dropped: set[tuple[Line, int]] = set()
         self._sending = threading.Lock()
-        self._main = threading.get_ident()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def answer(self, line: Line) -> None:
@@ -54,6 +52,11 @@ class Calls:
                     pass
             else:
                 asyncio.run_coroutine_threadsafe(_exhaust(made), self._loop).result()
+
+    def close(self) -> None:
+        """End the threads, which have no more requests."""
+        self._threads.shutdown(wait=False)
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _begin(self, work: Work, line: Line) -> None:
         began = time.perf_counter_ns()
@@ -81,7 +84,7 @@ class Calls:
         self._dropped.discard((line, number))
         self._worker.busy = bool(self._running)
         if self._worker.stopping and not self._running:
-            signal.pthread_kill(self._main, signal.SIGTERM)  # it waits for more requests
+            self._worker.end()  # it waits for more requests
 
     def _drop(self, line: Line, number: int) -> None:
         running = self._running.get((line, number))

@@ -20,7 +20,7 @@ from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, InputError, NotFound
 from poise.model.document import near, some
-from poise.model.servicefile import DeclaredService
+from poise.model.servicefile import DeclaredService, check_processes
 from poise.model.serving_upstreams import Front, no_upstreams
 from poise_serve.embeddings import Embeddings
 from poise_serve.model.changes import (
@@ -190,6 +190,9 @@ class Live:
                 self._running.check(one)
             elif self.upstreams is not None:
                 self.upstreams.check(one)
+        if any(isinstance(one, DeclaredService) and one.process for one in declared.values()):
+            every = [self._declare(document) for document in target.documents.values()]
+            check_processes(one for one in every if isinstance(one, DeclaredService))
         changes = differences(before, target)
         if check or not changes:
             return Applied(changes=changes)

@@ -25,7 +25,7 @@ class Notes:
     """The notes of one service, in a file beside its socket."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.noted = Noted()
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             self.noted = json_decoder(Noted).decode(path.read_bytes())
@@ -33,11 +33,11 @@ class Notes:
     def write(self) -> None:
         """Write the current state atomically. Ignores errors, because only a next gateway would need the file."""
         with contextlib.suppress(OSError):
-            write_whole(self._path, msgspec.json.encode(self.noted))
+            write_whole(self.path, msgspec.json.encode(self.noted))
 
     def forget(self) -> None:
         """Delete the file, because no gateway will take over."""
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
 def leftovers(folder: Path, mark: str, known: Collection[str]) -> Iterator[Notes]:

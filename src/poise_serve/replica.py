@@ -38,10 +38,10 @@ import threading
 import time
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -258,13 +258,15 @@ def _sayable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def load_model(target: str) -> Model:
-    """Load the model of `app.py:Model` or `package.module:Model`. Raises InputError naming what was not found."""
+def load_model(target: str, alias: str = "") -> Model:
+    """Load the model of `app.py:Model` or `package.module:Model`. `alias`: name of the module of a file; without it,
+    that of the file. Raises InputError naming what was not found.
+    """
     place, _, name = target.partition(":")
     if not name:
         raise InputError("the name of the class is missing", field=target, hint=f"{target}:Model")
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _from_file(Path(place), alias) if place.endswith(".py") else importlib.import_module(place)
     except FileNotFoundError as error:
         raise InputError("no such file", field=place) from error
     except ModuleNotFoundError as error:
@@ -278,14 +280,15 @@ def load_model(target: str) -> Model:
     return model
 
 
-def _from_file(path: Path) -> types.ModuleType:
+def _from_file(path: Path, alias: str) -> types.ModuleType:
     path = path.resolve(strict=True)
+    name = alias or path.stem
     sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError("it is not a Python file", field=str(path))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -376,15 +379,41 @@ class Line:
         self.writer.close()
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def read_frame(channel: socket.socket, begin: Callable[[], None] = _nothing) -> bytearray | None:
+    """Wait for the next message; None if the gateway has gone. `begin` is called when a part of it is there."""
+    head = _read(channel, LENGTH.size, begin)
+    return None if head is None else _read(channel, LENGTH.unpack(head)[0], begin)
+
+
+def _read(channel: socket.socket, count: int, begin: Callable[[], None]) -> bytearray | None:
+    data = bytearray(count)
+    view, got = memoryview(data), 0
+    while got < count:
+        more = channel.recv_into(view[got:])
+        if not more:
+            return None
+        got += more
+        begin()
+    return data
+
+
 class Worker:
     """Answers batches over one connection at a time: when a gateway is killed, another takes over."""
 
     model: Model
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, *, is_alone: bool = True) -> None:
+        """`is_alone`: whether the process has no other worker."""
         self.line = line
+        self._is_alone = is_alone
         self.answering: Callable[[Line], None] = self.answer
         """Answers the requests of a connection until it closes."""
+        self.closing: Callable[[], None] = _nothing
+        """Ends the threads of the model's requests."""
         self._anew = threading.Event()
         self.busy = False
         self.stopping = False
@@ -395,10 +424,11 @@ class Worker:
         self._anew.set()
 
     def run(self, model: Model, hello: Hello) -> None:
-        """Serve batches until SIGTERM."""
+        """Serve batches until SIGTERM, or `end`."""
         self.model = model
-        signal.signal(signal.SIGTERM, self._on_term)
-        os.register_at_fork(after_in_child=_end_on_term)
+        if self._is_alone:
+            signal.signal(signal.SIGTERM, self._on_term)
+            os.register_at_fork(after_in_child=end_on_term)
         with contextlib.suppress(Stopping):
             while not self.stopping:
                 line = self.line
@@ -418,6 +448,14 @@ class Worker:
                 line.channel.sendall(framed(self._work(work, line)))
             self.busy = False
 
+    def end(self) -> None:
+        """Stop after the current batch or requests. Called from another thread."""
+        self.stopping = True
+        if not self.busy:
+            with contextlib.suppress(OSError):  # also of TLS, which can still send
+                socket.socket.shutdown(self.line.channel, socket.SHUT_RD)
+        self._anew.set()
+
     def _on_term(self, *_: object) -> None:
         self.stopping = True
         if not self.busy:
@@ -425,22 +463,17 @@ class Worker:
 
     def next_of(self, channel: socket.socket) -> ToReplica | None:
         """Wait for the next message; None if the gateway has gone."""
-        head = self._read(channel, LENGTH.size)
-        if head is None:
-            return None
-        data = self._read(channel, LENGTH.unpack(head)[0])
+        data = read_frame(channel, self._begin)
         return None if data is None else decode_to_replica.decode(data)
 
-    def _read(self, channel: socket.socket, count: int) -> bytearray | None:
-        data = bytearray(count)
-        view, got = memoryview(data), 0
-        while got < count:
-            more = channel.recv_into(view[got:])
-            if not more:
-                return None
-            got += more
-            self.busy = True
-        return data
+    def _begin(self) -> None:
+        self.busy = True
+
+    def forget(self) -> None:
+        """Drop the model, after `run`."""
+        self.closing()
+        self.closing, self.answering = _nothing, self.answer
+        del self.model
 
     def _work(self, work: Work, line: Line) -> FromReplica:
         began = time.perf_counter_ns()
@@ -450,7 +483,7 @@ class Worker:
         items, refused = self.model.inputs(bodies)
         given = len(items) + max(0, work.padded - len(work.bodies)) if items else 0
         try:
-            with _in_trace(work.traceparent):
+            with _in_trace(work.traceparent if self._is_alone else ""):
                 results = self.model.predict(items + items[-1:] * (given - len(items))) if items else []
         except BaseException as error:  # including `sys.exit()` in the model and a panic in a Rust library
             why: typing.Literal["raised", "memory"] = "memory" if is_out_of_memory(error) else "raised"
@@ -491,7 +524,7 @@ def _in_trace(traceparent: str) -> Iterator[None]:
             os.environ[TRACEPARENT] = before
 
 
-def _end_on_term() -> None:
+def end_on_term() -> None:
     """Restore the default SIGTERM action in forked children: they have no batch to finish before exiting."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -534,11 +567,16 @@ class Gateway(NamedTuple):
     address: str
     enter: Enter
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it is on another machine."""
+        return bool(self.address) and not self.path.exists()
+
 
 def dial(gateway: Gateway) -> Line:
     """Connect to the gateway. It starts before its replicas, so a failure to connect means that it has exited."""
-    if gateway.address and not gateway.path.exists():
-        return _dial_beyond(gateway)
+    if gateway.is_beyond:
+        return Line(dial_beyond(gateway), Reader(None), Writer(None))
     path = gateway.path
     try:
         channel = sockets.connect(path, None)
@@ -551,7 +589,7 @@ def dial(gateway: Gateway) -> Line:
     return Line(channel, Reader(buffers[0]), Writer(buffers[1]))
 
 
-def _dial_beyond(gateway: Gateway) -> Line:
+def dial_beyond(gateway: Gateway) -> socket.socket:
     """Connect with TLS. All data goes over the connection, because machines share no buffers."""
     address = Address.parse(gateway.address, "POISE_SERVICE_ADDRESS")
     try:
@@ -562,33 +600,50 @@ def _dial_beyond(gateway: Gateway) -> Line:
         channel.sendall(framed(gateway.enter))
     except OSError as error:
         raise InputError(f"the gateway has gone: {error.strerror}", field=str(address)) from None
-    return Line(channel, Reader(None), Writer(None))
+    return channel
+
+
+T = TypeVar("T")
 
 
 def dial_in_time(gateway: Gateway) -> Line:
     """Connect to the gateway, or to its successor if it was just killed. Raises `InputError` if there is none."""
+    return in_time(lambda: dial(gateway))
+
+
+def in_time(connect: Callable[[], T]) -> T:
+    """Return a connection to a gateway, or to its successor. Raises the `InputError` of `connect` if there is none."""
     until = time.monotonic() + TAKEN_OVER_WITHIN
     while True:
         try:
-            return dial(gateway)
+            return connect()
         except InputError:
             if time.monotonic() > until:
                 raise
         time.sleep(DIAL_EVERY)
 
 
-def _watch(gateway: Gateway, worker: Worker) -> None:
-    """Reconnect whenever the gateway disconnects, even during work. Exit if no gateway takes over, because then nobody
-    waits for the results.
+def watch(gateway: Gateway, worker: Worker) -> None:
+    """Reconnect whenever the gateway disconnects, even during work, until the worker ends. Return if no gateway takes
+    over.
     """
     while True:
         worker.line.until_hung_up()
         time.sleep(DIAL_EVERY)
+        if worker.stopping:
+            return
         try:
             line = dial_in_time(gateway)
         except InputError:
-            os._exit(0)
+            return
         worker.go_on_with(line)
+
+
+def _watch_to_the_end(gateway: Gateway, worker: Worker) -> None:
+    """Exit if no gateway takes over, because then nobody waits for the results."""
+    watch(gateway, worker)
+    if not worker.stopping:
+        os._exit(0)
 
 
 def _follow(target: str) -> int:
@@ -600,16 +655,51 @@ def _follow(target: str) -> int:
             what = "a replica of several processes needs the method `follow`, which ranks from 1 on call"
             raise InputError(what, field=target, hint="def follow(self): ...")
     except PoiseError as error:
-        return _say(error)
+        return say(error)
     follow()
     return 0
 
 
-def _say(error: PoiseError) -> int:
+def say(error: PoiseError) -> int:
     told = error.record
     have, hint = f"; there is {told.have}" if told.have else "", f"\nhint: {told.hint}" if told.hint else ""
     sys.stderr.write(f"poise: {told.field}: {told.message}{have}{hint}\n")
     return 1
+
+
+class Settings(NamedTuple):
+    """Settings of a service that its model needs. `whole`: the field that needs whole answers, if any."""
+
+    service: str
+    batch: int
+    at_once: int
+    whole: str
+
+
+def prepared(worker: Worker, model: Model, target: str, name: str, settings: Settings) -> Hello:
+    """Let the worker answer with this model, and return what it tells the gateway. Raises `InputError` if the service
+    cannot use the model.
+    """
+    if model.streams and settings.whole:
+        what = f"`predict` yields, and a service with `{settings.whole}` needs whole answers"
+        raise InputError(what, field=target)
+    hello = Hello(name, forms=model.forms(settings.service))
+    if model.is_called:
+        from poise_serve.calls import Calls
+
+        calls = Calls(worker, model, settings.at_once)
+        calls.warm_up()
+        worker.answering, worker.closing = calls.answer, calls.close
+        return msgspec.structs.replace(hello, room=1, at_once=settings.at_once)
+    known = tried(model, settings.batch)
+    return msgspec.structs.replace(hello, known=known, room=model.room.items)
+
+
+def gateway_of(environment: MutableMapping[str, str]) -> Gateway:
+    """Return the gateway of this process, and remove the key from the environment."""
+    path, task = environment["POISE_SERVICE_SOCKET"], environment.get("POISE_TASK", str(os.getpid()))
+    epoch, key = int(environment.get("POISE_EPOCH", 0)), environment.pop("POISE_WORKER_KEY", "")
+    return Gateway(Path(path), environment.get("POISE_SERVICE_ADDRESS", ""), Enter(path, task, epoch, key))
 
 
 def main() -> int:
@@ -619,30 +709,20 @@ def main() -> int:
         return 1
     if os.environ.get("POISE_RANK", "0") != "0":
         return _follow(sys.argv[1])
-    path, task = os.environ["POISE_SERVICE_SOCKET"], os.environ.get("POISE_TASK", str(os.getpid()))
-    epoch, key = int(os.environ.get("POISE_EPOCH", 0)), os.environ.pop("POISE_WORKER_KEY", "")
-    gateway = Gateway(Path(path), os.environ.get("POISE_SERVICE_ADDRESS", ""), Enter(path, task, epoch, key))
+    gateway = gateway_of(os.environ)
+    settings = Settings(
+        os.environ["POISE_SERVICE_NAME"],
+        int(os.environ["POISE_SERVICE_BATCH"]),
+        int(os.environ["POISE_SERVICE_AT_ONCE"]),
+        os.environ.get("POISE_SERVICE_WHOLE", ""),
+    )
     try:
         worker = Worker(dial_in_time(gateway))
-        threading.Thread(target=_watch, args=(gateway, worker), daemon=True).start()
+        threading.Thread(target=_watch_to_the_end, args=(gateway, worker), daemon=True).start()
         model = load_model(sys.argv[1])
+        hello = prepared(worker, model, sys.argv[1], gateway.enter.name, settings)
     except PoiseError as error:
-        return _say(error)
-    if model.streams and (field := os.environ.get("POISE_SERVICE_WHOLE", "")):
-        sys.stderr.write(f"poise: {sys.argv[1]}: `predict` yields, and a service with `{field}` needs whole answers\n")
-        return 1
-    hello = Hello(gateway.enter.name, forms=model.forms(os.environ["POISE_SERVICE_NAME"]))
-    if model.is_called:
-        from poise_serve.calls import Calls
-
-        at_once = int(os.environ["POISE_SERVICE_AT_ONCE"])
-        calls = Calls(worker, model, at_once)
-        calls.warm_up()
-        worker.answering = calls.answer
-        hello = msgspec.structs.replace(hello, room=1, at_once=at_once)
-    else:
-        known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
-        hello = msgspec.structs.replace(hello, known=known, room=model.room.items)
+        return say(error)
     gc.collect()
     gc.freeze()  # a full collection of the objects of a large library takes longer than a batch
     worker.run(model, hello)

@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -50,13 +51,39 @@ TAIL = 2000
 _OVER = ("done", "failed", "cancelled", "skipped")
 
 
+class Served(Protocol):
+    """What replicas connect to: a service, or a process that services share."""
+
+    ever_ready: bool
+    watchers: list[Callable[[], None]]
+    path: Path
+    may_join: Callable[[str, int], bool]
+
+    def has(self, job: str) -> bool:
+        """Whether a replica of this job is ready."""
+
+    def is_busy(self, job: str) -> bool:
+        """Whether a replica of this job has requests."""
+
+    def drain(self, job: str) -> None:
+        """Stop sending requests to the replicas of this job."""
+
+    def leave_behind(self, job: str, epoch: int) -> None:
+        """Disconnect the replicas of this job's attempts before `epoch`."""
+
+    def note_start_up(self, took: int) -> None:
+        """Note the nanoseconds that the latest replica took to start."""
+
+
 class Replicas:
-    """The replica jobs of one service. Each replica is a separate job, restarted until the service stops."""
+    """The replica jobs of one service, or of one process that services share. Each replica is a separate job, restarted
+    until the service stops.
+    """
 
     def __init__(
         self,
         declared: DeclaredService,
-        service: Service,
+        service: Served,
         connect: Callable[[], Client],
         base: dict[str, Any],
         user: str,
@@ -115,7 +142,7 @@ class Replicas:
 
     def _made_scaler(self) -> Scaler | None:
         declared = self._declared
-        if declared.rules is None:
+        if declared.rules is None or not isinstance(self._service, Service):
             return None
         policy = scaler_named(declared.scaler or DEFAULT_SCALER)
         now = time.monotonic_ns()
@@ -140,9 +167,10 @@ class Replicas:
             **({"POISE_SERVICE_ADDRESS": self._address} if self._address else {}),
             "POISE_SERVICE_BATCH": str(declared.limits.batch),
             "POISE_SERVICE_AT_ONCE": str(declared.concurrency),
-            **({"POISE_SERVICE_WHOLE": whole} if (whole := _needs_whole(declared)) else {}),
+            **({"POISE_SERVICE_WHOLE": whole} if (whole := needs_whole(declared)) else {}),
             **({VARIABLE: declared.precision} if declared.precision else {}),
         }
+        program = ["poise_serve.replica", declared.model] if declared.model else ["poise_serve.shared_process"]
         name = f"{declared.name}-{self.notes.noted.asked}"
         why = self._scaler.why if self._scaler is not None else ""
         return {
@@ -152,7 +180,7 @@ class Replicas:
             "name": name,
             "serves": f"{name} serves {declared.name}{': ' if why else ''}{why}",
             "class": f"{declared.name}-replica",
-            "run": [declared.python or sys.executable, "-m", "poise_serve.replica", declared.model],
+            "run": [declared.python or sys.executable, "-m", *program],
             "env": base["env"] | declared.job.get("env", {}) | where,
             "retry": {"limit": ATTEMPTS - 1, "when": ["lost", "killed", "signal", "oom"]},
         }
@@ -246,7 +274,8 @@ class Replicas:
     def _learn_start_up(self) -> None:
         """Measure the start-up time of the latest replica, from submission to ready."""
         for job in [job for job in self._since if self._service.has(job)]:
-            self._start_up = self._service.batcher.start_up = time.monotonic_ns() - self._since.pop(job)
+            self._start_up = time.monotonic_ns() - self._since.pop(job)
+            self._service.note_start_up(self._start_up)
 
     async def _ask(self, question: Callable[[Client], T]) -> T:
         """Query the control plane in a thread. Retry, because an idle one that is stopping gets restarted."""
@@ -274,7 +303,7 @@ class Replicas:
             by_itself = all(task.outcome in ("done", "failed") for task in report.tasks)
             raise InputError(
                 f"a replica of {self._declared.name} cannot start",
-                field=self._declared.model,
+                field=self._declared.model or self._declared.name,
                 have=told if told and by_itself else f"{told}\n{_ending(report)}".strip(),
                 hint=f"poise logs {job}",
             )
@@ -326,7 +355,7 @@ class Replicas:
             await self._ask(lambda client: client.cancel(job))
 
 
-def _needs_whole(declared: DeclaredService) -> str:
+def needs_whole(declared: DeclaredService) -> str:
     """Return the field of the service that needs whole answers, if any."""
     needing = {"cache": declared.cache, "canary": declared.canary or declared.trial, "openai": declared.openai}
     return next((field for field, value in needing.items() if value), "")
@@ -342,4 +371,4 @@ def _ending(report: JobReport) -> str:
     return f"exit code {report.exit_code}"
 
 
-__all__ = ["Replicas"]
+__all__ = ["ATTEMPTS", "START_AGAIN", "Replicas", "Served", "needs_whole"]

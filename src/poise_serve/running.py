@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -32,18 +33,22 @@ from poise_serve.kernel.cache import Cache
 from poise_serve.large import Large
 from poise_serve.notes import Notes, leftovers
 from poise_serve.orders import Orders
+from poise_serve.processes import Process
 from poise_serve.recording import Recorder
 from poise_serve.redis import Redis
-from poise_serve.replicas import Replicas
+from poise_serve.replicas import Replicas, needs_whole
 from poise_serve.service import Asked, Service
 from poise_serve.service_metrics import CacheMetrics, Registry, ServiceMetrics
 from poise_serve.shared_answers import PATIENCE, SharedAnswers, version_of
 from poise_serve.tracing import Tracing
+from poise_serve.wire import Load
 
 
 @dataclass(eq=False)
 class _Kept:
-    """A running version of the service `name`, with or without a cache. `keeper` maintains its replicas."""
+    """A running version of the service `name`, with or without a cache. `keeper` maintains its replicas; in a shared
+    `process`, it ends with an error if the model cannot be loaded.
+    """
 
     name: str
     declared: DeclaredService
@@ -52,6 +57,7 @@ class _Kept:
     asked: Large
     replicas: Replicas
     keeper: "asyncio.Task[None]"
+    process: Process | None = None
 
     def report(self, name: str, url: str, window: int) -> ServiceReport:
         recent, batcher = self.service.recent(window), self.service.batcher
@@ -112,6 +118,7 @@ class Running:
         self._shared: dict[str, SharedAnswers] = {}
         self._recorders: dict[str, Recorder] = {}
         self._kept: list[_Kept] = []
+        self._processes: dict[str, Process] = {}
         self.orders = Orders(connect, self.services, self._replicas, say)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -408,7 +415,7 @@ class Running:
 
     async def cancel_leftovers(self) -> None:
         """Cancel the replicas of versions that a killed gateway was ending."""
-        known = {kept.declared.name for kept in self._kept}
+        known = {kept.declared.name for kept in self._kept} | set(self._processes)
         for notes in leftovers(self._folder, self._mark, known):
             for job in notes.noted.jobs:
                 with contextlib.suppress(PoiseError):
@@ -418,9 +425,10 @@ class Running:
     def _file(self, name: str, kind: str) -> Path:
         return self._folder / f"{name}.{self._mark}.{kind}"
 
-    def service_at(self, path: str) -> Service | None:
-        """Return the service whose replicas connect to this socket."""
-        return next((one.service for one in self._kept if str(one.service.path) == path), None)
+    def host_at(self, path: str) -> Service | Process | None:
+        """Return the service or the process whose replicas connect to this socket."""
+        hosts: list[Service | Process] = [*(one.service for one in self._kept), *self._processes.values()]
+        return next((one for one in hosts if str(one.path) == path), None)
 
     def embeddings(self, declared: DeclaredService) -> Embeddings:
         """Serve this service's model at the OpenAI embeddings route, in its current version."""
@@ -439,8 +447,15 @@ class Running:
         path = self._file(declared.name, "sock")
         metrics = ServiceMetrics(self._metrics, declared.name)
         service = Service(declared.name, declared.limits, path, metrics, self._tracing)
-        notes = Notes(self._file(declared.name, "json"))
-        replicas = Replicas(declared, service, self._connect, self._base, self._user, self._say, notes, self._address)
+        process, load = None, _load(declared, service, self._base)
+        if declared.process:
+            process = await self._process_of(declared)
+            replicas = process.replicas
+        else:
+            notes = Notes(self._file(declared.name, "json"))
+            replicas = Replicas(
+                declared, service, self._connect, self._base, self._user, self._say, notes, self._address
+            )
         service.on_hang = _in_background(self._tasks, replicas.replace)
         service.watchers.append(partial(_tell_replicas, service, declared, self._say))
         await service.start()
@@ -451,10 +466,25 @@ class Running:
             cached = Cached(service, answers, metrics, self._shared.get(declared.name), declared.canonical)
             await cached.start()
             self.caches.setdefault(front, []).append(cached)
-        keeper = asyncio.create_task(replicas.keep())
-        kept = _Kept(front, declared, service, cached, Large(cached or service, service), replicas, keeper)
+        keeper = asyncio.create_task(replicas.keep()) if process is None else process.join(service, load)
+        asked = Large(cached or service, service)
+        kept = _Kept(front, declared, service, cached, asked, replicas, keeper, process)
         self._kept.append(kept)
         return kept
+
+    async def _process_of(self, declared: DeclaredService) -> Process:
+        """Return the process that loads the model of this service, and start it if it does not run. A process with
+        other resources is another one.
+        """
+        name = f"{declared.process}-{_digest_of(declared)}"
+        process = self._processes.get(name)
+        if process is None:
+            notes = Notes(self._file(name, "json"))
+            process = self._processes[name] = Process(
+                declared, notes, self._connect, self._base, self._user, self._say, self._address
+            )
+            await process.start()
+        return process
 
     async def _try(self, trial: Trial, stable: _Kept, canary: _Kept) -> None:
         """Wait until the trial ends. Then let the winner serve; drain and stop the other."""
@@ -495,7 +525,8 @@ class Running:
 
     def _maintaining(self) -> "list[asyncio.Task[None]]":
         keepers = [kept.keeper for kept in self._kept]
-        return [*self._changing.values(), *self._judging.values(), *self._retiring, *keepers]
+        shared = [process.keeping for process in self._processes.values()]
+        return [*self._changing.values(), *self._judging.values(), *self._retiring, *keepers, *shared]
 
     async def drained(self) -> None:
         """Wait until all accepted requests are answered."""
@@ -527,10 +558,21 @@ class Running:
                 if kept.cached in caches:
                     caches.remove(kept.cached)
             await kept.cached.stop()
-        await kept.replicas.end()
+        if kept.process is None:
+            await kept.replicas.end()
+        else:
+            await self._leave(kept.process, kept.service)
         kept.service.measure()
         if kept in self._kept:
             self._kept.remove(kept)
+
+    async def _leave(self, process: Process, service: Service) -> None:
+        """Unload a model from its process, which ends with the last one."""
+        process.forget(service)
+        if not process.is_needed:
+            for name in [name for name, one in self._processes.items() if one is process]:
+                del self._processes[name]
+            await process.end()
 
 
 SCALE = ("replicas", "rules", "scaler", "window", "announced")
@@ -551,6 +593,26 @@ def _essence(declared: DeclaredService) -> DeclaredService:
     return msgspec.structs.replace(
         declared, name="", version_of="", limits=limits, canary=None, trial=None, record=None, **settings
     )
+
+
+def _load(declared: DeclaredService, service: Service, base: Mapping[str, Any]) -> Load:
+    """Return how a shared process loads the model of a service."""
+    return Load(
+        str(service.path),
+        service=declared.name,
+        model=declared.model,
+        folder=declared.folder or base["folder"],
+        batch=declared.limits.batch,
+        at_once=declared.concurrency,
+        whole=needs_whole(declared),
+        precision=declared.precision,
+    )
+
+
+def _digest_of(declared: DeclaredService) -> str:
+    """Return a name for what a process is, without the values of secrets: resources, variables and interpreter."""
+    job = declared.job | {"secrets": sorted(declared.job.get("secrets", ()))}
+    return f"{crc32(msgspec.json.encode([declared.python, job], order='deterministic')):08x}"
 
 
 def _version(declared: DeclaredService, name: str) -> DeclaredService:

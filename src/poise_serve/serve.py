@@ -145,7 +145,7 @@ async def serve(
     loop.add_reader(watchers.gone, _watch_again, watchers, stop, say)
     _sweep(folder)
     running = Running(folder, mark, connect, base, user, say, beyond.address.text if beyond else "", tracing)
-    guests = await beyond.listen(running.service_at) if beyond is not None else None
+    guests = await beyond.listen(running.host_at) if beyond is not None else None
     gateway = Gateway(
         *(running.fronts, running.services, running.trials, running.caches, running.registry),
         peers=peers,

@@ -23,6 +23,7 @@ from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
 from poise_serve.kernel.lanes import gives_way
 from poise_serve.kernel.quarantine import LOSSES, Quarantine, digest
 from poise_serve.kernel.scaler import Seen
+from poise_serve.kernel.turns import Turns
 from poise_serve.lately import Recent
 from poise_serve.service_metrics import ServiceMetrics
 from poise_serve.shared import Reader, Writer, make_buffer
@@ -131,6 +132,8 @@ class Service:
         """Whether this job runs a replica of the service, and the epoch is not older than its latest attempt. Checks
         connections from other machines.
         """
+        self.turns_of: Callable[[str], Turns | None] = lambda replica: None
+        """Returns the turns of a replica's process, if other services share it."""
         self.watchers: list[Callable[[], None]] = []
         """Called when a replica becomes ready or disconnects."""
         self.listeners: list[Listener] = []
@@ -216,6 +219,10 @@ class Service:
             if name.partition(".")[0] == job and _epoch_of(name) < epoch and name in self._channels:
                 channel.abort()
                 self._take_down(channel)
+
+    def note_start_up(self, took: int) -> None:
+        """Note the nanoseconds that the latest replica took to start."""
+        self.batcher.start_up = took
 
     def measure(self) -> None:
         """Set the gauges that are computed only when metrics are scraped."""
@@ -404,8 +411,11 @@ class Service:
 
     def _is_down(self, name: str, now: int, how: str = "died") -> None:
         """Retry the replica's requests once, each alone. Refuse a body lost twice, including queued copies of it."""
+        self._leave(name, lost=True)
         replica, sent = self.batcher.replicas.get(name), dict[int, bytes]()
         if replica is not None:
+            if replica.batch not in self._sent:
+                self.batcher.take_back(name, now)
             sent = self._sent.pop(replica.batch, sent)
             self._batches.end(name, replica.batch, 0, f"the replica {how}")
             if replica.next is not None:
@@ -447,6 +457,7 @@ class Service:
         if isinstance(message, Part):
             self._pass_on(name, message, now)
             return
+        self._leave(name)
         self._sent.pop(message.number, None)
         if self.batcher.is_gathering:
             self._gathered()
@@ -540,14 +551,31 @@ class Service:
         self.on_hang(name)
 
     def _send(self, batch: Batch, now: int) -> None:
-        pending = self._pending
-        bodies = {}
-        for number in batch.requests:
-            bodies[number] = pending[number].body
-        self._metrics.sent([now - pending[number].came for number in batch.requests], now)
-        self._sent[batch.number] = bodies
-        traceparent = self._batches.begin(batch.number, [pending[number].traced for number in batch.requests])
-        self._channels[batch.replica].send(batch, list(bodies.values()), traceparent)
+        requests = [self._pending[number] for number in batch.requests]
+        turns = self.turns_of(_process_of(batch.replica))
+        if turns is None:
+            self._begin(batch, requests, now)
+            return
+
+        def begin() -> None:
+            now = time.monotonic_ns()
+            self.batcher.starts(batch.replica, now)
+            self._begin(batch, requests, now)
+
+        turns.enter((self.name, batch.replica), self.batcher.replicas[batch.replica].suspected, begin)
+
+    def _begin(self, batch: Batch, requests: Sequence[Pending], now: int) -> None:
+        """Send a batch to its replica."""
+        bodies = [request.body for request in requests]
+        self._metrics.sent([now - request.came for request in requests], now)
+        self._sent[batch.number] = dict(zip(batch.requests, bodies, strict=True))
+        traceparent = self._batches.begin(batch.number, [request.traced for request in requests])
+        self._channels[batch.replica].send(batch, bodies, traceparent)
+
+    def _leave(self, name: str, *, lost: bool = False) -> None:
+        """End the turn of a replica in its process. `lost`: it has disconnected."""
+        if (turns := self.turns_of(_process_of(name))) is not None:
+            turns.leave((self.name, name), lost=lost)
 
     def _refuse(self, refuse: Refuse) -> None:
         pending = self._pop(refuse.request)
@@ -733,9 +761,14 @@ def _for_how_long(held: int) -> str:
     return f"it is refused for {format_duration(held)}"
 
 
+def _process_of(name: str) -> str:
+    """Return the name of the process of a replica, or of a slot of it."""
+    return name.partition("#")[0]
+
+
 def _epoch_of(name: str) -> int:
     """Return the epoch at the end of the name of a replica, or of a slot of it."""
-    epoch = name.partition("#")[0].rpartition(".")[2]
+    epoch = _process_of(name).rpartition(".")[2]
     return int(epoch) if epoch.isdecimal() and len(epoch) < 20 else 0
 
 

@@ -8,6 +8,9 @@ Bodies are those of the requests, unchanged.
 A replica that serves several requests at once tells how many in `Hello`. It then gets up to so many `Work`, each of one
 request, and `Drop` for a request whose client has gone. It may send the answer in `Part`s before its `Answers`, which
 then has no body. No body of it is in a shared buffer.
+
+A process that several services share has one more connection. It begins with `Enter`, gets `Keep`, `Load` and `Unload`,
+and replies with `Loading`, and then `Loaded` or `Failed`. Each loaded model then connects to its service as above.
 """
 
 import struct
@@ -134,8 +137,57 @@ class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
     message: str
 
 
+class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
+    """Load the `model` of a service, which listens at `socket`, from this folder. `batch`: largest batch. `at_once`:
+    number of requests to serve at once, if the model takes them one by one. `whole`: field of the service that needs
+    whole answers, if any. `precision`: as of the service.
+    """
+
+    socket: str
+    service: str
+    model: str
+    folder: str
+    batch: int
+    at_once: int
+    whole: str = ""
+    precision: str = ""
+
+
+class Unload(msgspec.Struct, frozen=True, array_like=True, tag="unload"):
+    """Answer the current requests of this model, and unload it."""
+
+    socket: str
+
+
+class Keep(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
+    """Unload all other models."""
+
+    sockets: list[str]
+
+
+class Loading(msgspec.Struct, frozen=True, array_like=True, tag="loading"):
+    """The process begins to load this model …"""
+
+    socket: str
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
+    """… it is loaded …"""
+
+    socket: str
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """… or it cannot be, and why."""
+
+    socket: str
+    why: str
+
+
 FromReplica = Hello | Answers | Broken | Part
 ToReplica = Work | Drop
+FromProcess = Enter | Loading | Loaded | Failed
+ToProcess = Load | Unload | Keep
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -155,6 +207,8 @@ encode = msgspec.msgpack.Encoder().encode
 decode_to_replica: msgspec.msgpack.Decoder[ToReplica] = msgpack_decoder(ToReplica)
 decode_enter: msgspec.msgpack.Decoder[Enter] = msgpack_decoder(Enter)
 decode_from_replica: msgspec.msgpack.Decoder[FromReplica] = msgpack_decoder(FromReplica)
+decode_from_process: msgspec.msgpack.Decoder[FromProcess] = msgpack_decoder(FromProcess)
+decode_to_process: msgspec.msgpack.Decoder[ToProcess] = msgpack_decoder(ToProcess)
 
 
 def error_body(status: int, message: str) -> bytes:
@@ -162,7 +216,7 @@ def error_body(status: int, message: str) -> bytes:
     return msgspec.json.encode(ErrorBody(Problem(status, message)))
 
 
-def framed(message: ToReplica | FromReplica | Enter) -> bytes:
+def framed(message: ToReplica | FromReplica | ToProcess | FromProcess) -> bytes:
     data = encode(message)
     return LENGTH.pack(len(data)) + data
 
@@ -179,15 +233,25 @@ __all__ = [
     "Drop",
     "Enter",
     "ErrorBody",
+    "Failed",
     "Forms",
+    "FromProcess",
     "FromReplica",
     "Hello",
+    "Keep",
+    "Load",
+    "Loaded",
+    "Loading",
     "Part",
     "Place",
+    "ToProcess",
     "ToReplica",
+    "Unload",
     "Work",
     "decode_enter",
+    "decode_from_process",
     "decode_from_replica",
+    "decode_to_process",
     "decode_to_replica",
     "error_body",
     "framed",

@@ -757,6 +757,8 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "service.model": "The class that answers: `app.py:Model`, or `package.module:Model`.",
     "service.folder": "Working folder of the replicas, relative to the file's folder; by default that folder itself.",
     "service.python": "Interpreter of the replicas, in which `poise` can be imported. By default that of `poise`.",
+    "service.process": "Name of a process that loads this model and those of other services. By default, each model "
+    "has a process of its own.",
     "service.replicas": "Number of replicas, each a job. A range (`1..8`, `0..4`) follows the load.",
     "service.version": "Version of the model. Cached answers belong to one version. By default a hash of the model's "
     "file, its environment and its interpreter.",

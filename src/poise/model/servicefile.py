@@ -13,7 +13,7 @@
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -123,6 +123,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     version_of: str = ""
     folder: str = ""
     python: str = ""
+    process: str = ""
     replicas: int | str = 1
     scaling: ScalingSpec | None = None
     objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
@@ -192,6 +193,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     record, and its maximum size in bytes. `canary`: another version, on `trial`. `openai`: the OpenAI route that it
     also answers, if any. `precision`: the precision requested from the model. `concurrency`: number of requests that a
     replica serves at once, if its model takes them one by one. `version_of`: it is another version of this model.
+    `process`: the name of the process that loads its model, with those of other services; empty for its own.
     """
 
     name: str
@@ -200,6 +202,7 @@ class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
     version_of: str = ""
     folder: str = ""
     python: str = ""
+    process: str = ""
     replicas: int = 1
     rules: ScaleRules | None = None
     scaler: str = ""
@@ -244,6 +247,7 @@ _EXAMPLES = {
     "version_of": "version_of: digits",
     "folder": "folder: models",
     "python": "python: .venv/bin/python",
+    "process": "process: small-models",
     "replicas": "replicas: 2",
     "objective": "objective: {latency_p99: 200ms}",
     "scaling": "scaling: {target: 70%, fall: 5m}",
@@ -338,6 +342,9 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         if top.version == "":
             what = "another version of a model needs a `version`"
             found.add(SpecError(what, field="version_of", need="version", hint="version: 2"))
+    if top.process:
+        found.get(None, check_name, f"{top.process}-replica", "process")
+        _check_process(top, found)
     job = {field: document[field] for field in ("resources", "env", "secrets") if field in document}
     if top.workers > 1:
         job["workers"] = top.workers
@@ -349,6 +356,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         version_of=top.version_of,
         folder=top.folder,
         python=top.python,
+        process=top.process,
         replicas=most,
         rules=rules,
         scaler=top.scaling.policy if top.scaling is not None else "",
@@ -367,6 +375,31 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         job=job | {"priority": top.priority},
     )
     return made if top.canary is None else _with_canary(made, top.canary, found)
+
+
+def _check_process(top: ServiceSpec, found: Findings) -> None:
+    """Add the fields that a model in a shared process cannot have."""
+    if top.workers > 1:
+        what = "a shared process is a single process"
+        found.add(SpecError(what, field="workers", need="1", have=str(top.workers), hint="remove `process`"))
+    if isinstance(top.replicas, str) and ".." in top.replicas:
+        what = "the number of shared processes does not follow the load of one model"
+        found.add(SpecError(what, field="replicas", need="a number", have=top.replicas, hint="replicas: 2"))
+
+
+def check_processes(services: Iterable[DeclaredService]) -> None:
+    """Raise `SpecError` if services name the same process, and want different ones."""
+    firsts: dict[str, DeclaredService] = {}
+    for one in services:
+        if not one.process or (first := firsts.setdefault(one.process, one)) is one:
+            continue
+        fields = [field for field in ("python", "replicas") if getattr(one, field) != getattr(first, field)]
+        fields += [field for field in sorted({*one.job, *first.job}) if one.job.get(field) != first.job.get(field)]
+        if fields:
+            what = (
+                f"`{first.name}` and `{one.name}` share the process `{one.process}`, and differ in {', '.join(fields)}"
+            )
+            raise SpecError(what, field=fields[0], need="the same value in both", hint="process: another")
 
 
 REDIS = (
@@ -534,4 +567,12 @@ def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Find
     )
 
 
-__all__ = ["DeclaredService", "ModelSpec", "ObjectiveSpec", "ServiceSpec", "compile_service", "served_versions"]
+__all__ = [
+    "DeclaredService",
+    "ModelSpec",
+    "ObjectiveSpec",
+    "ServiceSpec",
+    "check_processes",
+    "compile_service",
+    "served_versions",
+]

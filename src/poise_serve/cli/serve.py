@@ -26,7 +26,7 @@ from poise.drivers.security import ensure_home, own_account
 from poise.drivers.yamlfile import load_kind
 from poise.errors import Conflict, InputError, SpecError, extra
 from poise.model.keys import compile_keys
-from poise.model.servicefile import DeclaredService, compile_service
+from poise.model.servicefile import DeclaredService, check_processes, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
 from poise.policy.replicas import SCALERS
 from poise_serve.cli.documents import all_of, at_its_place, models_in, readers
@@ -128,6 +128,7 @@ def serve(
         raise InputError(
             "two services have the same name", field="--name", have=", ".join(versions), hint="name: another"
         )
+    check_processes(services)
     if len(fronts) > 1:
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     if find_spec("aiohttp") is None:

@@ -161,9 +161,9 @@ class Batcher:
     """The requests of one service and the replicas that answer them."""
 
     def __init__(self, limits: Limits, policy: Batching | None = None, ahead: int = 0) -> None:
-        """`ahead`: nanoseconds before the expected end of a batch at which the next one may be sent; 0: never."""
         self.limits = limits
-        self._ahead = ahead
+        self.ahead = ahead
+        """Nanoseconds before the expected end of a batch at which the next one may be sent; 0: never."""
         self.losses = LOSSES
         """A request is refused after this number of replicas died, or were lost, while serving it."""
         self.policy = policy or Batching()
@@ -315,6 +315,17 @@ class Batcher:
         self._down = 0 if self.replicas else now
         return effects + self._serve(now)
 
+    def starts(self, name: str, now: int) -> None:
+        """The replica starts the batch only now: it had to wait for its turn in its process."""
+        replica = self.replicas[name]
+        replica.busy += now - replica.sent
+        replica.sent = now
+
+    def take_back(self, name: str, now: int) -> None:
+        """The replica has not started its batch: let another one serve it, before other requests."""
+        if requests := self._taken_from(self.replicas[name], now):
+            self._again.appendleft(requests)
+
     def drain(self, name: str) -> None:
         """Send no more batches to this replica."""
         if name in self.replicas:
@@ -411,7 +422,7 @@ class Batcher:
             batch = self._next_batch(replica, now, effects)
             if batch is not None:
                 effects.append(batch)
-        if self._ahead and not self._again and self.waiting:
+        if self.ahead and not self._again and self.waiting:
             effects += filter(None, [self._sent_ahead(replica, now) for replica in self.replicas.values()])
         return effects
 
@@ -419,10 +430,10 @@ class Batcher:
         """Return the batch that this replica gets before it has answered the current one, if there is one."""
         lane, curve = self._lane(now), replica.curve
         is_able = replica.batch and not replica.next and replica.warm and not replica.draining and not replica.alone
-        if not is_able or len(lane) <= curve.largest or now > replica.busy + self._ahead:
+        if not is_able or len(lane) <= curve.largest or now > replica.busy + self.ahead:
             return None
-        if now < replica.busy - self._ahead:
-            self._ask_at = min(self._ask_at, replica.busy - self._ahead)
+        if now < replica.busy - self.ahead:
+            self._ask_at = min(self._ask_at, replica.busy - self.ahead)
             return None
         verdict = self._decide(replica, lane, max(now, replica.busy))
         first = next(iter(lane.values()))
