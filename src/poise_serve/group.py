@@ -1,5 +1,6 @@
 """A group of gateways at one address: each is an ordinary `poise serve` with a watcher of its own, and the kernel
-divides new connections among them (`SO_REUSEPORT`).
+divides new connections among them (`SO_REUSEPORT`). With own models, one more process is the core (`poise_serve.core`),
+which has the models, and to which the gateways relay all requests.
 
 The process that was started holds the port, starts the gateways, passes signals on, and ends when all have ended. A
 gateway that is killed is started again by its watcher, on its own socket; the others serve meanwhile. If one ends with
@@ -24,31 +25,39 @@ from poise_serve.parent import listen_to_signals
 GROUP = "POISE_GATEWAYS_GROUP"
 """Variable that makes a process a gateway of a group."""
 
+CORE = -1
+"""The number of the core."""
+
 LOOK_EVERY = 0.2
 """Seconds between two looks at which gateways are there."""
 
 
 class Member(NamedTuple):
-    """A gateway's group, its number in it, and the port of all."""
+    """A gateway's group, its number in it, or `CORE`, and the port of all."""
 
     name: str
     number: int
     port: int
+    has_core: bool = False
+
+    def core_in(self, folder: Path) -> Path:
+        """Return the socket of the core."""
+        return folder / f"{self.name}.core"
 
     @property
     def text(self) -> str:
-        return f"{self.name} {self.number} {self.port}"
+        return f"{self.name} {self.number} {self.port} {self.has_core:d}"
 
 
 def member_of() -> Member | None:
     """Return the group that this process was started in, if any."""
     told = os.environ.get(GROUP, "").split()
-    return Member(told[0], int(told[1]), int(told[2])) if told else None
+    return Member(told[0], int(told[1]), int(told[2]), told[3:] == ["1"]) if told else None
 
 
-def run_all(folder: Path, count: int, port: int, say: Callable[[str], None]) -> int:
-    """Run so many gateways with the command of this process until they end. Return the first exit code above 0. The
-    `folder` holds the files of gateways.
+def run_all(folder: Path, count: int, port: int, say: Callable[[str], None], *, core: bool) -> int:
+    """Run so many gateways with the command of this process, and a `core` if they need one, until they end. Return the
+    first exit code above 0. The `folder` holds the files of gateways.
     """
     name = secrets.token_hex(4)
     code, is_ending, told = 0, False, set[int]()
@@ -64,14 +73,14 @@ def run_all(folder: Path, count: int, port: int, say: Callable[[str], None]) -> 
     started = [
         subprocess.Popen(  # noqa: S603 — what this process was started as
             [sys.executable, *sys.orig_argv[1:]],
-            env=os.environ | {GROUP: Member(name, number, port).text},
+            env=os.environ | {GROUP: Member(name, number, port, core).text},
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a signal of the terminal comes through this process only
         )
-        for number in range(count)
+        for number in (*range(count), *([CORE] if core else []))
     ]
     listen_to_signals()
-    say(f"{count} gateways: processes {', '.join(str(process.pid) for process in started)}")
+    say(f"{count} gateways: processes {', '.join(str(process.pid) for process in started[:count])}")
     while alive := {process.pid for process in started if process.poll() is None} | _registered(folder, name):
         code = code or _error_of(started)
         if is_ending or code:
@@ -112,4 +121,4 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-__all__ = ["GROUP", "Member", "member_of", "run_all"]
+__all__ = ["CORE", "GROUP", "Member", "member_of", "run_all"]

@@ -97,8 +97,9 @@ class Orders:
 
     def take(self, orders: Sequence[ServiceOrder]) -> None:
         """Carry out these orders, and end those before."""
-        for name, replicas in self._replicas().items():
-            replicas.ordered = sum(order.by for order in orders if order.service == name)
+        served = self._replicas()
+        for replicas in served.values():  # models may share replicas
+            replicas.ordered = sum(order.by for order in orders if served.get(order.service) is replicas)
         wanted = {(order.service, order.to): order for order in orders if order.to}
         for key, mirror in list(self._mirrors.items()):
             order = wanted.get(key)

@@ -74,10 +74,17 @@ def inherited() -> Inherited | None:
 
 @contextmanager
 def registered(
-    folder: Path, mark: str, listening: socket.socket, environment: Mapping[str, str], before: Inherited | None
+    folder: Path,
+    mark: str,
+    listening: socket.socket,
+    environment: Mapping[str, str],
+    before: Inherited | None,
+    *,
+    relays: bool = False,
 ) -> Iterator[int]:
     """Register a gateway on disk until it ends cleanly; yield the descriptor of its lock. The lock file holds the id of
-    the process to signal. `environment` holds the variables that a restart needs; it has no secrets.
+    the process to signal. `environment` holds the variables that a restart needs; it has no secrets. `relays`: another
+    process has its services.
     """
     path, record = folder / f"{mark}.lock", folder / f"{mark}.gateway"
     if before is None:
@@ -94,6 +101,7 @@ def registered(
         "host": host,
         "port": port,
         "boot": BOOT.read_text(),
+        "relays": relays,
     }
     record.write_text(json.dumps(told))
     try:

@@ -27,6 +27,7 @@ from poise_serve import reporting as reports
 from poise_serve.admin import Admin
 from poise_serve.app import Gateway
 from poise_serve.beyond import Beyond
+from poise_serve.core import Core
 from poise_serve.door import Door
 from poise_serve.embeddings import Embeddings
 from poise_serve.folders import Folders, Read
@@ -127,13 +128,15 @@ async def serve(
     peers: Peers | None = None,
     grpc_port: int = 0,
     read_models: Read = dict,
+    core: Path | None = None,
 ) -> None:
     """Serve `given` documents, which `declare` compiles, until SIGTERM or SIGINT, then answer accepted requests and
     stop the replicas. At a second signal, refuse the remaining requests. `folder` exists and holds the sockets; those
     that a killed gateway of the same `mark` left there are taken over, with its configuration (`taken_over`). `lock` is
     held for the lifetime of the gateway. Replicas on other machines connect to `beyond`. `entrance` authenticates
     clients; `tracing` records spans. `peers`: other gateways before the same upstreams. `grpc_port`: for KServe's
-    protocol over gRPC; 0 for none. `read_models` reads the folders of models that it was started with.
+    protocol over gRPC; 0 for none. `read_models` reads the folders of models that it was started with. `core`: the
+    socket for the gateways of a group, which then listen in place of this process.
     """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -142,7 +145,7 @@ async def serve(
     listen_to_signals()
     record = folder / f"{mark}.gateway"
     watchers = Watchers(watched, listening, lock, record)
-    loop.add_reader(watchers.gone, _watch_again, watchers, stop, say)
+    loop.add_reader(watchers.gone, watch_again, watchers, stop, say)
     _sweep(folder)
     running = Running(folder, mark, connect, base, user, say, beyond.address.text if beyond else "", tracing)
     guests = await beyond.listen(running.host_at) if beyond is not None else None
@@ -176,7 +179,7 @@ async def serve(
     usage = Usage(running.registry) if keys is not None else None
     door = Door(gateway, entrance.names, entrance.origins, keys, usage)
     app = door if tracing is None else tracing.around(door)
-    server = Server(app, entrance.tls)
+    server = Server(app, entrance.tls) if core is None else Core(app, core)
     await server.start(listening)
     calls = None
     if grpc_port:
@@ -230,7 +233,7 @@ async def serve(
     await running.stopped()
 
 
-def _watch_again(watchers: Watchers, stop: asyncio.Event, say: Callable[[str], None]) -> None:
+def watch_again(watchers: Watchers, stop: asyncio.Event, say: Callable[[str], None]) -> None:
     """Start another watcher after the previous one was killed, unless this process is stopping."""
     loop = asyncio.get_running_loop()
     loop.remove_reader(watchers.gone)
@@ -241,12 +244,12 @@ def _watch_again(watchers: Watchers, stop: asyncio.Event, say: Callable[[str], N
     except OSError as error:
         say(f"the process that watched the gateway was killed, and there can be no other: {error.strerror}")
         return
-    loop.add_reader(watchers.gone, _watch_again, watchers, stop, say)
+    loop.add_reader(watchers.gone, watch_again, watchers, stop, say)
     say(f"the process that watched the gateway was killed; process {process} watches it now, and ends it at SIGTERM")
 
 
 async def _drained(
-    server: Server, running: Running, upstreams: Upstreams | None, calls: "Calls | None", patience: float
+    server: Server | Core, running: Running, upstreams: Upstreams | None, calls: "Calls | None", patience: float
 ) -> None:
     """Wait until all accepted requests are answered and the answers are sent."""
     waiting = [running.drained()]
@@ -269,4 +272,4 @@ def _sweep(folder: Path) -> None:
                     path.with_suffix(".json").unlink(missing_ok=True)
 
 
-__all__ = ["Entrance", "address_of", "bind", "serve", "url_of"]
+__all__ = ["DRAIN_SECONDS", "Entrance", "address_of", "bind", "serve", "url_of", "watch_again"]

@@ -130,10 +130,3 @@ def test_all_processes_that_were_started_first_may_be_killed(serving: Serving, h
     assert ask(serving) == 200
     assert len(shown(serving)) == 2
     assert "draining" not in serving.text
-
-
-def test_models_of_its_own_have_one_gateway(home: Living) -> None:
-    home.file("app.py", "class Model:\n    def predict(self, batch):\n        return batch\n")
-    done = home.poise("serve", "app.py:Model", "--gateways", "2", "--port", "0", "--json")
-    assert done.code == 1
-    assert done.error["field"] == "--gateways"

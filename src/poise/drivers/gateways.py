@@ -36,12 +36,28 @@ def service_reports(folder: Path, window: int = MINUTE) -> Iterator[tuple[str, l
     """Yield each registered gateway by its mark, with its reports; None if it does not answer: it was just killed and
     not yet replaced, hangs, or has an older version.
     """
-    for record in sorted(folder.glob("*.gateway")):
+    for record in gateway_files(folder):
         try:
             yield record.stem, _asked(socket_of(folder, record.stem), window)
         except (OSError, msgspec.DecodeError):
             if record.exists():  # otherwise it has just ended
                 yield record.stem, None
+
+
+def gateway_files(folder: Path) -> list[Path]:
+    """Return the record of each registered gateway that has services or upstreams, and does not only relay requests."""
+    return [record for record in sorted(folder.glob("*.gateway")) if not _relays(record)]
+
+
+def _relays(record: Path) -> bool:
+    try:
+        return json_decoder(_Record).decode(record.read_bytes()).relays
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+class _Record(msgspec.Struct):
+    relays: bool = False
 
 
 def running_gateways(folder: Path) -> list[int]:

@@ -83,7 +83,7 @@ GRPC_PORT = "POISE_GATEWAY_GRPC_PORT"
     default=1,
     show_default=True,
     metavar="N",
-    help="Number of gateways at this address, before upstreams only: one core is no limit.",
+    help="Number of gateways at this address, to use several CPU cores.",
 )
 @click.option(
     "--grpc-port",
@@ -135,20 +135,13 @@ def serve(
         raise InputError("serving needs aiohttp, which is not installed", hint=extra("serve"))
     if grpc_port is not None and find_spec("grpc") is None:
         raise InputError("gRPC needs grpcio, which is not installed", field="--grpc-port", hint=extra("grpc"))
-    if gateways > 1 and grpc_port is not None:
-        what = "gRPC is for own models, and only upstreams can have several gateways"
+    if gateways > 1 and grpc_port is not None and not names:
+        what = "gRPC is for own models, and several gateways of upstreams cannot share its port"
         raise InputError(what, field="--grpc-port", hint="leave out --gateways, or --grpc-port")
-    if gateways > 1 and names:
-        raise InputError(
-            "only upstreams can have several gateways",
-            field="--gateways",
-            have=", ".join(names),
-            hint="serve them with one gateway of their own, and list it as an upstream",
-        )
     import uvloop
 
     from poise_serve.beyond import beyond_of
-    from poise_serve.group import GROUP, member_of, run_all
+    from poise_serve.group import CORE, GROUP, member_of, run_all
     from poise_serve.parent import Watched, hold_signals, inherited, registered, stand_by
     from poise_serve.peers import Peers
     from poise_serve.serve import bind, serve
@@ -160,14 +153,20 @@ def serve(
         with bind(host, port, shared=True, listen=False) as listening:
             ensure_home(home)
             entrance = _entrance(home, listening.getsockname()[0], host, keys, insecure, cors, host_name)
-            _tell_addresses(listening, services, fronts, entrance, as_json, 0)
+            if grpc_port is not None:
+                grpc_port = _grpc_port(listening.getsockname()[0], grpc_port)
+            _tell_addresses(listening, services, fronts, entrance, as_json, grpc_port or 0)
             home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return run_all(home.services, gateways, listening.getsockname()[1], tell)
+            return run_all(home.services, gateways, listening.getsockname()[1], tell, core=bool(names))
     port = group.port if group is not None else port
-    with taken_over.listening if taken_over else bind(host, port, shared=group is not None) as listening:
+    core = group.core_in(home.services) if group is not None and group.has_core else None
+    is_core = core is not None and group is not None and group.number == CORE
+    relays = core is not None and not is_core
+    held = partial(bind, host, port, shared=group is not None, listen=not is_core)
+    with taken_over.listening if taken_over else held() as listening:
         ensure_home(home)
         entrance = _entrance(home, listening.getsockname()[0], host, keys, insecure, cors, host_name)
-        if grpc_port is not None:
+        if grpc_port is not None and not relays:
             grpc_port = _grpc_port(listening.getsockname()[0], grpc_port)
         if taken_over is None and group is None:
             _tell_addresses(listening, services, fronts, entrance, as_json, grpc_port or 0)
@@ -182,12 +181,18 @@ def serve(
         environment, user = kept | {"POISE_HOME": str(home.root)}, user_name()
         environment |= {GROUP: group.text} if group is not None else {}
         environment |= {GRPC_PORT: str(grpc_port)} if grpc_port else {}
-        name, number = (group.name, group.number) if group is not None else ("", 0)
+        name, number = (group.name, group.number) if group is not None and not is_core else ("", 0)
         peers = Peers(home.services, name, number, tell)
-        with registered(home.services, mark, listening, environment, taken_over) as lock:
-            watched = stand_by(tell, home.services / f"{mark}.gateway")
+        record = home.services / f"{mark}.gateway"
+        with registered(home.services, mark, listening, environment, taken_over, relays=relays) as lock:
+            watched = stand_by(tell, record)
             if not isinstance(watched, Watched):
                 return watched
+            if relays and core is not None:
+                from poise_serve.relay import relay
+
+                uvloop.run(relay(listening, core, record, watched, lock, tell, entrance.tls))
+                return 0
             uvloop.run(
                 serve(
                     [one.document for one in sources],
@@ -208,6 +213,7 @@ def serve(
                     peers,
                     grpc_port or 0,
                     partial(models_in, target, own),
+                    core if is_core else None,
                 )
             )
     return 0

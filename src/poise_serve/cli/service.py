@@ -16,7 +16,7 @@ from poise.client import current_home
 from poise.config import Home
 from poise.control.start import user_name
 from poise.decoding import json_decoder
-from poise.drivers.gateways import ask_admin
+from poise.drivers.gateways import ask_admin, gateway_files
 from poise.drivers.yamlfile import is_kind
 from poise.errors import Conflict, InputError, NotFound
 from poise.model.document import near, some
@@ -198,7 +198,7 @@ class Gateway:
 
 def _marks(home: Home, named: str) -> list[str]:
     """Return the gateway of this mark, or those of this port; without a name, those of the only port."""
-    records = sorted(home.services.glob("*.gateway"))
+    records = gateway_files(home.services)
     ports = {record.stem: _port(record) for record in records}
     found = [mark for mark, port in ports.items() if not named or named in (mark, port)]
     if found and (named or len({ports[mark] for mark in found}) == 1):

@@ -6,7 +6,7 @@ import pytest
 
 from poise.errors import SpecError
 from poise.model.scaling import Announced
-from poise.model.servicefile import DeclaredService, compile_service
+from poise.model.servicefile import DeclaredService, check_processes, compile_service
 from poise.units import MILLISECOND, MINUTE, SECOND
 
 PROMISED = {"latency_p99": "200ms"}
@@ -32,6 +32,9 @@ def test_scaling_beside_training() -> None:
         ({"replicas": "1..4", "scaling": {"window": "soon"}}, "scaling.window", ""),
         ({"batch_wait": "soon"}, "batch_wait", ""),
         ({"replicas": 4, "objective": PROMISED, "scaling": {"shared": True}}, "scaling", "replicas: 1..8"),
+        ({"process": "small", "replicas": "1..4"}, "replicas", "a number"),
+        ({"process": "small", "workers": 2}, "workers", "1"),
+        ({"process": "Not a name"}, "process", ""),
     ],
 )
 def test_what_is_wrong_is_told(fields: dict[str, Any], field: str, need: str) -> None:
@@ -39,6 +42,14 @@ def test_what_is_wrong_is_told(fields: dict[str, Any], field: str, need: str) ->
         compiled(**fields)
     assert caught.value.record.field == field
     assert need in caught.value.record.need
+
+
+def test_models_of_one_process_want_the_same_one() -> None:
+    small = {"process": "small", "resources": {"cpu": 1}}
+    alike = [compiled(name="a", **small), compiled(name="b", **small, batch=2), compiled(name="c")]
+    check_processes(alike)
+    with pytest.raises(SpecError, match="`a` and `d` share the process `small`, and differ in replicas, resources"):
+        check_processes([*alike, compiled(name="d", process="small", replicas=2)])
 
 
 def test_a_batch_waits_as_long_as_the_file_says_and_not_at_all_without() -> None:

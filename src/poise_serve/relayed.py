@@ -1,0 +1,128 @@
+"""Messages between the gateways of a group and its core: msgpack frames with a length prefix, as in `poise_serve.wire`.
+
+A gateway sends `Open` with the first part of the body. If the body has more parts, the core asks for each with `More`,
+and gets `Data`. The core answers with `Part`s. The gateway confirms each but the last with `Taken`, so that the core
+does not send faster than the client reads. `Gone`: the client has disconnected. `Abort`: disconnect the client.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from poise.decoding import msgpack_decoder
+from poise_serve.wire import LENGTH, MAX_FRAME
+
+WINDOW = 16
+"""Maximum number of parts of an answer that are not confirmed."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """A request. `client`: address and port. `is_whole`: whether `body` is all of it."""
+
+    number: int
+    method: str
+    path: str
+    query: bytes
+    headers: Headers
+    client: tuple[str, int] | None
+    body: bytes
+    is_whole: bool
+
+
+class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
+    """The next part of a body."""
+
+    number: int
+    body: bytes
+    is_whole: bool
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    """The client has read a part of its answer."""
+
+    number: int
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """The client has disconnected."""
+
+    number: int
+
+
+class More(msgspec.Struct, frozen=True, array_like=True, tag="more"):
+    """Send the next part of the body."""
+
+    number: int
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
+    """A part of an answer. `status` and `headers` are in the first one only."""
+
+    number: int
+    body: bytes
+    is_last: bool
+    status: int = 0
+    headers: Headers = []
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Disconnect the client."""
+
+    number: int
+
+
+ToCore = Open | Data | Taken | Gone
+FromCore = More | Part | Abort
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_to_core: msgspec.msgpack.Decoder[ToCore] = msgpack_decoder(ToCore)
+decode_from_core: msgspec.msgpack.Decoder[FromCore] = msgpack_decoder(FromCore)
+
+
+def framed(message: ToCore | FromCore) -> bytes:
+    data = _encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+class Frames:
+    """Collects bytes, and returns the frames in them."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """Yield each complete frame. Raises `ValueError` for one that is too large."""
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= LENGTH.size:
+            length = LENGTH.unpack_from(buffer, at)[0]
+            if length > MAX_FRAME:
+                raise ValueError(f"a frame of {length} bytes")
+            end = at + LENGTH.size + length
+            if len(buffer) < end:
+                break
+            yield bytes(memoryview(buffer)[at + LENGTH.size : end])
+            at = end
+        del buffer[:at]
+
+
+__all__ = [
+    "WINDOW",
+    "Abort",
+    "Data",
+    "Frames",
+    "FromCore",
+    "Gone",
+    "Headers",
+    "More",
+    "Open",
+    "Part",
+    "Taken",
+    "ToCore",
+    "decode_from_core",
+    "decode_to_core",
+    "framed",
+]

@@ -1,0 +1,134 @@
+"""What a gateway relays to the core, and what it does without one."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.front import WEB
+from gateway.server import Serving, until
+from poise_serve.asgi import Gone, Receive, Room, Scope, Send, TooLarge, answer, until_gone, whole_body
+from poise_serve.core import Core
+from poise_serve.relay import Relay
+
+PARTS, PART = 100, b"x" * 1000
+
+
+class Application:
+    """In the core: answers with the size of a body, streams, or waits until its client has gone."""
+
+    def __init__(self) -> None:
+        self.asked = self.gone = self.sent = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked += 1
+        try:
+            body = await whole_body(scope, receive, 2 << 20, Room(1 << 30))
+            if scope["path"] == "/wait":
+                await until_gone(scope, asyncio.get_running_loop().create_future())
+        except TooLarge:
+            await answer(send, 413, b"", [])
+        except Gone:
+            self.gone += 1
+        else:
+            if scope["path"] == "/stream":
+                await self._stream(send)
+            elif scope["path"] == "/fail":
+                raise ValueError("as it is told")
+            await answer(send, 200, b"%d" % len(body), [(b"by", b"core")])
+
+    async def _stream(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(PARTS):
+            await send({"type": "http.response.body", "body": PART, "more_body": True})
+            self.sent += 1
+
+
+class Group:
+    """A gateway and a core, in one process."""
+
+    def __init__(self, path: Path) -> None:
+        self.application, self.relay = Application(), Relay(path)
+        self._path = path
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        await self._start()
+        self.relay.start()
+        yield
+        self.relay.stop()
+        await self._core.stop()
+
+    async def _start(self) -> None:
+        self._core = Core(self.application, self._path)
+        await self._core.start(cast(Any, None))
+
+    def call(self, *work: str) -> None:
+        """From another thread: end the core, or start another."""
+
+        async def called() -> None:
+            for one in work:
+                await (self._start() if one == "start" else self._core.stop())
+
+        asyncio.run_coroutine_threadsafe(called(), self._loop).result(10)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[tuple[Group, str]]:
+    made = Group(tmp_path / "core")
+    with Serving(made.relay, during=made.running) as serving:
+        yield made, serving.url
+
+
+def test_requests_and_answers_pass_through(group: tuple[Group, str]) -> None:
+    url = group[1]
+    for size in (0, 3, 1 << 20):
+        told = WEB.post(f"{url}/a?b=c", content=b"1" * size)
+        assert (told.status_code, told.text, told.headers["by"]) == (200, str(size), "core")
+    assert WEB.post(f"{url}/a", content=b"1" * (3 << 20)).status_code == 413
+    assert WEB.get(f"{url}/fail").json()["error"]["code"] == 500
+
+
+def test_a_stream_is_sent_as_fast_as_its_client_reads(group: tuple[Group, str]) -> None:
+    made, url = group
+    with WEB.stream("GET", f"{url}/stream") as told:
+        assert b"".join(told.iter_raw()).startswith(PART * PARTS)
+    assert made.application.sent == PARTS
+
+
+def test_a_client_that_leaves_cancels_its_request(group: tuple[Group, str]) -> None:
+    made, url = group
+    with pytest.raises(Exception, match="timed out"):
+        WEB.get(f"{url}/wait", timeout=0.2)
+    until(lambda: made.application.gone == 1)
+
+
+def test_another_core_gets_the_requests_that_have_no_answer(group: tuple[Group, str]) -> None:
+    made, url = group
+    told: list[int] = []
+    asking = threading.Thread(target=lambda: told.append(WEB.post(f"{url}/wait", content=b"1").status_code))
+    asking.start()
+    until(lambda: made.application.asked == 1)
+    made.call("stop")
+    until(lambda: made.application.gone == 1)
+    made.application = cast(Any, _answering)
+    made.call("start")
+    asking.join(10)
+    assert told == [200]
+
+
+def test_without_a_core_requests_are_refused_at_the_end(group: tuple[Group, str]) -> None:
+    made, url = group
+    made.call("stop")
+    made.relay.is_ending = True
+    until(lambda: WEB.get(f"{url}/a").status_code == 503)
+    made.call("start")
+
+
+async def _answering(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    await answer(send, 200, b"", [])
