@@ -110,7 +110,7 @@ class Gateway:
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
         service = self._fronts[name]
-        timeout, deferred, asker = 0, False, Asker(client=client_of(scope), came=came_at(scope))
+        timeout, deferred, asker = 0, False, Asker(client=client_of(scope))
         for header, value in scope["headers"]:
             if header == b"x-request-timeout-seconds":
                 timeout = _seconds(value)
@@ -121,7 +121,8 @@ class Gateway:
         return service, timeout, deferred, asker
 
     def _admit_named(self, name: str, scope: Scope) -> tuple[Asked, int, bool, Asker]:
-        return self.admit(self._name(f"/predict/{name}"), scope)
+        service, timeout, deferred, asker = self.admit(self._name(f"/predict/{name}"), scope)
+        return service, timeout, deferred, asker._replace(came=came_at(scope))
 
     def _name(self, path: str) -> str:
         """Return the name of the requested service. Raises `Refused`."""
@@ -207,6 +208,7 @@ class Gateway:
 
         try:
             service = self._fronts[self._name(scope["path"])]  # another version may serve since the body began
+            asker = asker._replace(came=came_at(scope))  # its body may have taken long
             number = service.ask(body, tell, timeout, deferred, asker)
             try:
                 made = told.result() if told.done() else await until_gone(scope, told)

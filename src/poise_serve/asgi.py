@@ -26,8 +26,8 @@ GONE = "poise.gone"
 
 
 CAME = "poise.came"
-"""An extension: its `at` is when the latest data of the request came, in nanoseconds. A busy process takes milliseconds
-to begin with a request."""
+"""An extension: its `at` returns when the latest data of the request came, in nanoseconds. A busy process takes
+milliseconds to begin with a request."""
 
 
 ASKER = "poise.asker"
@@ -96,9 +96,9 @@ def client_of(scope: Scope) -> str:
 
 
 def came_at(scope: Scope) -> int:
-    """Return when the request came, in nanoseconds; 0 if the server does not tell."""
+    """Return when the latest data of the request came, in nanoseconds; 0 if the server does not tell."""
     found = scope["extensions"].get(CAME)
-    return found["at"] if found is not None else 0
+    return int(found["at"]()) if found is not None else 0
 
 
 class Gone(Exception):

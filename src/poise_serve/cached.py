@@ -190,7 +190,9 @@ class Cached:
         """Send the request to the service, with the remaining timeout."""
         flight.sent = time.monotonic_ns()
         timeout = max(1, flight.timeout - (flight.sent - flight.began)) if flight.timeout else 0
-        flight.number = self._service.ask(flight.body, partial(self._told, flight), timeout, flight.deferred)
+        flight.number = self._service.ask(
+            flight.body, partial(self._told, flight), timeout, flight.deferred, Asker(client=flight.asker.client)
+        )
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

@@ -85,9 +85,7 @@ class Connection(web.RequestHandler):
         self._then: Callable[[], object] = _nothing
         self.has_ended = False
         """Whether the client has closed its sending side."""
-        self.came = 0
-        """When the latest data came, in nanoseconds."""
-        self._got = 0
+        self._got = self._came = 0
         self._at_rest = -1  # bytes received when it was last idle; -1: no request yet
         self._had = -1  # bytes received at the last check of a request in transfer; -1: not checked yet
         self._unsent = self._taken = 0  # at the last check
@@ -101,7 +99,7 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         self._got += len(data)
-        self.came = time.monotonic_ns()
+        self._came = time.monotonic_ns()
         super().data_received(data)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp closes even with pending requests
@@ -142,6 +140,10 @@ class Connection(web.RequestHandler):
         self.gone.set()
         self._then()
         super().connection_lost(exc)
+
+    def when_came(self) -> int:
+        """Return when the latest data came, in nanoseconds."""
+        return self._came
 
     def when_gone(self, then: Callable[[], object]) -> None:
         """Call `then` once, if the client disconnects before its request is answered."""
@@ -263,7 +265,7 @@ class Exchange:
             "extensions": {
                 ABORT: {"now": connection.abort},
                 GONE: {"then": connection.when_gone},
-                CAME: {"at": connection.came},
+                CAME: {"at": connection.when_came},
             },
         }
 

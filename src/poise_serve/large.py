@@ -105,7 +105,8 @@ class Large:
         question.began = loop.time()
         self._asked[question.number] = question
         left = max(1, int((question.due - question.began) * SECOND))
-        number = self._behind.ask(question.body, lambda told: self._told(question, told), left, True, question.asker)
+        asker = question.asker._replace(came=0)  # what is left of its time begins now
+        number = self._behind.ask(question.body, lambda told: self._told(question, told), left, True, asker)
         question.behind = number
 
     def _told(self, question: _Question, told: Answer | Refuse) -> None:

@@ -60,7 +60,6 @@ from poise_serve.asgi import (
     TooLarge,
     abort,
     answer,
-    came_at,
     client_of,
     may_ask,
     tell_methods,
@@ -734,7 +733,7 @@ def _for_how_long(held: int) -> str:
 
 def _asker(scope: Scope) -> Asker:
     """Read the tenant and the cache settings from the headers."""
-    asker = Asker(client=client_of(scope), came=came_at(scope))
+    asker = Asker(client=client_of(scope))
     try:
         for name, value in scope["headers"]:
             asker = asker.saying(name, value)

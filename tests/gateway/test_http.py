@@ -31,10 +31,12 @@ class Echo:
     def __init__(self) -> None:
         self.wait = 0.0
         self.asked = self.cancelled = 0
+        self.came = self.began = 0
         self.open = self.most = 0
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
         self.asked += 1
+        self.came, self.began = asker.came, time.monotonic_ns()
         self.open += 1
         self.most = max(self.most, self.open)
 
@@ -70,6 +72,16 @@ def said(port: int, *parts: bytes) -> bytes:
         for part in parts:
             client.sendall(part)
         return rest(client)
+
+
+def test_a_request_came_when_the_last_of_its_body_did(served: Serving, echo: Echo) -> None:
+    with dial(served.port) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 4\r\n\r\nab")
+        until(lambda: served.server.open == 1)
+        before = time.monotonic_ns()
+        client.sendall(b"cd")
+        assert rest(client).endswith(b"abcd")
+    assert before < echo.came <= echo.began
 
 
 def ask(body: bytes, more: bytes = b"", version: bytes = b"1.1") -> bytes:

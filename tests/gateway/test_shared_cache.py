@@ -55,7 +55,7 @@ class Gateway:
         self._takes = takes
         self._calls: dict[int, asyncio.TimerHandle] = {}
 
-    def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int = 0, deferred: bool = False) -> int:
+    def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int, deferred: bool, asker: Asker) -> int:
         self.asked += 1
         told: Answer | Refuse = Answer(200, "text/plain", body * 2)
         if body.startswith(b"bad"):

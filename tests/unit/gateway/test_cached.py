@@ -30,7 +30,7 @@ class Asked:
         self.open: dict[int, Callable[[Any], None]] = {}
         self.count = 0
 
-    def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int = 0, deferred: bool = False) -> int:
+    def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int, deferred: bool, asker: Asker) -> int:
         self.count += 1
         self.open[self.count] = tell
         return self.count

@@ -158,7 +158,7 @@ class Echo:
         self._chosen = chosen
         self._calls: dict[int, asyncio.TimerHandle] = {}
 
-    def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int = 0, deferred: bool = False) -> int:
+    def ask(self, body: bytes, tell: Callable[[Any], None], timeout: int, deferred: bool, asker: Asker) -> int:
         told: Answer | Refuse = Answer(self._chosen.choice((200, 200, 200, 422)), "text/plain", body)
         if self._chosen.random() < 0.1:
             told = Refuse(1, "late")
