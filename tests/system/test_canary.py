@@ -148,9 +148,9 @@ def test_what_is_as_good_takes_over_while_nobody_notices(home: Living) -> None:
     ("canary", "why"),
     [
         ("model: models.py:Slow, share: [50%], after: 50", "ms beside"),
-        ("model: models.py:Other, shadow: 100%, after: 50", "answers the same"),
+        pytest.param("model: models.py:Other, shadow: 100%, after: 50", "answers the same", marks=pytest.mark.slow),
         ("model: models.py:Dies, share: [30%], after: 20", "errors"),
-        ("model: models.py:Never, share: [50%]", "no weights here"),
+        pytest.param("model: models.py:Never, share: [50%]", "no weights here", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_worse_is_rolled_back_and_nobody_notices(home: Living, canary: str, why: str) -> None:

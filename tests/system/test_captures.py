@@ -119,6 +119,7 @@ def test_without_py_spy_the_hint_installs_it(up: Living) -> None:
             up.poise("cancel", "plain")
 
 
+@pytest.mark.slow
 def test_a_trace_of_pytorch_of_a_training_session(up: Living) -> None:
     begin(up, "train", sys.executable, "training.py", env=("--env", f"PYTHONPATH={':'.join(sys.path)}"))
     try:

@@ -291,17 +291,18 @@ def test_a_stream_of_submissions_goes_on_to_whoever_leads(pair: Pair) -> None:
     assert [client.wait(receipt.job, PATIENCE).exit_code for receipt in receipts] == [0] * count
 
 
+@pytest.mark.slow
 def test_leaders_that_are_killed_again_and_again_and_come_back_lose_nothing(pair: Pair) -> None:
     """Started again where it was a leader may take its own lease at once, or the other one has been quicker."""
     diary = Diary(pair.first.work / "diary")
     with Load(pair, diary) as load:
-        for _ in range(3):
+        for _ in range(5):
             leader = until(lambda: next(filter(pair.leads, (pair.first, pair.second)), None), "one leads", pair.story)
             load.wait_for(10)
             kill(leader.pid("control"))
     load.check()
     found = [int(event.split(b'"term":')[1].split(b",")[0]) for event in terms(pair)]
-    assert found == sorted(set(found)) and len(found) >= 4
+    assert found == sorted(set(found)) and len(found) >= 6
 
 
 def test_a_leader_that_stood_still_says_nothing_any_more(pair: Pair) -> None:
@@ -413,13 +414,6 @@ def test_a_leader_that_is_cut_off_from_the_store_leaves_before_another_leads(pai
         until(lambda: Client(Home(pair.first.home.root)).status().stands_by, "it stands by", pair.story)
         load.wait_for(5)
     load.check()
-
-
-def test_a_leader_that_leaves_in_order_is_followed_at_once(pair: Pair) -> None:
-    asked = time.monotonic()
-    kill(pair.first.pid("supervisor"), signal.SIGTERM)
-    until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
-    assert time.monotonic() - asked < PATIENCE
 
 
 def test_who_waits_for_a_job_goes_on_waiting_when_the_leader_leaves_in_order(pair: Pair) -> None:
