@@ -471,7 +471,7 @@ def test_the_same_log_gives_the_same_however_it_is_read() -> None:
     assert reports(at_once) == reports(ticked) == reports(saved)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_storms_on_a_simulated_fleet(seed: int) -> None:
     storm = storm_of(seed)
     events = rage(storm)
