@@ -329,7 +329,8 @@ def test_a_container_runs_as_the_account_from_its_own_images(users: Users, devic
     assert users.of("ann", "logs", job).out.decode().splitlines()[:2] == ["0", "inside"]
     assert (ann / "made-inside").stat().st_uid == ANN
     assert users.of("ann", "results", job, "--json").value[0]["result"] == {"a": 1}
-    within = users.submit("ann", "devices", "cat", Path(device).name, image=name, folder="/dev", time_limit="5s")
+    limit: dict[str, Any] = {"time-limit": "5s"}
+    within = users.submit("ann", "devices", "cat", Path(device).name, image=name, folder="/dev", **limit)
     users.of("ann", "wait", within)
     assert users.of("ann", "logs", within).out == b"", "a device of another attempt gives no zeros"
     theirs = users.submit("bob", "theirs", "true", image=name)
