@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from poise.drivers import sockets
-from poise_serve.asgi import ABORT, GONE, App, Scope, answer
+from poise_serve.asgi import ABORT, CAME, GONE, App, Scope, answer
 from poise_serve.refusals import problem
 from poise_serve.relayed import (
     WINDOW,
@@ -158,7 +158,11 @@ class _Exchange:
             "query_string": opened.query,
             "headers": opened.headers,
             "client": opened.client,
-            "extensions": {ABORT: {"now": self._abort}, GONE: {"then": self._when_gone}},
+            "extensions": {
+                ABORT: {"now": self._abort},
+                GONE: {"then": self._when_gone},
+                CAME: {"at": opened.came},
+            },
         }
         self._send = send
         self._parts = deque([Data(opened.number, opened.body, opened.is_whole)])

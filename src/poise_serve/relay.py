@@ -23,7 +23,7 @@ import msgspec
 
 from poise.drivers import sockets
 from poise.drivers.gateways import ADMIN
-from poise_serve.asgi import ABORT, GONE, Receive, Scope, Send
+from poise_serve.asgi import ABORT, GONE, Receive, Scope, Send, came_at
 from poise_serve.http import Server
 from poise_serve.parent import Watched, Watchers, listen_to_signals, note_ending
 from poise_serve.refusals import problem
@@ -87,6 +87,7 @@ class Relay:
             (str(client[0]), int(client[1])) if client else None,
             message.get("body", b""),
             not message.get("more_body", False),
+            came_at(scope),
         )
         request = self._open[opened.number] = _Request(opened, receive)
         scope["extensions"][GONE]["then"](partial(self._gone, request))

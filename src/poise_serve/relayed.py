@@ -19,7 +19,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
-    """A request. `client`: address and port. `is_whole`: whether `body` is all of it."""
+    """A request. `client`: address and port. `is_whole`: whether `body` is all of it. `came`: when it came, in
+    nanoseconds of the clock that all processes of a machine share.
+    """
 
     number: int
     method: str
@@ -29,6 +31,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     client: tuple[str, int] | None
     body: bytes
     is_whole: bool
+    came: int = 0
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):

@@ -83,7 +83,7 @@ GRPC_PORT = "POISE_GATEWAY_GRPC_PORT"
     default=1,
     show_default=True,
     metavar="N",
-    help="Number of gateways at this address, to use several CPU cores.",
+    help="Number of gateways at this address, for TLS, compression and connections on several CPU cores.",
 )
 @click.option(
     "--grpc-port",
@@ -174,7 +174,7 @@ def serve(
         base = {"folder": str(Path.cwd()), "env": kept}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
         connect = lasting(home, "--until-idle")
-        if services and taken_over is None:
+        if services and taken_over is None and not relays:
             _check_account(connect)
         mark = taken_over.mark if taken_over else secrets.token_hex(4)
         beyond = beyond_of(home)
