@@ -1,7 +1,7 @@
 """`poise serve MODEL --gateways 2`: gateways share a port, and one more process, the core, has the models."""
 
-import contextlib
 import json
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +16,12 @@ FILES = {
     "app.py": """
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 class Model:
     def predict(self, batch: list[float]) -> list[dict]:
-        time.sleep(max(batch))
+        while max(batch) > 0 and not Path("go").exists():
+            time.sleep(0.01)
         return [{"batch": len(batch)}] * len(batch)
 
 class Story:
@@ -57,11 +59,13 @@ def processes(home: Living, *, relays: bool) -> list[int]:
     return [int(one) for one in found]
 
 
-def test_batches_and_limits_are_those_of_all_together(serving: Serving) -> None:
+def test_batches_and_limits_are_those_of_all_together(serving: Serving, home: Living) -> None:
     with ThreadPoolExecutor(8) as clients:
-        asked = [clients.submit(serving.ask, 0.5, "/predict/model") for _ in range(8)]
+        asked = [clients.submit(serving.ask, 1, "/predict/model") for _ in range(8)]
+        until(lambda: sum(one.done() for one in asked) >= 4, "others are refused", lambda: serving.text)
+        home.file("go", "")
         told = [one.result() for one in asked]
-    assert sorted({one.status for one in told}) == [200, 503], "one or two are served, and two wait"
+    assert sorted({one.status for one in told}) == [200, 503]
     assert 3 <= sum(one.status == 200 for one in told) <= 4
     assert {"batch": 2} in [one.value for one in told], "connections are divided, and batches are not"
     assert serving.metric("serve_deployment_queued_queries") == 0
@@ -76,21 +80,21 @@ def test_streams_large_bodies_and_changes_pass_through(serving: Serving, home: L
     home.file("model.json", FILES["model.json"].replace('"queue": 2', '"queue": 50'))
     assert home.poise("service", "apply", "model.json").code == 0
     with ThreadPoolExecutor(8) as clients:
-        asked = [clients.submit(serving.ask, 0.05, "/predict/model") for _ in range(16)]
+        asked = [clients.submit(serving.ask, 0, "/predict/model") for _ in range(16)]
         assert {one.result().status for one in asked} == {200}
     assert len(home.poise("services", "--json").value) == 2
 
 
 def test_a_killed_core_loses_no_request(serving: Serving, home: Living) -> None:
-    before = listed(home)["services"]
+    before = [one["jobs"] for one in listed(home)["services"]]
     (old,) = processes(home, relays=False)
-    with asking(serving, "/predict/model", b"0.05") as answers:
+    with asking(serving, "/predict/model", b"0") as answers:
         until(lambda: len(answers) > 5, "it answers")
         kill(old)
         told = len(answers)
         until(lambda: len(answers) > told + 10, "it goes on", lambda: serving.text)
     assert {status for status, _ in answers} == {200}
-    assert listed(home)["services"] == before, "the same replicas"
+    assert [one["jobs"] for one in listed(home)["services"]] == before, "the same replicas"
 
 
 def test_a_killed_gateway_loses_only_what_it_held(serving: Serving, home: Living) -> None:
@@ -111,9 +115,12 @@ def test_the_requests_that_it_has_are_answered_at_the_end(home: Living) -> None:
     home.file("slow.json", FILES["model.json"].replace('"model"', '"slow"', 1))
     served = Serving(home, "slow.json", "--gateways", "2", ready=False)
     served.until_said("1 of 1 ready")
-    with ThreadPoolExecutor(1) as clients, contextlib.ExitStack() as ends:
-        asked = clients.submit(served.ask, 1.0)
+    (home.work / "go").unlink()
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(served.ask, 1)
         until(lambda: served.metric("serve_replica_processing_queries") == 1, "it is served")
-        ends.callback(lambda: asked.result())
-        assert served.end() == 0
-    assert asked.result().status == 200
+        served.process.send_signal(signal.SIGTERM)
+        served.until_said("draining")
+        home.file("go", "")
+        assert asked.result().status == 200
+    assert served.end() == 0
