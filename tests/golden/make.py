@@ -30,6 +30,7 @@ from poise.kernel.messages import (
     Saw,
     SetRules,
     SetShares,
+    SignedIn,
     Submit,
 )
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
@@ -405,10 +406,48 @@ def owned() -> World:
     return world.round().restart(from_checkpoint=True).connect("n1").connect("n2").finish_all(run="2s")
 
 
+def budgeted() -> World:
+    """Somebody signs in, and renews the token later. The budget of the tenant is spent: new work is held until the next
+    day.
+    """
+    world = World().nodes(1, cpu=8, gpus=1)
+    person = SignedIn(
+        request=world.request(),
+        hash="3" * 64,
+        subject="https://id.example.org 42",
+        name="ann",
+        tenant="lab",
+        role=Role.SUBMITTER,
+        account="",
+        lasts=8 * 3600 * SECOND,
+    )
+    budget = {"name": "lab", "tenant": "lab", "amount": "1h", "every": "day", "at_limit": "hold"}
+    world.ask(person).budgets(budget).job("a", gpu=1, tenant="lab").round().start("a").after("61m")
+    world.job("late", cpu=1, tenant="lab").after("1s").round()
+    world.ask(msgspec.structs.replace(person, request=world.request(), renews=True)).finish("a")
+    world.restart(from_checkpoint=True).connect("n1").after("47m")
+    return world.finish_all(run="2s")
+
+
+def steered() -> World:
+    """A control loop changes a quota. The memory limit of running work becomes larger."""
+    world = World().nodes(1, cpu=16, memory="8GiB", grows=True).quota("default", cpu=4)
+    loop = {"knob": "quota.cpu", "of": "default", "target": {"fleet_use": "50%"}, "least": 2, "most": 16}
+    rule = {"name": "half", "mode": "on", "trigger": "nodes_up > 0", "clear": "nodes_up == 0"}
+    document = {"kind": "rules", "every": "30s", "rules": [rule | {"actions": [{"control": loop}]}]}
+    world.ask(SetRules(world.request(), document)).job("big", resources={"memory": "2GiB"})
+    for _ in range(20):
+        world.job(cpu=1)
+    _minutes(world.round().start("big"), 3)
+    world.change("big", HOME, resources={"memory": "4GiB"}).restart(from_checkpoint=True).connect("n1")
+    world.ask(SetRules(world.request(), document | {"rules": []}))
+    return world.finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
     changed, recurring, configured, shrunk, sent, ruled, shared, reserved, array, suspended,
-    owned,
+    owned, budgeted, steered,
 )  # fmt: skip
 
 
