@@ -160,6 +160,7 @@ def test_off_a_node_that_is_emptied_it_goes_on_at_the_other_without_losing_a_ste
     assert STEPS - len(steps) < 2, "the step with which it ends is made, and not written"
 
 
+@pytest.mark.slow
 def test_it_makes_room_for_a_service_in_its_processes_and_grows_back(living: Living, undisturbed: Any) -> None:
     """The service has one of three devices, and its training the others; eighty who ask at once are more than a replica
     answers within the objective.
