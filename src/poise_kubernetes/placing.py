@@ -875,6 +875,7 @@ class Placer:
         """A Pod can never be bound: its gang does not begin, and what was bound of it is given back."""
         if placed.began:
             self._vacate(placed)
+            self._end_vacant(self._gangs[placed.gang], now)
             return
         self._part(placed)
         gang = list(self._gangs[placed.gang])
@@ -939,7 +940,9 @@ class Placer:
         elif pod is None:
             self._over(placed, Ending(outcome="killed", run=placed.ran(now), note="its Pod was deleted"), now)
         elif pod.status.phase == "Succeeded":
+            gang = self._gangs[placed.gang]
             self._end(placed, Ending(outcome="done", run=placed.ran(now)), now)
+            self._end_vacant(gang, now)
         elif pod.ended:
             note = ": ".join(filter(None, (pod.status.reason, pod.status.message)))
             self._over(placed, Ending(outcome="failed", code=pod.exit_code or 1, run=placed.ran(now), note=note), now)
@@ -998,6 +1001,12 @@ class Placer:
         self._part(placed)
         placed.state, placed.pod = "vacant", None
         self._vacant[placed.attempt] = self._unsettled[placed.attempt] = placed
+
+    def _end_vacant(self, gang: Sequence[_Placed], now: int) -> None:
+        """Places that have lost their Pods end with the last Pod of their gang. A Pod that comes later gets another."""
+        if all(one.state == "vacant" for one in gang):
+            for one in list(gang):
+                self._end(one, one.ending or Ending(outcome="killed", note="its Pod was deleted"), now)
 
     def _end_all(self, every: Iterable[_Placed], ending: Ending, now: int) -> None:
         for placed in list(every):

@@ -98,13 +98,10 @@ def reserved(api: Calls, pod: PodObject, granted: Sequence[Granted]) -> tuple[Wr
 
 def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Written:
     """Return what has become of a binding whose answer was lost, or refused."""
-    if pod.is_deleted or pod.ended:
-        return "gone"
-    if not pod.spec.node_name:
-        return "again"
     launch = launch_of(pod)
-    same = launch is not None and launch.attempt == attempt
-    return "bound" if pod.spec.node_name == node and same else "gone"
+    if pod.spec.node_name == node and launch is not None and launch.attempt == attempt and not pod.is_deleted:
+        return "bound"  # it may have ended already
+    return "gone" if pod.is_deleted or pod.ended or pod.spec.node_name else "again"
 
 
 class _Line:

@@ -3,12 +3,18 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from drivers.kubernetes_api import node
 from drivers.kubernetes_scheduled import Scheduled
+from poise.drivers.kubernetes.objects import Meta
 from poise.engine.network import DOWN
-from poise.model.messages import Beat, FromAgent
+from poise.model.messages import Attempt, Beat, FromAgent, Launch
+from poise.model.resources import Shape
+from poise_kubernetes.placing import ATTEMPT
+from poise_kubernetes.records import PodObject, PodSpec, PodStatus
+from poise_kubernetes.scheduling import outcome_of
 
 
 @pytest.fixture
@@ -372,3 +378,28 @@ def test_nodes_whose_pods_only_run_send_few_heartbeats(world: Scheduled) -> None
     world.run(60)
     assert 0 < len(beats) <= 2 * 7, "one each 10 s"
     assert set(world.jobs().values()) == {"running"}
+
+
+def test_a_gang_whose_failed_pod_is_not_replaced_ends_with_the_others(world: Scheduled) -> None:
+    world.gang("train", 3)
+    world.run(5)
+    world.end("train-1", "Failed")
+    world.run(5)
+    assert world.jobs() == {"ml.train": "running"}
+    world.end("train-0")
+    world.end("train-2")
+    world.run(5)
+    assert world.jobs() == {"ml.train": "failed"}
+
+
+def test_a_binding_whose_answer_was_lost_counts_though_the_pod_has_ended() -> None:
+    attempt = Attempt(task="j1.main", epoch=1)
+    shape = Shape(cpu=1000, memory=0)
+    launch = Launch(attempt=attempt, argv=("x",), shape=shape, slots=1)
+    notes = {ATTEMPT: msgspec.json.encode(launch).decode()}
+    for phase in ("Pending", "Running", "Succeeded", "Failed"):
+        pod = PodObject(metadata=Meta(annotations=notes), spec=PodSpec(node_name="a"), status=PodStatus(phase=phase))
+        assert outcome_of(pod, attempt, "a") == "bound"
+        assert outcome_of(pod, attempt, "b") == "gone"
+    assert outcome_of(PodObject(metadata=Meta(), status=PodStatus(phase="Failed")), attempt, "a") == "gone"
+    assert outcome_of(PodObject(metadata=Meta()), attempt, "a") == "again"
