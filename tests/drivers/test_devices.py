@@ -112,6 +112,7 @@ def test_what_was_measured_under_another_driver_says_nothing(tmp_path: Path) -> 
 def test_the_processor_has_figures_too(tmp_path: Path) -> None:
     home = Home(tmp_path)
     node = Inventory("here", home, []).look()
+    assert node.grows, "its keepers can raise a memory limit"
     assert (node.rates, node.bandwidth) == ({}, 0)
     save_measured(home.profiles, measured(processor_key(processor_name(), node.cpu), "", fp32=7))
     assert Inventory("here", home, []).look().rates == {"fp32": 7}

@@ -81,6 +81,7 @@ class Inventory:
             memory=usable_memory(total_memory_of(Path("/proc/meminfo").read_text()), memory_limit()),
             labels={} if devices else {"no-devices": why_none(self.answers)},
             accounts=offered(),
+            grows=True,
         )
         if profile := load_measured(self._home.profiles, processor_key(processor_name(), cores), ""):
             node = with_processor(node, profile.figures(), "measured")
