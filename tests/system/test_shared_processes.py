@@ -136,5 +136,5 @@ def test_they_go_on_when_another_gateway_takes_over(gateway: Serving) -> None:
     process, old = process_of(gateway), gateway.gateway()
     os.kill(old, signal.SIGKILL)
     until(lambda: gateway.gateway() not in (0, old), "another gateway is there")
-    until(lambda: gateway.ask(1, "/predict/fragile").status == 200, "it answers")
+    until(lambda: gateway.ask(1, "/predict/fragile").status == 200, "it answers", lambda: gateway.text, 20)
     assert process_of(gateway) == process
