@@ -174,8 +174,6 @@ def serve(
         base = {"folder": str(Path.cwd()), "env": kept}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
         connect = lasting(home, "--until-idle")
-        if services and taken_over is None and not relays:
-            _check_account(connect)
         mark = taken_over.mark if taken_over else secrets.token_hex(4)
         beyond = beyond_of(home)
         environment, user = kept | {"POISE_HOME": str(home.root)}, user_name()
@@ -193,6 +191,8 @@ def serve(
 
                 uvloop.run(relay(listening, core, record, watched, lock, tell, entrance.tls))
                 return 0
+            if services and taken_over is None:
+                _check_account(connect)  # may start a control plane, which a watcher would not reap
             uvloop.run(
                 serve(
                     [one.document for one in sources],
