@@ -8,6 +8,7 @@ cancelled. If the core is killed, gateways send their requests to the next one (
 import asyncio
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -161,9 +162,10 @@ class _Exchange:
             "extensions": {
                 ABORT: {"now": self._abort},
                 GONE: {"then": self._when_gone},
-                CAME: {"at": opened.came},
+                CAME: {"at": lambda: self._came},
             },
         }
+        self._came = opened.came
         self._send = send
         self._parts = deque([Data(opened.number, opened.body, opened.is_whole)])
         self._is_whole = False
@@ -175,6 +177,7 @@ class _Exchange:
     # --- the gateway's messages --------------------------------------------------------------------------------------
 
     def add(self, data: Data) -> None:
+        self._came = time.monotonic_ns()
         self._parts.append(data)
         self._some.set()
 

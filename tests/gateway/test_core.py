@@ -11,7 +11,7 @@ import pytest
 
 from gateway.front import WEB
 from gateway.server import Serving, until
-from poise_serve.asgi import Gone, Receive, Room, Scope, Send, TooLarge, answer, until_gone, whole_body
+from poise_serve.asgi import Gone, Receive, Room, Scope, Send, TooLarge, answer, came_at, until_gone, whole_body
 from poise_serve.core import Core
 from poise_serve.relay import Relay
 
@@ -26,6 +26,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked += 1
+        assert came_at(scope) > 0
         try:
             body = await whole_body(scope, receive, 2 << 20, Room(1 << 30))
             if scope["path"] == "/wait":
