@@ -120,7 +120,7 @@ def test_the_requests_that_it_has_are_answered_at_the_end(home: Living) -> None:
     home.file("slow.json", FILES["model.json"].replace('"model"', '"slow"', 1))
     served = Serving(home, "slow.json", "--gateways", "2", ready=False)
     served.until_said("1 of 1 ready")
-    (home.work / "go").unlink()
+    (home.work / "go").unlink(missing_ok=True)
     with ThreadPoolExecutor(1) as clients:
         asked = clients.submit(served.ask, 1)
         until(lambda: served.metric("serve_replica_processing_queries") == 1, "it is served")

@@ -295,6 +295,7 @@ def run(home: str, options: list[str]) -> int:
     os.set_blocking(wakeup, False)
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # its starter may have blocked some, as a gateway that starts does
     while not stopping and os.path.isdir(home):  # a child would create a removed home again
         if keeps_gateways:
             serving = gateways(home, serving)
