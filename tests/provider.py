@@ -63,7 +63,9 @@ def signed(header: dict[str, Any], claims: Claims, sign: Callable[[bytes], bytes
 
 
 class Provider(ThreadingHTTPServer):
-    """The issuer. `person` are the claims of whoever signs in; `forge` replaces the ID token of each answer."""
+    """The issuer. `person` are the claims of whoever signs in; `forge` replaces the ID token of each answer. Answers
+    wait for `open`.
+    """
 
     daemon_threads = True
 
@@ -76,6 +78,8 @@ class Provider(ThreadingHTTPServer):
         self.forge: Callable[[Claims], str] | None = None
         self.redirects = ["http://127.0.0.1:7719/signed-in"]
         self.fails = 0
+        self.open = threading.Event()
+        self.open.set()
         self.asked: list[str] = []
         self.answers: list[str] = []
         """Whatever was sent: no secret of it may come out elsewhere."""
@@ -115,6 +119,7 @@ class Provider(ThreadingHTTPServer):
 
     def answer(self, method: str, path: str, form: dict[str, str], named: str) -> tuple[int, Any]:
         self.asked.append(path)
+        self.open.wait()
         if self.fails:
             return self.fails, {}
         if path == "/.well-known/openid-configuration":

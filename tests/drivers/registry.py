@@ -24,6 +24,9 @@ class Registry:
         self.tags: dict[str, bytes] = {}
         self.blobs: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.open = threading.Event()
+        """Answers wait for it."""
+        self.open.set()
         self.host = ""
 
     def add(self, name: str, manifest: bytes) -> str:
@@ -71,6 +74,7 @@ class Registry:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         path, given = request.path.partition("?")[0], request.headers.get("Authorization", "")
         self.asked.append(f"{request.command} {path}")
+        self.open.wait()
         basic = f"Basic {self.login}"
         if path == "/token":
             content = json.dumps({"token": "a-token" if given == basic else "none"}).encode()

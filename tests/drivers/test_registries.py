@@ -1,12 +1,16 @@
 """The digest of a tag, as a real registry on loopback says it."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from drivers.registry import Registry
-from poise.drivers.registries import Unpinned, pinned
+from poise.control.images import AT_ONCE, OF_TENANT, Images
+from poise.drivers.registries import Unpinned, _token_of, pinned
 from poise.errors import SpecError
+from poise.model.spec import compile_spec
 
 
 @pytest.mark.parametrize(("login", "by_token"), [("", False), ("ann:secret", False), ("ann:secret", True)])
@@ -49,3 +53,35 @@ def test_credentials_go_only_where_the_registry_may_send_them(tmp_path: Path) ->
         with pytest.raises(Unpinned, match="than by TLS"):
             pinned(f"{host}/team/train:1", logins)
         assert registry.asked == ["HEAD /v2/team/train/manifests/1"]
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_registry_elsewhere_leads_the_control_plane_to_no_server_of_its_own_machine(scheme: str) -> None:
+    with Registry("ann:secret", by_token=True).serving() as registry:
+        with pytest.raises(ValueError, match="from elsewhere"):
+            _token_of("registry.example.org", f'Bearer realm="{scheme}://{registry.host}/token"', "")
+        assert not registry.asked
+
+
+def test_a_slow_registry_keeps_no_other_work_and_no_other_tenant_waiting(tmp_path: Path) -> None:
+    with Registry().serving() as registry:
+        digest = registry.add("team/train:1", b"{}")
+        images, image = Images(tmp_path), f"{registry.host}/team/train:1"
+
+        async def pinned_for(tenant: str) -> str:
+            job = compile_spec({"run": "x", "image": image}, wall=0.0, tenant=tenant)
+            return (await images.pinned(job)).units[0].image
+
+        async def test() -> None:
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+            registry.open.clear()
+            waiting = [asyncio.create_task(pinned_for("ann")) for _ in range(AT_ONCE)]
+            while not registry.asked:  # noqa: ASYNC110 — another thread appends
+                await asyncio.sleep(0.01)
+            other = asyncio.create_task(pinned_for("bob"))
+            while len(registry.asked) < OF_TENANT + 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(registry.open.set)
+            assert {one.rpartition("@")[2] for one in await asyncio.gather(other, *waiting)} == {digest}
+
+        asyncio.run(asyncio.wait_for(test(), 30))

@@ -5,7 +5,9 @@ An image stays as it is named if its digest cannot be found out; the submitter g
 """
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -15,6 +17,9 @@ from poise.model.spec import Compiled, with_image
 
 AT_ONCE = 8
 """Maximum number of registries that are asked at the same time."""
+
+OF_TENANT = AT_ONCE // 2
+"""Maximum number of them for one tenant, who may name a slow registry."""
 
 OTHERS = 4
 """Maximum number of images of one job that are asked for; the others stay as they are named."""
@@ -26,6 +31,8 @@ class Images:
     def __init__(self, registries: Path | None) -> None:
         self._registries = registries
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._threads = ThreadPoolExecutor(AT_ONCE, "registry")  # other work needs the other threads
 
     async def pinned(self, compiled: Compiled) -> Compiled:
         """Return the job with pinned images. Raises SpecError for an image that its registry does not have."""
@@ -34,12 +41,15 @@ class Images:
         names = list(dict.fromkeys(unit.image for unit in units if unit.image))
         if not names or self._registries is None:
             return compiled
+        logins = self._registries / f"{compiled.tenant}.json"
+        own = self._of.setdefault(compiled.tenant, asyncio.Semaphore(OF_TENANT))
+        loop = asyncio.get_running_loop()
         made: dict[str, str] = {}
         notes = [compiled.note] if compiled.note else []
         for name in names[:OTHERS]:
             try:
-                async with self._turns:
-                    made[name] = await asyncio.to_thread(pinned, name, self._registries / f"{compiled.tenant}.json")
+                async with own, self._turns:
+                    made[name] = await loop.run_in_executor(self._threads, pinned, name, logins)
             except Unpinned as why:
                 notes.append(f"the image {name} is not pinned: {why}")
 

@@ -8,7 +8,8 @@ secret there, too. The issuer is only needed to sign in and to renew; a token is
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -82,9 +83,10 @@ class SigningIn:
 
     def __init__(self, plane: Plane, home: Home, gate: Gatekeeper) -> None:
         self._plane, self._path, self._gate = plane, home.sign_in, gate
-        self._read: tuple[tuple[int, int], SignIn] | None = None
+        self._read: tuple[tuple[int, int], SignIn | None] | None = None
         self._issuer: Issuer | None = None
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._threads = ThreadPoolExecutor(AT_ONCE, "sign-in")
         self._until = 0.0
 
     def add_routes(self, routes: Routes) -> None:
@@ -106,8 +108,7 @@ class SigningIn:
 
     async def _device(self) -> SignInCode:
         settings, issuer, client = self._settings()
-        async with self._turn():
-            begun = await asyncio.to_thread(issuer.device, client, settings.scopes)
+        begun = await self._asked(lambda: issuer.device(client, settings.scopes))
         return SignInCode(
             device_code=begun.device_code,
             user_code=begun.user_code,
@@ -121,8 +122,7 @@ class SigningIn:
         settings, issuer, client = self._settings()
         asked = {"redirect_uri": data.redirect, "state": data.state, "nonce": data.nonce}
         asked |= {"code_challenge": data.challenge, "code_challenge_method": "S256"}
-        async with self._turn():
-            return PageReport(await asyncio.to_thread(issuer.page, client, settings.scopes, asked))
+        return PageReport(await self._asked(lambda: issuer.page(client, settings.scopes, asked)))
 
     async def _sign_in(self, data: SignInRequest) -> SignInReport:
         from poise.drivers.oidc import Pending
@@ -130,11 +130,10 @@ class SigningIn:
         settings, issuer, client = self._settings()
         form, nonce = _proof(data)
         self._plane.check_leading()
-        async with self._turn():
-            try:
-                granted, claims = await asyncio.to_thread(_proved, issuer, client, form, nonce)
-            except Pending as pending:
-                return SignInReport(pending=True, slower=pending.slower)
+        try:
+            granted, claims = await self._asked(lambda: _proved(issuer, client, form, nonce))
+        except Pending as pending:
+            return SignInReport(pending=True, slower=pending.slower)
         who = settings.identity(claims)
         token: Token = await self._plane.request(
             lambda request: messages.SignedIn(
@@ -167,8 +166,7 @@ class SigningIn:
         if data.refresh:
             with contextlib.suppress(PoiseError):  # Poise's own token has ended, with or without the issuer
                 _, issuer, client = self._settings()
-                async with self._turn():
-                    await asyncio.to_thread(issuer.revoke, client, data.refresh)
+                await self._asked(lambda: issuer.revoke(client, data.refresh))
         return {"token": ended}
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -182,15 +180,14 @@ class SigningIn:
             _log.warning("sign-in: %s: %s %s", error.record.code, error, error.record.have)
             raise
 
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Hold one of the requests to the issuer. Raises `Busy`."""
+    async def _asked(self, ask: Callable[[], T]) -> T:
+        """Ask the issuer, which may be slow, on a thread of sign-ins: other work needs the others. Raises `Busy`."""
         now = asyncio.get_running_loop().time()
         if self._room.locked() or self._until - now > BURST / RATE:
             raise Busy("too many people sign in", need=f"at most {AT_ONCE} at once", hint="`poise login`")
         self._until = max(self._until, now) + 1 / RATE
         async with self._room:
-            yield
+            return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
     def _settings(self) -> "tuple[SignIn, Issuer, Client]":
         """Return the settings of the home, the issuer, and Poise as its client. Raises `NotFound` without settings, and
@@ -208,13 +205,16 @@ class SigningIn:
         if read is None or read[0] != state:
             try:
                 with located(place_in_file(self._path)):
-                    self._read = read = (state, compile_sign_in(load_yaml(self._path)))
-            except SpecError as error:  # strangers ask, and the file is not theirs
+                    settings = compile_sign_in(load_yaml(self._path))
+            except SpecError as error:
+                settings = None
                 for one in error.record.all():
                     _log.error("%s: %s: %s %s", one.at or self._path, one.field, one.message, one.have)
-                hint = "ask the admin; the messages of the control plane say why"
-                raise Fault("the settings of sign-in are invalid", field="sign-in.yaml", hint=hint) from None
+            self._read = read = (state, settings)  # strangers ask: an invalid file is read once, too
         settings = read[1]
+        if settings is None:  # the file is not theirs
+            hint = "ask the admin; the messages of the control plane say why"
+            raise Fault("the settings of sign-in are invalid", field="sign-in.yaml", hint=hint)
         if self._issuer is None or self._issuer.url != settings.issuer:
             self._issuer = Issuer(settings.issuer)
         return settings, self._issuer, Client(settings.client, _secret(self._path.parent, settings))

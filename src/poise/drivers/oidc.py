@@ -10,17 +10,19 @@ Methods block, and may be called on any thread. They raise `Fault` (E218) if the
 
 import base64
 import binascii
+import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from poise import __version__
 from poise.decoding import json_decoder
+from poise.drivers.exchange import exchange
 from poise.errors import Denied, Fault, InputError, SpecError, extra
 from poise.model.sign_in import check_url
 
@@ -33,7 +35,7 @@ except ImportError:
     raise InputError("sign-in needs the package `cryptography`", field="sign-in.yaml", hint=extra("oidc")) from None
 
 SECONDS = 10.0
-"""Timeout in seconds of connecting to the issuer, and of reading."""
+"""Time limit in seconds of one request to the issuer."""
 
 MOST_BYTES, MOST_TOKEN = 2**20, 64 * 1024
 """Maximum sizes of an answer and of a token."""
@@ -135,6 +137,7 @@ class Issuer:
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
         self.url, self._now = url, now
         self._reading = threading.Lock()
+        self._failed: tuple[float, Fault] | None = None
         self._published: tuple[float, Published] | None = None
         self._keys: tuple[float, tuple[Key, ...]] | None = None
 
@@ -186,7 +189,7 @@ class Issuer:
 
     def published(self) -> Published:
         """Return the discovery document."""
-        with self._reading:
+        with self._turn():
             if self._published is None or self._now() - self._published[0] > KEEP_SECONDS:
                 told = self._ask(Published, self.url.rstrip("/") + WELL_KNOWN)
                 if told.issuer != self.url:
@@ -211,6 +214,21 @@ class Issuer:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Read alone what the issuer publishes. Whoever waits while another fails, fails with it: the next one would
+        wait as long.
+        """
+        since = time.monotonic()
+        with self._reading:
+            if self._failed is not None and self._failed[0] >= since:
+                raise self._failed[1]
+            try:
+                yield
+            except Fault as fault:
+                self._failed = time.monotonic(), fault
+                raise
+
     def _signed(self, token: str) -> dict[str, Any]:
         """Return the claims of a token whose signature is valid."""
         try:
@@ -231,7 +249,7 @@ class Issuer:
     def _keys_for(self, header: _Header) -> list[Key]:
         """Return the keys that may have signed a token; read them again if there is none."""
         uri = self.published().jwks_uri
-        with self._reading:
+        with self._turn():
             for longest in (KEEP_SECONDS, AGAIN_SECONDS):
                 if self._keys is None or self._now() - self._keys[0] > longest:
                     self._keys = self._now(), self._ask(_Keys, uri).keys
@@ -257,11 +275,6 @@ class Issuer:
         raise Denied(what, code="E135", field="issuer", have=ascii(refused.error[:80]), hint="`poise login`")
 
     def _exchange(self, url: str, form: Mapping[str, str] | None, client: Client | None) -> tuple[int, bytes]:
-        import http.client
-        import ssl
-
-        split = urlsplit(url)
-        host, secure = split.hostname or "", split.scheme == "https"
         headers = {"Accept": "application/json", "User-Agent": f"poise/{__version__}"}
         body = None
         if form is not None and client is not None:
@@ -274,23 +287,14 @@ class Issuer:
                 form |= {"client_id": client.id} | ({"client_secret": client.secret} if client.secret else {})
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             body = urlencode(form).encode()
-        connection = (
-            http.client.HTTPSConnection(host, split.port, timeout=SECONDS, context=ssl.create_default_context())
-            if secure
-            else http.client.HTTPConnection(host, split.port, timeout=SECONDS)
-        )
         try:
-            target = (split.path or "/") + (f"?{split.query}" if split.query else "")
-            connection.request("GET" if body is None else "POST", target, body, headers)
-            answer = connection.getresponse()
-            content = answer.read(MOST_BYTES + 1)
-        except (OSError, http.client.HTTPException) as error:
+            method = "GET" if body is None else "POST"
+            status, _, content = exchange(method, url, headers, body, seconds=SECONDS, most=MOST_BYTES)
+        except OSError as error:
             raise self._away(type(error).__name__) from None
-        finally:
-            connection.close()
         if len(content) > MOST_BYTES:
             raise self._away(f"more than {MOST_BYTES} bytes")
-        return answer.status, content
+        return status, content
 
     def _check_endpoint(self, url: str) -> None:
         try:

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from poise.decoding import json_decoder
+from poise.drivers.exchange import Answer, exchange
 from poise.errors import SpecError
 from poise.model.images import HERE, Reference, parsed
 
@@ -103,17 +104,20 @@ def _asked(of: Reference, login: str) -> tuple[int, str]:
     status, headers, _ = _request("HEAD", host, place, {"Accept": MANIFESTS})
     challenge = headers.get("www-authenticate", "")
     if status == 401 and challenge:
-        wanted = f"Bearer {_token_of(challenge, basic)}" if challenge.lower().startswith("bearer") else basic
+        wanted = f"Bearer {_token_of(host, challenge, basic)}" if challenge.lower().startswith("bearer") else basic
         if wanted:
             status, headers, _ = _request("HEAD", host, place, {"Accept": MANIFESTS, "Authorization": wanted})
     return status, headers.get("docker-content-digest", "")
 
 
-def _token_of(challenge: str, basic: str) -> str:
-    """Return a token for a challenge; "" if there is none."""
+def _token_of(host: str, challenge: str, basic: str) -> str:
+    """Return a token for a challenge of a registry; "" if there is none. Only a registry on this machine's loopback can
+    send the control plane to another server there.
+    """
     asked = dict(_PARAMETER.findall(challenge))
     realm = urlsplit(asked.pop("realm", ""))
-    if realm.scheme != ("http" if _is_loopback(realm.netloc) else "https"):
+    here = _is_loopback(realm.netloc)
+    if realm.scheme != ("http" if here else "https") or (here and not _is_loopback(host)):
         raise ValueError("it asks for a token from elsewhere than by TLS")
     place = f"{realm.path}?{urlencode({name: asked[name] for name in ('service', 'scope') if name in asked})}"
     _, _, content = _request("GET", realm.netloc, place, {"Authorization": basic} if basic else {})
@@ -124,18 +128,9 @@ def _token_of(challenge: str, basic: str) -> str:
     return given.token or given.access_token
 
 
-def _request(method: str, host: str, place: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection  # slow to import, and seldom needed
-
-    connection = (HTTPConnection if _is_loopback(host) else HTTPSConnection)(host, timeout=SECONDS)
-    try:
-        connection.request(method, place, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read(MOST_TOKEN)
-    except HTTPException as error:
-        raise OSError(f"this is not HTTP: {error!r}") from None
-    finally:
-        connection.close()
+def _request(method: str, host: str, place: str, headers: dict[str, str]) -> Answer:
+    scheme = "http" if _is_loopback(host) else "https"
+    return exchange(method, f"{scheme}://{host}{place}", headers, seconds=SECONDS, most=MOST_TOKEN)
 
 
 def _is_loopback(host: str) -> bool:

@@ -86,7 +86,9 @@ class SignInRule(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """An account that may sign in. `subject` names it for ever: the issuer, and the issuer's id of the account."""
+    """An account that may sign in. `subject` names it for ever: the issuer, and the issuer's id of the account. `name`
+    is never empty.
+    """
 
     subject: str
     name: str
@@ -130,8 +132,10 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True):
                 check_account(account if isinstance(account, str) else "", self.account)
         except SpecError as error:
             raise _no_rule(str(error), f"another value of `{error.record.field}`") from None
-        subject = f"{self.issuer} {claims['sub']}"
-        return Identity(subject, name_of(claims.get(self.name)), tenant, role, str(account))
+        name = name_of(claims.get(self.name)) or name_of(claims["sub"])
+        if not name:  # the work of a person always counts for that person
+            raise _no_rule("the account has no name that work can carry", f"letters or digits in `{self.name}`")
+        return Identity(f"{self.issuer} {claims['sub']}", name, tenant, role, str(account))
 
 
 def name_of(claim: Any) -> str:

@@ -3,7 +3,9 @@
 import asyncio
 import hmac
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,9 @@ def test_wrong_settings_are_refused_and_strangers_do_not_read_them(
     answer = desk.call("POST", "/v1/sign-in/device", who=None)
     assert (answer.status, "client" in answer.body.decode()) == (500, False)
     assert field in caplog.text
+    caplog.clear()
+    assert desk.call("POST", "/v1/sign-in/device", who=None).body == answer.body
+    assert field not in caplog.text, "strangers do not make it read again"
 
 
 def test_nobody_signs_in_where_no_issuer_is_set(desk: Desk) -> None:
@@ -264,6 +269,63 @@ def test_who_is_signed_in_stays_while_the_issuer_is_down(desk: Desk, provider: P
     assert desk.call("GET", "/v1/whoami", who=MINE).status == 200
     provider.fails = 0
     assert sign_in(desk, refresh=told["refresh"]).status == 201
+
+
+def test_a_slow_issuer_keeps_no_other_work_waiting(desk: Desk, provider: Provider) -> None:
+    async def test() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        waiting = asyncio.create_task(desk.ask("POST", "/v1/sign-in/device"))
+        while not provider.asked:  # noqa: ASYNC110 — another thread appends
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(provider.open.set)
+        assert (await waiting).status == 201
+
+    provider.open.clear()
+    provider.asked.clear()
+    try:
+        asyncio.run(asyncio.wait_for(test(), 30))
+    finally:
+        provider.open.set()
+
+
+def test_who_waits_while_the_issuer_does_not_answer_fails_with_the_first(provider: Provider) -> None:
+    waiting = threading.Semaphore(0)
+
+    class Watched:
+        """A lock that tells how many wait."""
+
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            waiting.release()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    issuer = Issuer(provider.url)
+    issuer._reading = Watched()  # type: ignore[assignment]
+    provider.fails, before = 503, len(provider.asked)
+    provider.open.clear()
+    with ThreadPoolExecutor(3) as threads:
+        asking = [threads.submit(issuer.published) for _ in range(3)]
+        for _ in asking:
+            waiting.acquire()
+        provider.open.set()
+        assert all("status 503" in str(one.exception().record.have) for one in asking)  # type: ignore[union-attr]
+    assert len(provider.asked) == before + 1
+    provider.fails = 0
+    assert issuer.published().issuer == provider.url
+
+
+def test_the_work_of_a_person_always_has_a_name(desk: Desk, provider: Provider) -> None:
+    """Otherwise the client could choose whose budget it counts for."""
+    provider.person = provider.person | {"preferred_username": "\u4e2d\u6587", "sub": "u-17"}
+    assert by_device(desk, provider).value["name"] == "u-17"
+    assert desk.call("POST", "/v1/jobs", {"spec": {"run": "x"}, "user": "ann"}, who=MINE).status == 201
+    assert desk.world.ledger.jobs["j1"].user == "u-17"
+    provider.person = provider.person | {"preferred_username": "..", "sub": "\u4e2d"}
+    assert by_device(desk, provider).code == "E136"
 
 
 def test_keys_that_the_issuer_has_changed_are_read_again_but_not_for_every_token(provider: Provider) -> None:
