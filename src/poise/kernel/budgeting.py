@@ -78,7 +78,8 @@ class Budgeting:
             except PoiseError:  # the time zone is not known on this machine any more
                 continue
             if begins > state.begins:
-                self._commit(BudgetTurned(at=now, budget=name, begins=begins, ends=ends))
+                since = max(0, now - (wall - begins))
+                self._commit(BudgetTurned(at=now, budget=name, begins=begins, ends=ends, since=since))
                 if state.reached:
                     self._notice(name, f"budget {name} is renewed", now, over=True)
             self._turn_at = min(self._turn_at, now + ends - wall)

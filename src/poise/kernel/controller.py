@@ -1022,7 +1022,7 @@ class Controller:
         if job.budget and not message.on:
             what, hint = f"the budget `{job.budget}` holds {job.id}", "`poise usage --budgets`; an admin can raise it"
             raise Conflict(what, field="job", have=job.held_for, hint=hint)
-        if job.hold != message.on:
+        if job.hold != message.on or job.budget:  # the hold of a user outlasts that of a budget
             self._commit(JobHeld(at=now, job=job.id, on=message.on, by=message.bearer.token))
             self._dirty = True
         return job.id
@@ -1699,7 +1699,7 @@ class Controller:
         if job.calls is not None:
             self._finish(message.attempt, Ending(outcome="unstartable", code=126, note=message.why), now)
             return
-        if not job.hold:
+        if not job.hold or job.budget:
             self._commit(JobHeld(at=now, job=job.id, on=True, why=message.why))
         self._finish(message.attempt, Ending(outcome="returned", note=message.why), now)
 

@@ -554,12 +554,15 @@ class BudgetsSet(msgspec.Struct, frozen=True, tag="budgets-set", kw_only=True, o
 
 
 class BudgetTurned(msgspec.Struct, frozen=True, tag="budget-turned", kw_only=True):
-    """A period of a budget has begun. It `begins` and `ends` at times of the wall clock, in nanoseconds since 1970."""
+    """A period of a budget has begun. It `begins` and `ends` at times of the wall clock, in nanoseconds since 1970. Use
+    counts for it `since` an instant of the log: earlier than `at` if no control plane ran (0: `at`).
+    """
 
     at: int
     budget: str
     begins: int
     ends: int
+    since: int = 0
 
 
 class BudgetReached(msgspec.Struct, frozen=True, tag="budget-reached", kw_only=True):

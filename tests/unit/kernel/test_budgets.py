@@ -16,6 +16,7 @@ from poise.model.events import BudgetReached, BudgetTurned, JobHeld, Noticed
 from poise.model.reports import BudgetReport
 from poise.model.tenants import Bearer, Role
 from poise.testing import World, node, replay
+from poise.units import HOUR
 
 RESEARCH = {"name": "research", "tenant": "research", "amount": "$0.1"}
 
@@ -197,3 +198,27 @@ def test_a_wrong_budget_is_refused(fields: dict[str, Any], field: str) -> None:
 def test_a_name_that_is_used_twice_is_refused() -> None:
     with pytest.raises(SpecError, match="twice"):
         compile_budgets({"kind": "budgets", "budgets": [RESEARCH, RESEARCH]})
+
+
+def test_a_hold_of_a_user_on_a_job_of_a_spent_budget_stays_when_the_budget_is_renewed() -> None:
+    budget = RESEARCH | {"amount": "1h", "every": "day", "at_limit": "hold"}
+    world = world_with(budget).job("a", gpu=1, tenant="research").job("big", gpu=2, tenant="research")
+    world.round().start("a").after("61m")
+    assert report(world).holding == 1
+    world.ask(HoldJob(request=world.request(), job="j2", on=True)).finish("a").after("1h").round()
+    assert world.status("big") == "waiting", "the user has not released it"
+    world.ask(HoldJob(request=world.request(), job="j2", on=False)).round()
+    assert world.status("big") == "placed"
+    assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_a_period_that_begins_while_no_control_plane_runs_counts_from_its_beginning() -> None:
+    budget = RESEARCH | {"amount": "40h", "every": "day"}
+    world = world_with(budget).job("a", gpu=2, tenant="research").round().start("a").after("80m")
+    assert report(world).spent == pytest.approx(2 * 80 / 60)
+    world.now += 8 * HOUR
+    world.after("1s")
+    since_midnight = (80 * 60 + 8 * 3600 + 1) - 6400
+    assert report(world).spent == pytest.approx(2 * since_midnight / 3600)
+    assert report(world).runs_out == pytest.approx(report(world).begins + 20 * 3600, abs=1)
+    assert replay(world.log).encode() == world.ledger.encode()

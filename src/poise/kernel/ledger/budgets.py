@@ -99,14 +99,15 @@ class Budgets(Room, dict[str, BudgetState]):
     def _turned(self, event: BudgetTurned) -> None:
         known = self[event.budget]
         first = not known.begins  # what was spent since it was set counts for its first period
-        spent = self.spent(event.budget, event.at) if first else 0
+        since = event.since or event.at
+        late = used(self._rates[event.budget], max(known.at, since), event.at)
         self[event.budget] = msgspec.structs.replace(
             known,
-            spent=spent,
+            spent=self.spent(event.budget, event.at) if first else late,
             at=event.at,
             begins=event.begins,
             ends=event.ends,
-            since=known.since if first else event.at,
+            since=known.since if first else since,
             reached=known.reached if first else 0,
         )
         self.changes += 1

@@ -28,9 +28,10 @@ class Edits(Room):
 
     def _held(self, event: JobHeld) -> None:
         job = self._jobs[event.job]
+        if job.hold != event.on:  # else somebody else holds it now
+            job.awaited += 1 if event.on else -1
         job.hold, job.held_for = event.on, event.why if event.on else ""
         job.budget = event.budget if event.on else ""
-        job.awaited += 1 if event.on else -1
         if event.on:
             for unit in job.units:
                 if unit.status == "pending":
