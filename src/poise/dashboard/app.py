@@ -22,10 +22,11 @@ import logging
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote
 from weakref import WeakValueDictionary
 
@@ -43,6 +44,7 @@ from poise.decoding import json_decoder
 from poise.drivers.security import new_secret
 from poise.errors import Busy, Denied, Fault, Forbidden, InputError, NotFound, PoiseError
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -81,8 +83,8 @@ at most half of the streams that others leave.
 ASKS_AT_ONCE, ASKS_OF_ONE = 8, 4
 """Maximum numbers of concurrent requests to the control plane for pages in all, and for one tenant."""
 
-SIGN_IN_SECONDS = 600
-"""Seconds within which a browser must come back from the issuer."""
+SIGN_IN_SECONDS, SIGN_INS_AT_ONCE = 600, 4
+"""Seconds within which a browser must come back from the issuer, and maximum number of concurrent requests to it."""
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -131,8 +133,10 @@ class Dashboard:
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._asks = asyncio.Semaphore(ASKS_AT_ONCE)
         self._asks_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._signing = ThreadPoolExecutor(SIGN_INS_AT_ONCE, "sign-in")
 
     def close(self) -> None:
+        self._signing.shutdown(wait=False, cancel_futures=True)
         for mirror in self._mirrors.values():
             mirror.stop()
 
@@ -216,11 +220,11 @@ class Dashboard:
         cookies = [f"{name}=; Max-Age=0; {kept}"]
         try:
             if scope["path"] == "/sign-in":
-                where, begun = await asyncio.to_thread(self._begun, redirect)
+                where, begun = await self._asked(self._begun, redirect)
                 cookies = [f"{name}={begun}; Max-Age={SIGN_IN_SECONDS}; {kept}"]
             else:
                 asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-                viewer = await asyncio.to_thread(self._proved, asked, _cookie(headers, name), redirect)
+                viewer = await self._asked(self._proved, asked, _cookie(headers, name), redirect)
                 secret = self.sessions.begin(viewer, signed_in=True)
                 where = "/"
                 cookies.append(f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict{secure}")
@@ -228,6 +232,10 @@ class Dashboard:
             where = f"/#refused={error.record.code}"
         sent = [(b"set-cookie", cookie.encode()) for cookie in cookies]
         await _send(send, 303, b"", (NO_STORE, (b"location", where.encode()), *sent))
+
+    async def _asked(self, ask: Callable[..., T], *arguments: object) -> T:
+        """Ask the issuer, which may be slow, on a thread of sign-ins: anybody may sign in."""
+        return await asyncio.get_running_loop().run_in_executor(self._signing, ask, *arguments)
 
     def _begun(self, redirect: str) -> tuple[str, str]:
         """Return the page of the issuer, and what the browser brings back from there, for itself only."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -119,5 +120,22 @@ def test_other_sites_hosts_and_methods_are_refused(run: Callable[[Use], None]) -
         assert (await ask("GET", "/sign-in", host="evil.example")).status == 403
         assert (await ask("GET", "/sign-in", origin="https://evil.example")).status == 403
         assert (await ask("POST", "/sign-in")).status == 405
+
+    run(use)
+
+
+def test_a_slow_issuer_keeps_no_page_waiting(run: Callable[[Use], None], provider: Provider) -> None:
+    async def use(ask: Asking, door: OpenDoor) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        provider.open.clear()
+        provider.asked.clear()
+        try:
+            waiting = asyncio.create_task(ask("GET", "/sign-in"))
+            while not provider.asked:  # noqa: ASYNC110 — another thread appends
+                await asyncio.sleep(0.01)
+            await asyncio.wait_for(asyncio.to_thread(provider.open.set), 20)
+            assert (await waiting).status == 303
+        finally:
+            provider.open.set()
 
     run(use)
