@@ -87,6 +87,8 @@ def test_a_piece_too_large_or_one_too_many_is_refused_and_nothing_is_lost(tmp_pa
     with pytest.raises(StoreFull, match="no room") as full:
         store.put("ann", [os.urandom(300_000)])
     assert "of one tenant" in full.value.record.need
+    with pytest.raises(StoreFull, match="no room"):
+        store.put("ann/unix", [os.urandom(300_000)])  # an account of the tenant
     store.put("bob", [os.urandom(300_000)])
     with pytest.raises(StoreFull):
         store.put("eve", [os.urandom(500_000)])

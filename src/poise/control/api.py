@@ -169,7 +169,7 @@ from poise.model.secrets import named
 from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
 from poise.model.tenants import Bearer, Role, Token, check_account, declared_class, tenant_of_class
-from poise.model.trees import HASH
+from poise.model.trees import HASH, owner_of
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy
@@ -602,7 +602,7 @@ def make_app(
         compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(request.body)), bearer)
         if compiled.tree is not None:
             plane.controller.check(compiled, data.key, data.user)  # check before the client sends files for the job
-        await files.admit(compiled)
+        await files.admit(compiled, bearer.account)
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
             lambda number: messages.Submit(number, compiled, data.key, data.user, if_revision, bearer)
@@ -616,14 +616,14 @@ def make_app(
         role=SUBMITTER,
     )
     async def missing_files(bearer: Bearer, data: bytes) -> Content:
-        return _raw(await files.ask("missing", bearer.tenant, data=whole_hashes(data)))
+        return _raw(await files.ask("missing", owner_of(bearer.tenant, bearer.account), data=whole_hashes(data)))
 
     @routes.post(
         "/v1/files", summary="Send pieces of files: a MessagePack list of binaries of 1 MiB at most", role=SUBMITTER
     )
     async def send_files(bearer: Bearer, data: bytes) -> dict[str, int]:
         plane.check_leading()
-        return {"stored": int(await files.ask("put", bearer.tenant, data=data))}
+        return {"stored": int(await files.ask("put", owner_of(bearer.tenant, bearer.account), data=data))}
 
     @routes.post(
         "/v1/trees/{tree}",
@@ -634,11 +634,15 @@ def make_app(
     )
     async def register_tree(bearer: Bearer, tree: TreeHash, data: bytes) -> Content:
         plane.check_leading()
-        return _raw(await files.ask("register", bearer.tenant, bytes.fromhex(tree), whole_hashes(data)))
+        return _raw(
+            await files.ask(
+                "register", owner_of(bearer.tenant, bearer.account), bytes.fromhex(tree), whole_hashes(data)
+            )
+        )
 
     @routes.get("/v1/trees/{tree}", summary="The hashes of the pieces of a tree's manifest", role=SUBMITTER)
     async def known_tree(bearer: Bearer, tree: TreeHash) -> Content:
-        return _raw(await files.ask("pieces", bearer.tenant, bytes.fromhex(tree)))
+        return _raw(await files.ask("pieces", owner_of(bearer.tenant, bearer.account), bytes.fromhex(tree)))
 
     def job_of_attempt(request: Request) -> JobState:
         """Return the job of the attempt whose key a request carries. Raises `Denied`."""
@@ -661,8 +665,8 @@ def make_app(
         if job.tree is None:
             raise NotFound("the job has no files", field="job", have=job.id)
         if data:
-            return _raw(await files.ask("get", job.tenant, data=whole_hashes(data)))
-        return _raw(await files.ask("pieces", job.tenant, bytes.fromhex(job.tree.hash)))
+            return _raw(await files.ask("get", owner_of(job.tenant, job.account), data=whole_hashes(data)))
+        return _raw(await files.ask("pieces", owner_of(job.tenant, job.account), bytes.fromhex(job.tree.hash)))
 
     @routes.get(
         "/v1/jobs",

@@ -141,7 +141,7 @@ async def submit(
     compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(line)), bearer)
     if compiled.tree is not None:
         plane.controller.check(compiled, submission.key, submission.user)
-        await files.admit(compiled)
+        await files.admit(compiled, bearer.account)
     if compiled.strict:
         await chances.check(compiled, submission.key, submission.user)
     answer = _answering(done, compiled.note, key_of)

@@ -14,9 +14,10 @@ import msgspec
 from poise.decoding import msgpack_decoder
 from poise.drivers.blobs import DAMAGED, LENGTH, LIMIT, Asked, Told
 from poise.errors import Fault, SpecError, from_record
-from poise.kernel.ledger import Ledger
+from poise.kernel.ledger import JobState, Ledger
+from poise.model.jobs import Job
 from poise.model.spec import Compiled
-from poise.model.trees import CODE, Tree
+from poise.model.trees import CODE, Tree, owner_of
 
 AT_ONCE = 8
 """Maximum number of unanswered requests to the process; each holds at most a few MiB."""
@@ -27,10 +28,9 @@ _told = msgpack_decoder(Told)
 
 
 def trees_of(ledger: Ledger) -> list[tuple[str, Tree]]:
-    """Return the trees of all known jobs and schedules, with their tenants: each may run again."""
-    jobs = ((job.tenant, job.tree) for job in ledger.jobs.values())
-    recurring = ((of.job.tenant, of.job.tree) for of in ledger.schedules.values())
-    return [(tenant, tree) for tenant, tree in (*jobs, *recurring) if tree is not None]
+    """Return the trees of all known jobs and schedules, with their owners: each may run again."""
+    jobs: list[JobState | Job] = [*ledger.jobs.values(), *(of.job for of in ledger.schedules.values())]
+    return [(owner_of(job.tenant, job.account), job.tree) for job in jobs if job.tree is not None]
 
 
 class Storehouse:
@@ -51,19 +51,19 @@ class Storehouse:
         """Return whether files were ever stored here."""
         return self._process is not None or self.path.exists()
 
-    async def ask(self, deed: str, tenant: str = "", tree: bytes = b"", data: bytes = b"") -> bytes:
+    async def ask(self, deed: str, owner: str = "", tree: bytes = b"", data: bytes = b"") -> bytes:
         """Send a request to the process and return its answer; retry if the process dies. Raises PoiseError."""
         async with self._room:
             for _ in range(TRIES):
                 with contextlib.suppress(ConnectionError):
-                    told = await self._ask(deed, tenant, tree, data)
+                    told = await self._ask(deed, owner, tree, data)
                     if told.error is not None:
                         raise from_record(told.error, told.status)
                     return told.data
         what, hint = "the process that keeps the files of jobs does not stay up", "`poise doctor`, and see poise.log"
         raise Fault(what, code=DAMAGED, field=str(self.path), hint=hint)
 
-    async def _ask(self, deed: str, tenant: str, tree: bytes, data: bytes) -> Told:
+    async def _ask(self, deed: str, owner: str, tree: bytes, data: bytes) -> Told:
         process = await self._running()
         if process.stdin is None:
             raise ConnectionError
@@ -72,7 +72,7 @@ class Storehouse:
         future: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            frame = msgspec.msgpack.encode(Asked(number, deed, tenant, tree, data))
+            frame = msgspec.msgpack.encode(Asked(number, deed, owner, tree, data))
             process.stdin.write(LENGTH.pack(len(frame)) + frame)
             await process.stdin.drain()
             return await future
@@ -113,20 +113,20 @@ class Storehouse:
                 if not future.done():
                     future.set_exception(ConnectionError("the process has ended"))
 
-    async def admit(self, compiled: Compiled) -> Compiled:
-        """Return the job if its files are stored for its tenant. Raises SpecError and NotFound."""
+    async def admit(self, compiled: Compiled, account: str) -> Compiled:
+        """Return the job if its files are stored for its tenant and this account. Raises SpecError and NotFound."""
         if compiled.tree is None:
             return compiled
         if not compiled.tree.hash:
             what, hint = "the files of the job were not sent", "`poise submit` and `Client.submit` send them"
             raise SpecError(what, code=CODE, field="sync", hint=hint)
-        await self.ask("pieces", compiled.tenant, bytes.fromhex(compiled.tree.hash))
+        await self.ask("pieces", owner_of(compiled.tenant, account), bytes.fromhex(compiled.tree.hash))
         return compiled
 
     async def tidy(self, ledger: Ledger) -> None:
         """Remove files that no job or schedule of the ledger needs."""
         if self.has_files:
-            data = msgspec.msgpack.encode([(tenant, bytes.fromhex(tree.hash)) for tenant, tree in trees_of(ledger)])
+            data = msgspec.msgpack.encode([(owner, bytes.fromhex(tree.hash)) for owner, tree in trees_of(ledger)])
             await self.ask("tidy", data=data)
 
     async def close(self) -> None:

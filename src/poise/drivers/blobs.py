@@ -3,8 +3,9 @@
     python -m poise.drivers.blobs FILE LIMIT
 
 A piece is stored under the hash that is computed here, so no client can store one under another name. Rows belong to a
-tenant: other tenants cannot see them. A tree is registered once its manifest and all its pieces are stored, and stays
-complete until it is removed as a whole. All acknowledged data is on disk; each call can be repeated.
+tenant, or to a Unix account of a tenant (`owner_of`): others cannot see them. A tree is registered once its manifest
+and all its pieces are stored, and stays complete until it is removed as a whole. All acknowledged data is on disk; each
+call can be repeated.
 
 The file has a size limit. A tree that no job needs is removed when it has not been used for `KEPT`, or, when the file
 is full, for `AT_HAND`, the oldest first. A piece is removed with the last tree that has it.
@@ -278,7 +279,10 @@ class Blobs:
     def _check_room(self, tenant: str, more: int) -> None:
         if self._size() + more > self._limit:
             raise _full(f"at most {format_bytes(self._limit)} of files")
-        (held,) = self._db.execute("SELECT total(size) FROM pieces WHERE tenant = ?", (tenant,)).fetchone()
+        whole = tenant.partition("/")[0]
+        accounts = "tenant > ?1 || '/' AND tenant < ?1 || '0'"  # this is the character after the slash
+        query = f"SELECT total(size) FROM pieces WHERE tenant = ?1 OR ({accounts})"  # noqa: S608 — a text of ours
+        (held,) = self._db.execute(query, (whole,)).fetchone()
         if tenant and held + more > self._limit // OF_ONE:
             raise _full(f"at most {format_bytes(self._limit // OF_ONE)} of files of one tenant")
 

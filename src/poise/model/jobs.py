@@ -368,6 +368,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     allow_failed: int = 0
     array: Array | None = None
 
+    @property
+    def account(self) -> str:
+        """The Unix account as which its commands run; empty: the user of the node's agent."""
+        return (self.units[0] if self.array is None else self.array.like).shape.where.account
+
     def sealed_texts(self) -> Iterator[str]:
         """Yield the sealed texts of the job and of its units."""
         for secrets in (self.secrets, *(unit.secrets for unit in self.units)):

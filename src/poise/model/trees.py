@@ -35,6 +35,16 @@ MAX_MANIFEST = 128 * 2**20
 
 CODE = "E141"
 
+
+def owner_of(tenant: str, account: str) -> str:
+    """Return whose files are meant: those of a tenant, or of one of its Unix accounts, which share nothing.
+
+    >>> owner_of("team", "ann"), owner_of("team", "")
+    ('team/ann', 'team')
+    """
+    return f"{tenant}/{account}" if account else tenant
+
+
 IGNORED_BY = ".poiseignore"
 """The file of ignore rules, in addition to `.gitignore`."""
 

@@ -5,12 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from poise.drivers.security import digest
+from poise.control.storehouse import trees_of
+from poise.drivers.security import digest, worker_key
 from poise.kernel.messages import AddToken
-from poise.model.messages import Desired, Launch
+from poise.model.calls import ATTEMPT
+from poise.model.messages import Attempt, Desired, Launch
 from poise.model.tenants import Role
+from poise.model.trees import Entry, Manifest
+from poise.model.trees import digest as digest_of
 from poise.testing import World, node
-from unit.control.desk import Answer, Desk
+from unit.control.desk import OWNER, Answer, Desk
 
 
 def a_desk(*accounts: str) -> Desk:
@@ -198,3 +202,20 @@ def test_a_token_tells_its_account() -> None:
     assert [one["account"] for one in desk.call("GET", "/v1/tokens").value] == ["ann", "bob", ""]
     told = desk.call("GET", "/v1/audit?after=0&follow=false").body.decode()
     assert "added token t1 (ann): submitter of team, account ann" in told
+
+
+def test_files_of_an_account_go_to_no_job_of_another_account() -> None:
+    desk = a_desk("ann", "bob")
+    sent = b"the file of ann"
+    manifest = Manifest((Entry("f", "file", len(sent), digest_of(sent)),)).encode()
+    tree, bodies = digest_of(manifest), msgspec.msgpack.encode([manifest, sent])
+    assert desk.call("POST", "/v1/files", bodies, who="ann").value == {"stored": 2}
+    assert desk.call("POST", f"/v1/trees/{tree.hex()}", tree, who="ann").body == b""
+    brought = {"run": ["cat", "f"], "sync": {"tree": tree.hex()}}
+    assert submit(desk, "ann", **brought).status == 201
+    assert desk.call("GET", f"/v1/trees/{tree.hex()}", who="bob").status == 404
+    assert submit(desk, "bob", **brought).value["error"]["field"] == "tree", "the client sends what is missing"
+    assert trees_of(desk.world.ledger)[0][0] == "team/ann"
+    attempt = Attempt("j1.main", 1)
+    key = worker_key(OWNER, attempt)
+    assert desk.call("POST", "/v1/attempts/files", b"", who=key, more={ATTEMPT: str(attempt)}).body == tree
