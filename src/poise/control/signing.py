@@ -191,7 +191,7 @@ class SigningIn:
 
     def _settings(self) -> "tuple[SignIn, Issuer, Client]":
         """Return the settings of the home, the issuer, and Poise as its client. Raises `NotFound` without settings, and
-        `Fault` for an invalid file.
+        `Fault` for an invalid file or secret.
         """
         try:
             found = self._path.stat()
@@ -212,12 +212,22 @@ class SigningIn:
                     _log.error("%s: %s: %s %s", one.at or self._path, one.field, one.message, one.have)
             self._read = read = (state, settings)  # strangers ask: an invalid file is read once, too
         settings = read[1]
-        if settings is None:  # the file is not theirs
-            hint = "ask the admin; the messages of the control plane say why"
-            raise Fault("the settings of sign-in are invalid", field="sign-in.yaml", hint=hint)
+        if settings is None:
+            raise _invalid()
         if self._issuer is None or self._issuer.url != settings.issuer:
             self._issuer = Issuer(settings.issuer)
-        return settings, self._issuer, Client(settings.client, _secret(self._path.parent, settings))
+        try:
+            secret = _secret(self._path.parent, settings)
+        except PoiseError as error:
+            _log.error("%s: %s %s", error.record.field, error, error.record.need)
+            raise _invalid() from None
+        return settings, self._issuer, Client(settings.client, secret)
+
+
+def _invalid() -> Fault:
+    """Return the error for strangers, to whom the settings are not told."""
+    hint = "ask the admin; the messages of the control plane say why"
+    return Fault("the settings of sign-in are invalid", field="sign-in.yaml", hint=hint)
 
 
 def _proof(data: SignInRequest) -> tuple[Mapping[str, str], str]:
@@ -249,7 +259,7 @@ def _proved(
 
 
 def _secret(home: Path, settings: SignIn) -> str:
-    """Return the secret of the client; empty if it is public. Raises `Denied`, without its value."""
+    """Return the secret of the client; empty if it is public. Raises `PoiseError`, without its value."""
     if not settings.secret_file:
         return ""
     from poise.drivers.security import read_secret

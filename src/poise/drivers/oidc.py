@@ -83,7 +83,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class _Keys(msgspec.Struct, frozen=True):
-    keys: tuple[Key, ...]
+    keys: tuple[Any, ...]
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -236,27 +236,24 @@ class Issuer:
             header = json_decoder(_Header).decode(unpacked(head))
             claims = json_decoder(dict[str, Any]).decode(unpacked(body))
             signed = unpacked(signature)
-        except (ValueError, msgspec.MsgspecError):
+        except (ValueError, msgspec.MsgspecError, RecursionError):
             raise _wrong("it is not a signed token") from None
         verify = VERIFY.get(header.alg)
         if verify is None or header.crit is not None or len(token) > MOST_TOKEN:
             raise _wrong("it is not signed by RS256 or ES256")
-        for key in self._keys_for(header):
-            if verify(key, signed, f"{head}.{body}".encode()):
-                return claims
+        for age in (KEEP_SECONDS, AGAIN_SECONDS):  # a key without an id may be another one by now
+            for key in self._keys_for(header, age):
+                if verify(key, signed, f"{head}.{body}".encode()):
+                    return claims
         raise _wrong("no key of the issuer has signed it")
 
-    def _keys_for(self, header: _Header) -> list[Key]:
-        """Return the keys that may have signed a token; read them again if there is none."""
+    def _keys_for(self, header: _Header, age: float) -> list[Key]:
+        """Return the keys that may have signed a token; read them again if that was more than `age` seconds ago."""
         uri = self.published().jwks_uri
         with self._turn():
-            for longest in (KEEP_SECONDS, AGAIN_SECONDS):
-                if self._keys is None or self._now() - self._keys[0] > longest:
-                    self._keys = self._now(), self._ask(_Keys, uri).keys
-                fitting = [key for key in self._keys[1] if _may_sign(key, header)]
-                if fitting:
-                    return fitting
-        return []
+            if self._keys is None or self._now() - self._keys[0] > age:
+                self._keys = self._now(), tuple(_known(self._ask(_Keys, uri).keys))
+            return [key for key in self._keys[1] if _may_sign(key, header)]
 
     def _ask(self, kind: type[T], url: str, form: Mapping[str, str] | None = None, client: Client | None = None) -> T:
         """Send a GET, or a form as a POST of the client. Return the decoded answer."""
@@ -267,7 +264,7 @@ class Issuer:
             if status < 300:
                 return json_decoder(kind).decode(content or b"{}")
             refused = json_decoder(_Refused).decode(content)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             raise self._away(f"an answer with status {status} that cannot be read") from None
         if refused.error in ("authorization_pending", "slow_down"):
             raise Pending(slower=refused.error == "slow_down")
@@ -310,6 +307,13 @@ class Issuer:
     def _cannot(self, what: str) -> InputError:
         hint = "enable it for the client at the issuer, or ask an admin for a token: `poise token add`"
         return InputError(f"the issuer offers no {what}", code="E135", field=self.url, hint=hint)
+
+
+def _known(keys: Sequence[Any]) -> Iterator[Key]:
+    """Yield the keys that can be read; others are of kinds that are not used here (RFC 7517, section 5)."""
+    for key in keys:
+        with contextlib.suppress(msgspec.ValidationError):
+            yield msgspec.convert(key, Key)
 
 
 def _may_sign(key: Key, header: _Header) -> bool:
@@ -360,7 +364,7 @@ def _instant(claims: Mapping[str, Any], name: str, otherwise: float | None = Non
     value = claims.get(name, otherwise)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong(f"it has no time `{name}`")
-    return float(value)
+    return float(max(-(2**63), min(value, 2**63)))
 
 
 def _b(text: str) -> bytes:

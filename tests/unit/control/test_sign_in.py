@@ -206,6 +206,12 @@ def test_a_forged_token_is_refused_counted_and_not_told(desk: Desk, provider: Pr
     assert all(sent not in answer.body.decode() for sent in provider.answers if sent)
 
 
+def test_a_token_that_is_nested_too_deeply_is_refused(provider: Provider) -> None:
+    for part in (b'{"alg":"RS256","crit":' + b"[" * 30_000, b"[" * 30_000):
+        with pytest.raises(Denied, match="not a signed token"):
+            Issuer(provider.url).claims(f"{packed(part)}.{packed(part)}.AA", Client(CLIENT, SECRET))
+
+
 def test_an_ecdsa_key_and_a_clock_that_is_slightly_off_are_accepted(desk: Desk, provider: Provider) -> None:
     provider.key = provider.keys[1]
     provider.forge = lambda claims: provider.key.token(claims | {"iat": claims["iat"] + 50, "aud": [CLIENT]})
@@ -254,11 +260,15 @@ def test_nobody_signs_in_where_no_issuer_is_set(desk: Desk) -> None:
     assert desk.call("POST", "/v1/sign-in/device", who=None).code == "E120"
 
 
-def test_a_readable_client_secret_is_refused_without_being_told(desk: Desk) -> None:
-    (desk.home.root / "secret").chmod(0o644)
+def test_a_readable_client_secret_is_refused_without_being_told(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    secret = desk.home.root / "secret"
+    secret.chmod(0o644)
     answer = desk.call("POST", "/v1/sign-in/device", who=None)
-    assert answer.status == 401
-    assert SECRET not in answer.body.decode()
+    secret.unlink()
+    missing = desk.call("POST", "/v1/sign-in/device", who=None)
+    assert (answer.status, missing.status) == (500, 500)
+    assert all(hidden not in f"{answer.body!r}{missing.body!r}" for hidden in (SECRET, str(secret)))
+    assert caplog.text.count(f"{secret}: ") == 2, "the admin reads where it is"
 
 
 def test_who_is_signed_in_stays_while_the_issuer_is_down(desk: Desk, provider: Provider) -> None:
@@ -341,10 +351,19 @@ def test_keys_that_the_issuer_has_changed_are_read_again_but_not_for_every_token
     now[0] += AGAIN_SECONDS + 1
     assert issuer.claims(fresh.token(provider.claims()), client)["sub"] == "1"
     assert provider.asked.count("/keys") == asked + 1
-    gone = provider.keys.pop()
+    for key in (SigningKey(""), SigningKey("")):
+        provider.keys[2:] = [key]
+        now[0] += AGAIN_SECONDS + 1
+        told = issuer.claims(key.token(provider.claims(exp=10**400, iat=-(10**400))), client)
+        assert told["sub"] == "1", "another key without an id"
+    del provider.keys[2:]
+    provider.keys.append(SigningKey("k9", "ES256"))
+    provider.keys[2].jwk |= {"x": 5}  # type: ignore[dict-item]
     now[0] += 3601
     with pytest.raises(Denied, match="no key"):
-        issuer.claims(gone.token(provider.claims(exp=now[0] + 300)), client)
+        issuer.claims(fresh.token(provider.claims(exp=now[0] + 300)), client)
+    told = issuer.claims(provider.key.token(provider.claims(exp=now[0] + 300)), client)
+    assert told["sub"] == "1", "beside a key that nobody can read"
 
 
 def test_the_commands_sign_in_renew_and_sign_out(
