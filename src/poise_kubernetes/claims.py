@@ -8,7 +8,7 @@ Supported are devices of one node that are allocated whole, a number of them for
 class and of the request, and constraints that an attribute matches. A claim that needs more is refused with a reason.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -30,6 +30,14 @@ FINALIZER = "resource.kubernetes.io/delete-protection"
 
 MOST_RESERVED = 256
 """Most Pods that may use one claim, as the API server has it."""
+
+MOST_DEVICES = 32
+"""Most devices of one claim, as the API server has it."""
+
+MOST_TRIES = 10_000
+"""Most devices that are tried one after another for a claim on one node: a claim may have constraints that need a
+search of all combinations.
+"""
 
 Device = tuple[str, str, str]
 """The driver, the pool and the name of a device."""
@@ -382,6 +390,8 @@ class Devices:
             if request.exactly is not None:
                 driver = drivers.pop()
                 counts[driver] = counts.get(driver, 0) + request.exactly.count
+        if (total := sum(counts.values())) > MOST_DEVICES:
+            return f"it requests {total} devices, and {MOST_DEVICES} are the most"
         return counts
 
     def _tests(self, request: DeviceRequest) -> list[Predicate] | str:
@@ -446,9 +456,9 @@ class Devices:
             if len(fitting) < count:
                 return f"devices for request `{request.name}`: {count} requested, {len(fitting)} free"
             places += [(request.name, fitting)] * count
-        chosen = _fit(places, claim.spec.devices.constraints, [])
+        chosen = _fit(places, claim.spec.devices.constraints, [], iter(range(MOST_TRIES)))
         if chosen is None:
-            return f"no free devices fulfil all of ResourceClaim `{claim.metadata.name}`"
+            return f"no free devices were found that fulfil all of ResourceClaim `{claim.metadata.name}`"
         return [(name, one) for (name, _), one in zip(places, chosen, strict=True)]
 
     def _body(self, claim: ClaimObject, node: str, found: Iterable[tuple[str, Found]]) -> dict[str, Any]:
@@ -483,19 +493,24 @@ class Devices:
 
 
 def _fit(
-    places: Sequence[tuple[str, list[Found]]], constraints: Sequence[Constraint], chosen: list[Found]
+    places: Sequence[tuple[str, list[Found]]],
+    constraints: Sequence[Constraint],
+    chosen: list[Found],
+    tries: Iterator[int],
 ) -> list[Found] | None:
-    """Return one device for each place such that all constraints hold; None if there are none. Depth first; the devices
-    of one request are in their order, so that none is tried twice in another order.
+    """Return one device for each place such that all constraints hold; None if none are found within the `tries`. Depth
+    first; the devices of one request are in their order, so that none is tried twice in another order.
     """
     if len(chosen) == len(places):
         return chosen
     name, fitting = places[len(chosen)]
     same = bool(chosen) and places[len(chosen) - 1][0] == name
     for one in fitting[fitting.index(chosen[-1]) + 1 :] if same else fitting:
+        if next(tries, None) is None:
+            return None
         more = [*chosen, one]
         if one not in chosen and all(_matches(of, places, more) for of in constraints):
-            found = _fit(places, constraints, more)
+            found = _fit(places, constraints, more, tries)
             if found is not None:
                 return found
     return None

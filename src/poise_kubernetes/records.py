@@ -24,6 +24,9 @@ DEVICE_GROUPS = ("nvidia.com/mig-", "huawei.com/Ascend")
 DRIVERS = ("gpu.", "npu.", "tpu.")
 """Names of extended resources that are accelerators, prefixes of such names, and those of drivers of accelerators."""
 
+MOST = 2**63 - 1
+"""Largest amount; the API server cuts larger ones down to it, too."""
+
 ENDED = ("Succeeded", "Failed")
 
 REFUSALS = (
@@ -358,7 +361,7 @@ def amounts(found: Mapping[str, str | int] | None) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=4096)
 def quantity(text: str | int, unit: int = 1) -> int:
-    """A quantity in parts of `unit`, rounded up.
+    """A quantity in parts of `unit`, rounded up, and at most `MOST`.
 
     >>> quantity("250m", 1000), quantity("1.5Gi"), quantity("2", 1000), quantity("1e3"), quantity("junk")
     (250, 1610612736, 2000, 1000, 0)
@@ -373,7 +376,10 @@ def quantity(text: str | int, unit: int = 1) -> int:
         value = Decimal(number)
     except InvalidOperation:
         return 0
-    return ceil(value * _SUFFIXES[suffix] * unit) if value.is_finite() else 0
+    if not value.is_finite():
+        return 0
+    value = min(max(value, Decimal(-MOST)), Decimal(MOST))  # an exponent may have any number of digits
+    return min(ceil(value * _SUFFIXES[suffix] * unit), MOST)
 
 
 def requested(pod: PodObject) -> dict[str, int]:

@@ -74,13 +74,15 @@ def predicate(expression: str) -> Predicate:
         value = parser.either()
     except RecursionError:
         raise Unsupported(f"`{expression[:200]}` is too deep") from None
+    except ValueError:
+        raise Unsupported(f"`{expression[:200]}` has a number that is too long") from None
     if parser.left:
         raise Unsupported(f"`{expression[:200]}`: `{parser.left[0][1]}` is not supported")
 
     def holds(device: Described) -> bool:
         try:
             return value(device) is True
-        except (Missing, TypeError, AttributeError):
+        except (Missing, TypeError, AttributeError, ValueError, RecursionError):
             return False
 
     return holds
@@ -100,16 +102,16 @@ class _Parser:
             place = found.end()
 
     def either(self) -> _Value:
-        value = self._all()
+        values = [self._all()]
         while self._takes("||"):
-            value = _either(value, self._all())
-        return value
+            values.append(self._all())
+        return values[0] if len(values) == 1 else lambda device: any(value(device) is True for value in values)
 
     def _all(self) -> _Value:
-        value = self._compared()
+        values = [self._compared()]
         while self._takes("&&"):
-            value = _both(value, self._compared())
-        return value
+            values.append(self._compared())
+        return values[0] if len(values) == 1 else lambda device: all(value(device) is True for value in values)
 
     def _compared(self) -> _Value:
         value = self._plain()
@@ -222,11 +224,3 @@ def _made(make: Callable[[Any], Any], value: _Value) -> _Value:
 
 def _with(act: Callable[[Any, Any], Any], one: _Value, other: _Value) -> _Value:
     return lambda device: act(one(device), other(device))
-
-
-def _either(one: _Value, other: _Value) -> _Value:
-    return lambda device: one(device) is True or other(device) is True
-
-
-def _both(one: _Value, other: _Value) -> _Value:
-    return lambda device: one(device) is True and other(device) is True

@@ -159,6 +159,19 @@ def test_a_claim_that_cannot_be_met_waits_with_a_reason(spec: Object, why: str, 
     assert world.api.get("resourceclaims", "one-gpu", "ml").get("status") is None
 
 
+def test_a_claim_with_very_many_combinations_does_not_stop_the_scheduler(world: Scheduled) -> None:
+    world.api.patch("resourceslices", f"b-{GPU}", {"spec": _slice("b", 64)})
+    exactly = {"deviceClassName": GPU, "allocationMode": "ExactCount", "selectors": []}
+    requests = [{"name": name, "exactly": {**exactly, "count": count}} for name, count in (("many", 16), ("one", 1))]
+    constraint = {"requests": ["one"], "matchAttribute": f"{GPU}/none"}
+    _pod(world, "hard", {"devices": {"requests": requests, "constraints": [constraint]}})
+    _pod(world, "huge", _spec(33))
+    _pod(world, "easy", _spec(1))
+    world.run(5)
+    assert set(world.on()) == {"easy"}
+    assert any("33 devices, and 32 are the most" in of.why for of in world.placer.waiting())
+
+
 def test_a_pod_waits_for_its_claim(world: Scheduled) -> None:
     world.pod("one", resourceClaims=[{"name": "gpu", "resourceClaimName": "later"}])
     world.run(3)
@@ -211,7 +224,23 @@ def test_expressions_select_devices(expression: str, holds: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "device.", "x && y", "device.driver ==", "(" * 5000, "a?b:c", "device.driver 1"]
+    "expression",
+    [
+        "||".join(["false"] * 2000),
+        "&&".join(["true"] * 2000) + "&& false",
+        "device.driver" + ".compareTo('a')" * 2000,
+        f"semver('{'9' * 5000}') == 1",
+        "quantity('1e999999') == 1",
+        "quantity('1e9999999') == 1",
+    ],
+    ids=["or", "and", "methods", "version", "quantity", "larger quantity"],
+)
+def test_an_expression_made_to_break_the_scheduler_selects_nothing(expression: str) -> None:
+    assert predicate(expression)(Described("d", {}, {})) is False
+
+
+@pytest.mark.parametrize(
+    "expression", ["", "device.", "x && y", "device.driver ==", "(" * 5000, "a?b:c", "device.driver 1", "9" * 5000]
 )
 def test_other_expressions_are_refused(expression: str) -> None:
     with pytest.raises(Unsupported):
