@@ -143,8 +143,8 @@ class Model:
             except msgspec.ValidationError as error:
                 refused[position] = _mistaken(body, error)
             except (ValueError, RecursionError, msgspec.DecodeError) as error:
-                refused[position] = failure(400, str(error), "the body cannot be read")
-            except Exception as error:
+                refused[position] = failure(400, _text_of(error), "the body cannot be read")
+            except BaseException as error:  # including `sys.exit()`, as in `predict`
                 refused[position] = failure(500, told_of(error), "decode raised")
         return items, refused
 
@@ -188,7 +188,7 @@ class Model:
 
     def answer(self, result: Any) -> Result:
         if isinstance(result, Exception):
-            return failure(500, str(result), type(result).__name__)
+            return failure(500, _text_of(result), type(result).__name__)
         try:
             told = self._encode(result) if self._encode is not None else result
             if isinstance(told, bytes | bytearray | memoryview):
@@ -201,8 +201,8 @@ class Model:
             if b"null" in body and (place := _not_finite(msgspec.to_builtins(told, enc_hook=_plain))):
                 raise ValueError(f"{place}, and JSON has no such number")
             return Result(200, JSON, body)
-        except Exception as error:
-            return failure(500, str(error), "the result cannot be told")
+        except BaseException as error:  # including `sys.exit()`, as in `predict`
+            return failure(500, _text_of(error), "the result cannot be told")
 
 
 def _check_plain(name: str, method: Any) -> None:
@@ -250,7 +250,15 @@ def _mistaken(body: Body, error: msgspec.ValidationError) -> Result:
 
 def told_of(error: BaseException) -> str:
     """Describe an error of the model."""
-    return _sayable(f"{type(error).__name__}: {error}")
+    return _sayable(f"{type(error).__name__}: {_text_of(error)}")
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the text of an error, which may be of a class of the model."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"it has no text: {type(other).__name__}"
 
 
 def _sayable(text: str) -> str:

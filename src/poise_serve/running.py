@@ -457,7 +457,7 @@ class Running:
                 declared, service, self._connect, self._base, self._user, self._say, notes, self._address
             )
         service.on_hang = _in_background(self._tasks, replicas.replace)
-        service.watchers.append(partial(_tell_replicas, service, declared, self._say))
+        service.watchers.append(partial(self._tell_replicas, service, declared))
         await service.start()
         self.services.setdefault(declared.name, service)
         cached = None
@@ -471,6 +471,11 @@ class Running:
         kept = _Kept(front, declared, service, cached, asked, replicas, keeper, process)
         self._kept.append(kept)
         return kept
+
+    def _tell_replicas(self, service: Service, declared: DeclaredService) -> None:
+        """Tell how many replicas are ready, of those that are wanted now."""
+        wanted = next((kept.declared for kept in self._kept if kept.service is service), declared).wanted
+        self._say(f"{declared.name}: {service.replicas} of {wanted} ready")
 
     async def _process_of(self, declared: DeclaredService) -> Process:
         """Return the process that loads the model of this service, and start it if it does not run. A process with
@@ -648,10 +653,6 @@ def _shared(declared: DeclaredService, base: dict[str, Any], metrics: CacheMetri
     store = Redis(declared.redis, os.environ.get(name) if name else None, patience)
     version = version_of(declared, Path(declared.folder or base["folder"]))
     return SharedAnswers(store, declared.name, version, declared.ttl, metrics)
-
-
-def _tell_replicas(service: Service, declared: DeclaredService, say: Callable[[str], None]) -> None:
-    say(f"{declared.name}: {service.replicas} of {declared.wanted} ready")
 
 
 def _in_background(tasks: set[asyncio.Task[Any]], work: Callable[[str], Any]) -> Callable[[str], None]:

@@ -92,7 +92,8 @@ class SharedProcess:
     def _load(self, load: Load) -> None:
         known = self._tenants.get(load.socket)
         if known is not None and known.thread.is_alive():
-            return  # another gateway has taken over
+            known.say_again()  # another gateway has taken over
+            return
         enter = self._gateway.enter
         gateway = Gateway(
             Path(load.socket), self._gateway.address, Enter(load.socket, enter.task, enter.epoch, enter.key)
@@ -111,6 +112,7 @@ class _Tenant:
         self._process, self._gateway, self._load, self._loading = process, gateway, load, loading
         self._worker: Worker | None = None
         self._is_over = False
+        self._said: FromProcess | None = None
         self.thread = threading.Thread(target=self._run, name=load.service, daemon=True)
         self.thread.start()
 
@@ -120,28 +122,50 @@ class _Tenant:
         if (worker := self._worker) is not None:
             worker.end()
 
+    def say_again(self) -> None:
+        """Tell another gateway whether the model is loaded."""
+        if self._said is not None:
+            self._process.tell(self._said)
+
+    def _say(self, message: FromProcess) -> None:
+        self._said = message
+        self._process.tell(message)
+
     def _run(self) -> None:
-        load, process = self._load, self._process
+        try:
+            self._serve()
+        except BaseException:  # of the model's own objects; in a process of its own, the process would end
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _serve(self) -> None:
+        load = self._load
         with self._loading:
             if self._is_over:
                 return
-            process.tell(Loading(load.socket))
+            self._say(Loading(load.socket))
             try:
                 made = self._prepared()
             except BaseException as error:  # including `sys.exit()` in the model
-                process.tell(Failed(load.socket, _why(error)))
+                self._say(Failed(load.socket, _why(error)))
                 return
-            process.tell(Loaded(load.socket))
+            self._say(Loaded(load.socket))
         worker, model, hello = made
         self._worker = worker
         if self._is_over:
             worker.end()
-        threading.Thread(target=watch, args=(self._gateway, worker), daemon=True).start()
+        threading.Thread(target=self._watch, args=(worker,), daemon=True).start()
         worker.run(model, hello)
         worker.forget()
         del made, model
         with self._loading:
             _release()
+
+    def _watch(self, worker: Worker) -> None:
+        """Reconnect as long as the model is loaded: the process ends if there is no gateway."""
+        while not worker.stopping:
+            watch(self._gateway, worker)
 
     def _prepared(self) -> tuple[Worker, Model, Hello]:
         """Load the model, and connect it to its service."""

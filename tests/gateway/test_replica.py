@@ -240,6 +240,37 @@ def test_sizes_beyond_the_largest_batch_are_not_tried() -> None:
     assert [size for size, _ in replica.tried(replica.Model(Four()), 4)] == [1, 2, 3, 4]
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(SystemExit(3), "SystemExit: 3"), (Wordless(), "Wordless: it has no text")]
+)
+def test_whatever_decode_or_encode_raise_is_an_error_for_its_request(error: BaseException, told: str) -> None:
+    class Odd:
+        def decode(self, body: bytes) -> bytes:
+            if body == b"in":
+                raise error
+            return body
+
+        def predict(self, batch: list[bytes]) -> list[bytes]:
+            return batch
+
+        def encode(self, result: bytes) -> bytes:
+            if result == b"out":
+                raise error
+            return result
+
+    model = replica.Model(Odd())
+    items, refused = model.inputs([b"in", b"out", b"fine"])
+    assert items == [b"out", b"fine"] and refused[0].status == 500 and told.encode() in refused[0].body
+    broken, fine = map(model.answer, items)
+    assert broken.status == 500 and told.partition(": ")[2].encode() in broken.body
+    assert fine.status == 200
+
+
 def test_what_a_model_forks_can_be_ended() -> None:
     class Forks:
         def predict(self, batch: list[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 Batches of different models run side by side. A suspect, which is a request with which a process was lost, runs alone in
 its process, while no model is loaded there either. So if the process is lost again, that request is the cause, and no
-other model is blamed. Batches start in the order in which they came.
+other model is blamed. Batches start in the order in which they came, but while a model is loaded, others pass a suspect.
 """
 
 from collections import deque
@@ -59,14 +59,17 @@ class Turns:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and not self.lost and not self._is_alone:
-            who, alone, begin = self._waiting[0]
-            if alone and self._running:
-                return
-            self._waiting.popleft()
-            self._running.add(who)
-            self._is_alone = alone
-            begin()
+        while not self.lost and not self._is_alone and (one := self._first()) is not None:
+            self._waiting.remove(one)
+            self._running.add(one.who)
+            self._is_alone = one.alone
+            one.begin()
+
+    def _first(self) -> _Waiting | None:
+        """Return what may begin now. While a model is loaded, others pass a suspect: loading may take minutes."""
+        is_loading = any(slot == LOADING for _, slot in self._running)
+        one = next((one for one in self._waiting if not (one.alone and is_loading)), None)
+        return None if one is not None and one.alone and self._running else one
 
 
 __all__ = ["LOADING", "Turns", "Who"]

@@ -27,13 +27,26 @@ def test_batches_of_different_models_run_side_by_side() -> None:
 def test_a_suspect_runs_alone_and_the_others_wait_in_order() -> None:
     process = Process()
     process.enter("a")
-    process.turns.enter(("l", LOADING), False, process.begin("l"))
     process.enter("suspect", alone=True)
     process.enter("b")
+    assert process.begun == ["a"]
     process.turns.leave(("a", "j1.1"))
-    assert process.begun == ["a", "l"], "a model is loaded"
+    assert process.begun[1:] == ["suspect"] and process.turns.serving == {"suspect"}
+    process.turns.leave(("suspect", "j1.1"))
+    assert process.begun[2:] == ["b"]
+
+
+def test_only_the_suspect_waits_for_a_model_that_is_loaded() -> None:
+    process = Process()
+    process.turns.enter(("l", LOADING), False, process.begin("l"))
+    process.enter("suspect", alone=True)
+    process.enter("a")
+    assert process.begun == ["l", "a"], "loading may take minutes"
     process.turns.leave(("l", LOADING))
-    assert process.begun[2:] == ["suspect"] and process.turns.serving == {"suspect"}
+    process.enter("b")
+    assert process.begun[2:] == [], "the suspect is next"
+    process.turns.leave(("a", "j1.1"))
+    assert process.begun[2:] == ["suspect"]
     process.turns.leave(("suspect", "j1.1"))
     assert process.begun[3:] == ["b"]
 
