@@ -431,7 +431,7 @@ def make_app(
     minutes, files = Minutes(), files or Storehouse(home.files)
     clusters = kept_clusters(home)
     of_clusters = [cluster.name for cluster in clusters if not cluster.is_here]
-    substrates = Substrates(plane, [cluster.name for cluster in clusters if cluster.grows])
+    substrates = Substrates(plane, [cluster.name for cluster in clusters if cluster.grows], of_clusters)
     scrape = Scrape(plane, home, gate, minutes, log_limit)
 
     def allow(scope: Scope, needed: Role | None) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.control.plane import Plane
+from poise.errors import NotFound
 from poise.kernel.demand import demand, key_of, quotes_here
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.reports import Demand, DemandReport, Offer, Prospect, Quote
@@ -33,16 +34,21 @@ class _Heard(NamedTuple):
 
 class Substrates:
     """The substrates of one control plane. `expected` are the names of those that are kept and get machines on
-    request.
+    request, `known` those of all that are kept; empty: any.
     """
 
-    def __init__(self, plane: Plane, expected: Collection[str]) -> None:
-        self._plane, self._expected = plane, expected
+    def __init__(self, plane: Plane, expected: Collection[str], known: Collection[str] = ()) -> None:
+        self._plane, self._expected, self._known = plane, expected, known
         self._began = plane.clock.now()
         self._heard: dict[str, _Heard] = {}
 
     def share(self, ledger: Ledger, offer: Offer) -> DemandReport:
-        """Take the quotes of a substrate, and return its share of the waiting work."""
+        """Take the quotes of a substrate, and return its share of the waiting work. Raises `NotFound` for one that is
+        not kept: work in its share would not get a machine.
+        """
+        if self._known and offer.substrate not in self._known:
+            what = f"this control plane keeps no substrate `{offer.substrate[:80]}`"
+            raise NotFound(what, field="substrate", need=", ".join(self._known))
         now = self._plane.clock.now()
         self._heard = {name: heard for name, heard in self._heard.items() if now - heard.at < LIVE}
         self._heard[offer.substrate] = _Heard(now, {quote.key: quote for quote in offer.quotes})

@@ -1054,9 +1054,9 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     after `late`, in nanoseconds. If it is `asked`, its machines are there or requested already.
     """
 
-    slots: int
-    delay: int
-    late: int
+    slots: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    delay: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    late: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     asked: bool = False
 
 
@@ -1073,7 +1073,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """What a substrate that gets machines on request has for the waiting work."""
 
-    substrate: str
+    substrate: Annotated[str, msgspec.Meta(min_length=1)]
     quotes: tuple[Quote, ...]
 
 

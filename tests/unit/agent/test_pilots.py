@@ -22,7 +22,7 @@ from poise.agent.pilots import (
 from poise.client import Client
 from poise.config import Home
 from poise.control.substrates import LIVE, Substrates
-from poise.errors import PoiseError, StoreFull, Unreachable
+from poise.errors import NotFound, PoiseError, StoreFull, Unreachable
 from poise.kernel.demand import demand
 from poise.model.reports import Demand, DemandReport, Offer, Opening, Quote, Request
 from poise.model.resources import ALLOCATED, SUBSTRATE
@@ -477,6 +477,35 @@ def test_after_a_restart_of_the_control_plane_the_shares_are_the_same_once_all_h
     alone = Substrates(client.desk.plane, NAMES)
     world.after(f"{LIVE // SECOND}s")
     assert [entry.tasks for entry in alone.share(world.ledger, far).waits] == [1], "the other one has not started"
+
+
+@pytest.mark.parametrize("field", ["slots", "delay", "late"])
+@pytest.mark.parametrize("value", [-1, 10**400], ids=["negative", "huge"])
+def test_a_quote_that_is_no_room_is_refused_and_changes_no_share(
+    field: str, value: int, client: AtDesk, clusters: tuple[Growing, Growing, Pilots, Pilots]
+) -> None:
+    near, _, near_keeper, far_keeper = clusters
+    world = client.desk.world.job("large", cpu=2, expect="1m").round()
+    [work] = demand(world.ledger, world.now).waits
+    opening = {"slots": 1, "delay": 1, "late": 1, field: value}
+    forged = {"substrate": "far", "quotes": [{"key": work.key, "openings": [opening]}]}
+    assert client.desk.call("POST", "/v1/demand", forged).status == 422
+    for keeper in (near_keeper, far_keeper, near_keeper):
+        keeper.keep()
+    assert [entry.tasks for entry in near.wanted[-1].waits] == [1]
+
+
+def test_only_substrates_that_are_kept_get_a_share(client: AtDesk) -> None:
+    client.desk.world.ledger.columns.grows = True
+    world = client.desk.world.job("large", cpu=2, expect="1m").round()
+    substrates = Substrates(client.desk.plane, [], NAMES)
+    [work] = demand(world.ledger, world.now).waits
+    forged = Quote(key=work.key, openings=(Opening(slots=9, delay=0, late=0, asked=True),))
+    with pytest.raises(NotFound, match="keeps no substrate `other`"):
+        substrates.share(world.ledger, Offer(substrate="other", quotes=(forged,)))
+    assert client.desk.call("POST", "/v1/demand", {"substrate": "", "quotes": []}).status == 422
+    true = Offer(substrate=NAMES[0], quotes=(Quote(key=work.key, openings=(Opening(slots=1, delay=9, late=9),)),))
+    assert [entry.tasks for entry in substrates.share(world.ledger, true).waits] == [1]
 
 
 def test_machines_with_the_same_name_are_nodes_of_their_own(client: AtDesk, nodes: Nodes) -> None:
