@@ -8,6 +8,7 @@ The number that it sets is the *knob*. `gains` are per step, as fractions: of th
 error relative to the target.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +33,9 @@ MICRO = 1_000_000
 
 POLICY = "policy."
 """Prefix of a knob that is a parameter of the policy; its path in a policy file follows."""
+
+
+_TERM = re.compile(r"^(policy\.(?:score|order))\.\w+$")
 
 
 class Gains(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,15 +97,24 @@ def _parameter(value: Any) -> int:
     return round(number * MICRO)
 
 
+def _fairness(value: Any) -> int:
+    parameter = _parameter(value)
+    if not 0 <= parameter <= MICRO:
+        raise ValueError(f"from 0 to 1, not `{value}`")
+    return parameter
+
+
 KNOBS: Mapping[str, _Knob] = {
     "replicas": _Knob(_whole, MAX_EXTRA, 1),
     "quota.cpu": _Knob(parse_cpu, 1000 * MAX_UNITS, 1000),
     "quota.memory": _Knob(parse_bytes, MAX_BYTES, 2**20),
     "quota.gpu": _Knob(lambda value: WHOLE * _whole(value), WHOLE * MAX_UNITS, WHOLE),
-    POLICY: _Knob(_parameter, MICRO * MICRO, 0),
+    "policy.fairness": _Knob(_fairness, MICRO, 0),
+    "policy.score.TERM": _Knob(_parameter, MICRO * MICRO, 0),
+    "policy.order.TERM": _Knob(_parameter, MICRO * MICRO, 0),
 }
 """The numbers that a control loop can set: replicas beyond those of a service's scaler, an amount of a tenant's quota,
-and a parameter of the policy.
+and a parameter of the policy that any number up to its limit is valid for.
 """
 
 
@@ -128,9 +141,9 @@ def compile_control(value: Any, field: str, every: int, found: Findings) -> Cont
     spec = found.convert(value, ControlSpec, field)
     if spec is None:
         return None
-    knob = KNOBS.get(POLICY if spec.knob.startswith(POLICY) and spec.knob != POLICY else spec.knob)
-    if knob is None or spec.knob == POLICY:
-        need, hint = ", ".join([*KNOBS][:-1]) + ", or policy.PARAMETER", near(spec.knob, KNOBS) or "quota.gpu"
+    knob = KNOBS.get(_TERM.sub(r"\1.TERM", spec.knob))
+    if knob is None:
+        need, hint = ", ".join(KNOBS), near(spec.knob, KNOBS) or "quota.gpu"
         what = "a control loop cannot set this"
         found.add(SpecError(what, field=f"{field}.knob", need=need, have=spec.knob[:80], hint=f"knob: {hint}"))
         return None
@@ -163,7 +176,7 @@ def _check_owner(spec: ControlSpec, field: str, found: Findings) -> None:
             what, hint = "a parameter belongs to the policy in force", "leave `of` out"
             found.add(SpecError(what, field=f"{field}.of", need="nothing", have=spec.of[:80], hint=hint))
         return
-    tenant, colon, name = spec.of.rpartition(":")
+    tenant, colon, name = spec.of.rpartition(":") if spec.knob == "replicas" else ("", "", spec.of)
     found.get(None, check_name, name, f"{field}.of")
     if colon:
         found.get(None, check_name, tenant, f"{field}.of")

@@ -143,9 +143,9 @@ def test_another_policy_ends_the_control_of_a_parameter() -> None:
 
 
 def test_a_parameter_that_does_not_exist_is_said() -> None:
-    world = minutes(load(busy(), rules(knob="policy.haste", of="")), 2)
+    world = minutes(load(busy(), rules(knob="policy.score.haste", of="")), 2)
     [fired] = [event for event in world.log if isinstance(event, RuleFired)]
-    assert fired.failed == "control: policy poise has no number haste"
+    assert fired.failed == "control: policy poise has no number score.haste"
 
 
 def test_extra_replicas_are_orders() -> None:
@@ -171,7 +171,10 @@ def test_a_rule_in_shadow_sets_nothing() -> None:
     [
         ({"knob": "batch"}, "knob", "a control loop cannot set this"),
         ({"knob": "policy."}, "knob", "a control loop cannot set this"),
+        ({"knob": "policy.preempt.budget", "of": ""}, "knob", "a control loop cannot set this"),
+        ({"knob": "policy.fairness", "of": "", "least": 0, "most": 1.5}, "most", "the quantity cannot be read"),
         ({"of": ""}, "of", ""),
+        ({"of": "ann:default"}, "of", ""),
         ({"knob": "policy.fairness"}, "of", "a parameter belongs to the policy in force"),
         ({"target": "waiting > 3"}, "target", "this is no target"),
         ({"target": {"waiting": 3, "running": 4}}, "target", "this is no target"),
@@ -200,6 +203,6 @@ def test_a_loop_owns_its_knob() -> None:
     two = RULE | {"actions": [{"control": LOOP}, {"control": LOOP | {"of": "ann"}}]}
     with pytest.raises(SpecError, match="`half` has 2 control loops"):
         compile_rules({"kind": "rules", "rules": [two]})
-    policy = RULE | {"actions": [{"control": LOOP | {"knob": "policy.fairness", "of": ""}}, {"set_policy": "srtf"}]}
+    policy = RULE | {"actions": [{"control": FAIRNESS}, {"set_policy": "srtf"}]}
     with pytest.raises(SpecError, match="`half` sets one thing twice"):
         compile_rules({"kind": "rules", "rules": [policy]})
