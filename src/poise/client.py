@@ -676,31 +676,31 @@ class Client:
         self._call("DELETE", f"/v1/tokens/{_part(token)}", dict[str, str])
 
     def budgets(self) -> list[BudgetReport]:
-        """List the budgets that this token may see, with what is spent of each."""
+        """List the budgets that this token may see, with the amount spent of each."""
         return self._call("GET", "/v1/budgets", list[BudgetReport])
 
     def set_budgets(self, document: dict[str, Any]) -> list[BudgetReport]:
-        """Set all budgets, from the content of a file of budgets. Return them.
+        """Replace all budgets by the content of a budgets file. Return them.
 
         Raises SpecError with every error in the file.
         """
         return self._call("PUT", "/v1/budgets", list[BudgetReport], {"document": document})
 
     def start_device_sign_in(self) -> SignInCode:
-        """Start a sign-in by a code that is entered in a browser. The client needs no token (`token=""`).
+        """Start a sign-in with a code that the user enters in a browser. The client needs no token (`token=""`).
 
-        Raises NotFound if nobody can sign in there, and Fault if the issuer does not answer.
+        Raises NotFound if sign-in is not set up there, and Fault if the issuer does not answer.
         """
         return self._call("POST", "/v1/sign-in/device", SignInCode)
 
     def start_page_sign_in(self, *, redirect: str, state: str, nonce: str, challenge: str) -> str:
-        """Return the URL of the issuer where a browser signs in, and from where it comes back to `redirect`."""
+        """Return the URL of the issuer where a browser signs in. The issuer then sends the browser to `redirect`."""
         body = {"redirect": redirect, "state": state, "nonce": nonce, "challenge": challenge}
         return self._call("POST", "/v1/sign-in/page", PageReport, body).url
 
     def sign_in(self, secret: str, **proof: str) -> SignInReport:
-        """Let the control plane accept `secret` as a token of a person, by a `proof` of identity: `device_code`,
-        `refresh`, or `code` with `redirect`, `verifier` and `nonce`.
+        """Register `secret` as the token of a person, with a `proof` of identity: `device_code`, `refresh`, or `code`
+        with `redirect`, `verifier` and `nonce`.
 
         Raises Denied if the proof is refused, and Forbidden if no rule gives the person a tenant.
         """

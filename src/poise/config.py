@@ -236,7 +236,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def signed_in(self) -> Path:
-        """Tokens of sign-ins at other control planes, in a file per control plane."""
+        """Tokens of sign-ins to other control planes, one file for each control plane."""
         return self.root / "signed-in"
 
     @property

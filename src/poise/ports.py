@@ -268,8 +268,8 @@ class GrowingSubstrate(Substrate, Protocol):
     """A substrate that provides machines on request, such as Slurm. Its driver has a function `grows`."""
 
     def quote(self, work: Sequence[Demand]) -> Sequence[Quote]:
-        """Return the room for each kind of waiting work: that of the machines that are there or requested, and that of
-        machines that could be requested. The control plane compares it with the room of other substrates.
+        """Return the room for each kind of waiting work: on machines that exist or are requested, and on machines that
+        could be requested. The control plane compares it with the room of other substrates.
         """
         ...
 

@@ -217,8 +217,8 @@ class World:
         return self._policy.decide(self.controller.snapshot(self.now))
 
     def after(self, duration: str | int = 0) -> "World":
-        """Let time pass: connected nodes send heartbeats, and the controller runs its rounds when due. Before the last
-        minute, heartbeats are as rare as those of idle nodes may be.
+        """Let time pass: connected nodes send heartbeats, and the controller runs its rounds when due. Until the last
+        minute, nodes send heartbeats as rarely as idle nodes.
         """
         end = self.now + (parse_duration(duration) if isinstance(duration, str) else duration)
         while True:

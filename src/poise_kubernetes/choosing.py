@@ -127,7 +127,7 @@ def slots_on_new_nodes(work: Demand, rooms: Sequence[Room], most: int) -> int:
 
 
 def why_not(work: Demand, rooms: Sequence[Room], most: int) -> str:
-    """Return the reason why work gets no Pod."""
+    """Return why work gets no Pod."""
     return _why_not(work, rooms, most).why
 
 

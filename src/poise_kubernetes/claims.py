@@ -1,11 +1,11 @@
-"""Devices of a cluster that drivers publish (`ResourceSlice`), and what Pods claim of them (`ResourceClaim`).
+"""Devices that drivers publish in a cluster (`ResourceSlice`), and the claims of Pods to them (`ResourceClaim`).
 
 These are kinds of `resource.k8s.io/v1` (dynamic resource allocation). A scheduler chooses the devices of a claim, and
-writes them into its status before it binds the Pod. Here is which devices there are, who has them, and which ones a Pod
-can get on a node. No input or output.
+writes them into its status before it binds the Pod. This module knows which devices exist, which claims have them, and
+which ones a Pod can get on a node. It has no input or output.
 
-Supported are devices of one node that are allocated whole, a number of them for each request, with selectors of their
-class and of the request, and constraints that an attribute matches. A claim that needs more is refused with a reason.
+It supports requests for a number of whole devices on one node, with selectors of their class and of the request, and
+constraints that an attribute matches. A claim that needs more is refused with a reason.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ FINALIZER = "resource.kubernetes.io/delete-protection"
 """A finalizer keeps an allocated claim until its devices are free."""
 
 MOST_RESERVED = 256
-"""Most Pods that may use one claim, as the API server has it."""
+"""Maximum number of Pods that may use one claim; a limit of the API server."""
 
 MOST_DEVICES = 32
 """Most devices of one claim, as the API server has it."""
@@ -178,8 +178,8 @@ class ClaimObject(Known, frozen=True):
 
 
 class Granted(NamedTuple):
-    """What a Pod gets by a claim: its devices, and the body of its allocation; without one, the claim has its devices
-    already, and the Pod shares them.
+    """The devices that a Pod gets by a claim, and the body of the allocation. Without a body, the claim already has its
+    devices, and the Pod shares them.
     """
 
     claim: ClaimObject
@@ -188,7 +188,7 @@ class Granted(NamedTuple):
 
 
 class DeviceChanges(NamedTuple):
-    """What has changed of devices and claims."""
+    """Changes of devices and claims."""
 
     slices: Changes[SliceObject]
     classes: Changes[ClassObject]
@@ -213,7 +213,7 @@ NOTHING = Wanted()
 
 
 class Found(NamedTuple):
-    """A device: what selectors read of it, and its place among those of its driver on its node."""
+    """A device: the values that selectors read, and its index among the devices of its driver on its node."""
 
     id: Device
     node: str
@@ -222,13 +222,13 @@ class Found(NamedTuple):
 
     @property
     def product(self) -> str:
-        """The model, as far as the driver tells it."""
+        """The model, if the driver reports it."""
         values = {name: value for known in self.described.attributes.values() for name, value in known.items()}
         return next((str(values[name]) for name in ("productName", "model") if values.get(name)), "")
 
     @property
     def memory(self) -> int:
-        """Bytes of memory; 0 if the driver does not tell."""
+        """Bytes of memory; 0 if the driver does not report it."""
         return max((int(known.get("memory", 0)) for known in self.described.capacity.values()), default=0)
 
 
@@ -248,7 +248,7 @@ class Devices:
     # --- what there is ------------------------------------------------------------------------------------------------
 
     def take(self, changes: DeviceChanges) -> set[str]:
-        """Take in changes. Return the nodes whose devices have changed, or who has them."""
+        """Apply changes. Return the nodes whose devices or allocations have changed."""
         nodes: set[str] = set()
         slices, classes, claims = changes
         for (_, name), one in slices.items():
@@ -315,8 +315,8 @@ class Devices:
         return found
 
     def extended(self, node: str) -> dict[str, tuple[list[Found], int]]:
-        """Return the devices of a node by the extended resource that stands for them, and how many of them claims have
-        beside the Pods that request that resource.
+        """Return the devices of a node by their extended resource, and how many of them are allocated to claims other
+        than those of Pods that request that resource.
         """
         found: dict[str, tuple[list[Found], int]] = {}
         for kind in self._classes.values():
@@ -339,8 +339,8 @@ class Devices:
     # --- what Pods want -----------------------------------------------------------------------------------------------
 
     def wanted(self, pod: PodObject) -> Wanted:
-        """Return what a Pod claims. The claims that a Pod names itself may be shared, so the ledger does not count
-        their devices.
+        """Return what a Pod claims. Claims that a Pod names directly may be shared, so the ledger does not count their
+        devices.
         """
         if not pod.spec.resource_claims:
             return NOTHING
@@ -395,7 +395,7 @@ class Devices:
         return counts
 
     def _tests(self, request: DeviceRequest) -> list[Predicate] | str:
-        """Return what a device must fulfil for a request, or why the request is not supported."""
+        """Return the requirements of a request for a device, or why the request is not supported."""
         exactly = request.exactly
         if exactly is None or exactly.allocation_mode != "ExactCount" or exactly.admin_access or exactly.capacity:
             return f"Poise supports only a number of whole devices in request `{request.name}`"
@@ -413,7 +413,7 @@ class Devices:
         self, claims: Iterable[ClaimObject], node: str, preferred: Iterable[int] = (), known: bool = True
     ) -> list[Granted] | str:
         """Return what a Pod gets by its claims on a node, or why it cannot be there. Devices with `preferred` indices
-        come first. If the claims are not `known`, they are those of a Pod like it: what they have is not for it.
+        come first. If the claims are not `known`, they belong to a similar Pod, and their devices are not for this one.
         """
         first, gone, granted = {*preferred}, set[Device](), list[Granted]()
         for old in claims:
@@ -458,11 +458,11 @@ class Devices:
             places += [(request.name, fitting)] * count
         chosen = _fit(places, claim.spec.devices.constraints, [], iter(range(MOST_TRIES)))
         if chosen is None:
-            return f"no free devices were found that fulfil all of ResourceClaim `{claim.metadata.name}`"
+            return f"no free devices were found that fulfil all requirements of ResourceClaim `{claim.metadata.name}`"
         return [(name, one) for (name, _), one in zip(places, chosen, strict=True)]
 
     def _body(self, claim: ClaimObject, node: str, found: Iterable[tuple[str, Found]]) -> dict[str, Any]:
-        """Return the allocation as the API server takes it."""
+        """Return the allocation in the format of the API server."""
         results = [
             {"request": request, "driver": one.id[0], "pool": one.id[1], "device": one.id[2]} for request, one in found
         ]
@@ -479,7 +479,7 @@ class Devices:
         }
 
     def lend(self, granted: Iterable[Granted]) -> None:
-        """Count devices as taken until the copy of the cluster shows it, or they are given back."""
+        """Count devices as taken until the copy of the cluster shows this, or they are returned."""
         for one in granted:
             self._lent.setdefault(one.claim.key, []).append(one)
 
@@ -498,8 +498,8 @@ def _fit(
     chosen: list[Found],
     tries: Iterator[int],
 ) -> list[Found] | None:
-    """Return one device for each place such that all constraints hold; None if none are found within the `tries`. Depth
-    first; the devices of one request are in their order, so that none is tried twice in another order.
+    """Return one device for each place such that all constraints hold; None if none are found within the `tries`.
+    Searches depth first. The devices of one request are in order, so that no set of them is tried twice.
     """
     if len(chosen) == len(places):
         return chosen
@@ -540,7 +540,7 @@ def _described(driver: str, device: SliceDevice) -> Described:
 
 
 def _none(request: str) -> str:
-    return f"no device of the cluster matches request `{request}`"
+    return f"no device in the cluster matches request `{request}`"
 
 
 def _put(known: dict[Any, T], key: Any, one: T | None) -> None:
@@ -551,16 +551,16 @@ def _put(known: dict[Any, T], key: Any, one: T | None) -> None:
 
 
 class Calls(Protocol):
-    """The calls of an API server that a reservation needs."""
+    """The calls to the API server that a reservation needs."""
 
     def get(self, path: str) -> Any: ...
     def patch(self, path: str, body: Mapping[str, Any]) -> Any: ...
 
 
 def reserve(api: Calls, pod: PodObject, granted: Granted) -> bool:
-    """Write into a claim what a Pod gets by it: first the finalizer, then the devices and the Pod. Each write fails if
-    the claim has changed meanwhile. Return whether it is done; if not, the claim has gone or has other devices now.
-    Raises what the calls raise.
+    """Write the allocation for a Pod into a claim: first the finalizer, then the devices and the Pod. Each write fails
+    if the claim has changed meanwhile. Return whether this succeeded; if not, the claim was deleted or has other
+    devices now. Raises the errors of the calls.
     """
     space, name = granted.claim.key
     path = f"{VERSION}/namespaces/{quote(space)}/resourceclaims/{quote(name)}"

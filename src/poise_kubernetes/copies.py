@@ -1,6 +1,6 @@
-"""Copies of the Pods of a cluster, and what they hold of its nodes, kept up to date by changes alone.
+"""Copies of the Pods of a cluster, and the resources that they hold on its nodes, kept up to date by changes alone.
 
-A cluster has thousands of Pods, and each change concerns one: nothing here takes time in proportion to all of them.
+A cluster has thousands of Pods, and each change concerns one, so nothing here takes time in proportion to all Pods.
 """
 
 from collections import Counter
@@ -13,14 +13,14 @@ _NONE: Mapping[str, int] = {}
 
 
 class Pods:
-    """Pods by uid, from changes by name. A Pod created anew under its name is another Pod."""
+    """Pods by uid, from changes by name. A Pod that is created again with the same name is another Pod."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, PodObject] = {}
         self._uids: dict[tuple[str, str], str] = {}
 
     def take(self, changes: Changes[PodObject]) -> list[str]:
-        """Take in changes, and return the uids of the Pods that have changed, come or gone."""
+        """Apply changes, and return the uids of the Pods that were added, changed or removed."""
         found: list[str] = []
         for name, pod in changes.items():
             before = self._uids.get(name)
@@ -34,7 +34,7 @@ class Pods:
 
 
 class Room:
-    """What Pods hold of each node. A Pod that has ended, or has no node, holds nothing."""
+    """The resources that Pods hold on each node. A Pod that has ended, or has no node, holds nothing."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, dict[str, int], frozenset[str]]] = {}
@@ -42,7 +42,7 @@ class Room:
         self._ports: dict[str, Counter[str]] = {}
 
     def count(self, uid: str, pod: PodObject | None) -> Collection[str]:
-        """Count a Pod, or no longer if it is None. Return the nodes whose room has changed."""
+        """Count a Pod, or stop counting it if it is None. Return the nodes whose room has changed."""
         before = self._held.get(uid)
         after = None
         if pod is not None and pod.spec.node_name and not pod.ended:

@@ -134,7 +134,7 @@ def _age(pod: PodObject) -> tuple[str, str]:
 
 
 def needs_of(pods: Sequence[PodObject], wanted: Callable[[PodObject], Wanted] = lambda pod: NOTHING) -> Needs:
-    """Return what a place for any of these Pods must have. `wanted` tells what a Pod claims."""
+    """Return what a place for any of these Pods must have. `wanted` returns the claims of a Pod."""
     most: dict[str, int] = {}
     distinct: dict[object, PodObject] = {}
     claims: dict[tuple[str, ...], Wanted] = {}

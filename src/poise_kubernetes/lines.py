@@ -1,8 +1,8 @@
 """The client's end of node channels: WebSockets over the socket of the control plane on this machine.
 
-The scheduler of a cluster has one for each node, and each binding sends and receives a few frames, so a frame must be
-cheap: the frames of a control plane are read in place, and those sent have a mask of zeros, which changes nothing. (The
-mask of a browser protects proxies; there is none on the socket of a home.)
+The scheduler of a cluster has one for each node, and each binding sends and receives a few frames, so frames must be
+cheap. Frames from the control plane are read in place, and sent frames have a mask of zeros, which changes nothing.
+(Masks protect proxies; there is no proxy on the socket of a home.)
 """
 
 import asyncio
@@ -22,8 +22,8 @@ MAX_HEAD = 64 * 1024
 
 
 class Line(asyncio.Protocol):
-    """One WebSocket at a path. `hear` gets each message. The connection ends at an error of it, or of the other end;
-    then `closed` is done.
+    """One WebSocket at a path. `hear` gets each message. If either end fails, the connection ends, and `closed` is
+    done.
     """
 
     def __init__(self, path: str, token: str, hear: Callable[[bytes], None]) -> None:
@@ -90,7 +90,7 @@ class Line(asyncio.Protocol):
         return True
 
     def _end_of(self, place: int) -> tuple[int, int] | None:
-        """Return where the payload of the frame at this place begins and ends; None if it has not come whole."""
+        """Return where the payload of the frame at this place begins and ends; None if it is not yet complete."""
         buffer, there = self._buffer, len(self._buffer) - place
         if there < 2:
             return None

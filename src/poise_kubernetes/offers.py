@@ -48,8 +48,8 @@ def labels_of(node: NodeObject) -> dict[str, str]:
 
 
 def offered(node: NodeObject, device: Device | None = None) -> Node:
-    """Return the node that a Pod there would be, as far as it is known: name, labels, and one of its devices; `device`
-    is one that a driver publishes.
+    """Return the node that a Pod there would become, as far as it is known: name, labels, and one of its devices.
+    `device` is a device that a driver publishes.
     """
     name, labels = node.metadata.name, labels_of(node) | {SUBSTRATE: "kubernetes"}
     if device is None and device_of(amounts(node.status.allocatable)):
@@ -65,5 +65,7 @@ def device_at(node: NodeObject, index: int) -> Device:
 
 
 def published(product: str, index: int, memory: int) -> Device:
-    """Return an accelerator as its driver publishes it: its model, and its bytes of memory, 0 if it does not tell."""
+    """Return an accelerator as its driver publishes it: its model, and its bytes of memory, or 0 if the driver does not
+    report them.
+    """
     return device_found(product, index, **({"memory": memory} if memory else {}))

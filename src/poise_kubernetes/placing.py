@@ -1,19 +1,20 @@
-"""Place Pods of others on the nodes of a cluster, as its scheduler: each node is a node of Poise, each Pod a task.
+"""Places Pods of others on the nodes of a cluster, as its scheduler: each node is a node of Poise, each Pod a task.
 
-The control plane decides; this carries out. A Pod that waits becomes a job, a gang one job for all its Pods. What the
-control plane places is bound by one write for each Pod, and that write also keeps the attempt in an annotation, so that
+The control plane decides, and this module carries out its decisions. A Pod that waits becomes a job; a gang becomes one
+job for all its Pods. Each placed Pod is bound by one write, which also stores the attempt in an annotation, so that
 another process finds it. Nothing else is stored. A gang is bound once all its places are there. If a member cannot be
 bound any more, the Pods of the gang that were bound are deleted, and their controllers create others.
 
-Once a gang has begun, its Pods belong to their controllers: a Pod that fails is not an end of the others, and the one
-created in its stead gets its place. Poise deletes a Pod that runs only if its job is cancelled, or if its gang has had
-too few Pods for `PATIENCE` while others of it wait.
+Once a gang has begun, its Pods belong to their controllers: a Pod that fails does not end the others, and its
+replacement gets its place. Poise deletes a Pod that runs only if its job is cancelled, or if its gang has had too few
+Pods for `PATIENCE` while others of it wait.
 
-A node offers what the Pods of others leave. What the ledger does not count (other amounts, ports, selectors, taints) is
-one label of the node for each kind of waiting Pod. No input or output, and no clock: `Doors` are the ways out.
+A node offers the resources that the Pods of others do not use. For requirements that the ledger does not count (other
+amounts, ports, selectors, taints), the node has one label for each kind of waiting Pod. This module has no input or
+output, and no clock; it acts through `Doors`.
 
-A change of the cluster costs the same whatever its size: what it may have an effect on is noted, and looked at. Only
-what waits for time to pass is gone through each `SWEEP`, and all nodes for a kind of Pod that is new.
+The cost of a change does not depend on the size of the cluster: only objects that the change may affect are noted and
+checked. Objects that wait for a point in time are checked each `SWEEP`, and all nodes for each new kind of Pod.
 """
 
 import contextlib
@@ -97,19 +98,19 @@ AVOIDED = 30 * SECOND
 """A node that has refused a Pod gets no such Pod for this long."""
 
 SWEEP = SECOND
-"""Interval of looks at what waits for time to pass."""
+"""Interval between checks of objects that wait for a point in time."""
 
 DOUBT = 90 * SECOND
-"""For this long after a node was lost or came back, jobs without a place may have ended there before their launch came
-here. The control plane is then asked again about them, each `ASK_ANEW`, at most `ASKED_AT_ONCE` in a sweep.
+"""For this long after a node was lost or came back, jobs without a place may have ended there before their launch
+arrived here. Meanwhile they are submitted again each `ASK_ANEW`, at most `ASKED_AT_ONCE` in a sweep.
 """
 
 ASK_ANEW = 15 * SECOND
 ASKED_AT_ONCE = 50
 
 KIND = 600 * SECOND
-"""Nodes keep the label of a kind of Pod for this long after the last such Pod. Each change of it is a message of each
-node, so Pods that come one after another must not change it.
+"""Nodes keep the label of a kind of Pod for this long after the last such Pod. Each change of the label is a message
+from each node, so Pods that arrive one after another must not change it.
 """
 
 FEW = 3
@@ -155,7 +156,7 @@ class Doors(Protocol):
     def bind(
         self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
     ) -> None:
-        """Write what a Pod gets into its claims, and bind it with these annotations: `bound`."""
+        """Write the devices of a Pod into its claims, and bind it with these annotations: `bound`."""
         ...
 
     def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
@@ -205,7 +206,7 @@ class _Placed(msgspec.Struct, eq=False):
 
     @property
     def is_settled(self) -> bool:
-        """Whether only a change of its Pod, or the control plane, can change anything here."""
+        """Whether only its Pod or the control plane can change this."""
         return self.state == "bound" and self.began and not self.stopping and not self.seen
 
     @property
@@ -223,8 +224,8 @@ class _Placed(msgspec.Struct, eq=False):
 
 
 class _Job(msgspec.Struct, eq=False):
-    """A submitted job for these Pods, by uid. `id` is empty until it is known. One that an earlier process submitted is
-    not `asked` for here.
+    """A submitted job for these Pods, by uid. `id` is empty until it is known. For a job that an earlier process
+    submitted, `asked` is false.
     """
 
     key: str
@@ -238,7 +239,7 @@ class _Job(msgspec.Struct, eq=False):
 
 
 class _Kind(msgspec.Struct, eq=False):
-    """What some waiting Pods need of a node, and the number of their jobs; without jobs, since when there are none."""
+    """Needs of some waiting Pods for a node, and the number of their jobs; without jobs, since when there are none."""
 
     needs: Needs
     jobs: int = 0
@@ -323,8 +324,8 @@ class Placer:
         now: int,
         devices: DeviceChanges = NO_CHANGES,
     ) -> None:
-        """Take in what has changed in the cluster since the last look: nodes, Pods of other schedulers that have not
-        ended, Pods that chose this scheduler, also ended ones, and devices that drivers publish.
+        """Apply the changes of the cluster since the last call: nodes, Pods of other schedulers that have not ended,
+        Pods that name this scheduler, also ended ones, and devices that drivers publish.
         """
         self._changed_nodes.update(dict.fromkeys(sorted(self._devices.take(devices))))
         self._take(nodes, others, own)
@@ -348,7 +349,7 @@ class Placer:
 
     @property
     def is_stirred(self) -> bool:
-        """Whether the next look has something to do, even if nothing has changed in the cluster."""
+        """Whether the next check has something to do, even if nothing has changed in the cluster."""
         return bool(self._changed_pods or self._changed_groups or self._changed_nodes or self._changed_jobs)
 
     def waiting(self) -> list[Waiting]:
@@ -387,7 +388,7 @@ class Placer:
                 self._held.pop(uid, None)
 
     def _count(self, uid: str, pod: PodObject | None) -> None:
-        """Count what a Pod holds of its node, unless this scheduler has placed it there."""
+        """Count the resources that a Pod holds on its node, unless this scheduler has placed it there."""
         self._changed_nodes.update(dict.fromkeys(self._room.count(uid, None if uid in self._by_pod else pod)))
 
     def _sort_in(self, uid: str, pod: PodObject | None) -> None:
@@ -402,7 +403,7 @@ class Placer:
             self._groups.setdefault(key, {})[uid] = pod
 
     def _sweep(self, now: int) -> None:
-        """Look at what waits for time to pass."""
+        """Check the objects that wait for a point in time."""
         for attempt, placed in list(self._unsettled.items()):
             if self._placed.get(attempt) is not placed or placed.is_settled:
                 del self._unsettled[attempt]
@@ -432,7 +433,7 @@ class Placer:
                 self._changed_nodes.update(dict.fromkeys(self._machines))
 
     def _ask_anew(self, now: int) -> None:
-        """Ask about jobs that may have ended without a word: to submit one again does nothing if it is still there."""
+        """Submit jobs again that may have ended without notice. This has no effect on a job that still exists."""
         if now - self._doubted < DOUBT and now - self._asked_anew >= ASK_ANEW:
             self._asked_anew = now
             self._doubtful.update((key, None) for key, job in self._jobs.items() if job.id and not self._places[key])
@@ -445,7 +446,7 @@ class Placer:
             self._doors.submit(asked)
 
     def _holds(self, pod: PodObject) -> tuple[dict[str, int], frozenset[str]]:
-        """Return what a Pod holds of its node: amounts and ports. They are computed once."""
+        """Return the resources that a Pod holds on its node: amounts and ports. They are computed once."""
         known = self._held.get(pod.metadata.uid)
         if known is None or known[0] is not pod:
             held = {**requested(pod), **self._devices.wanted(pod).counts}
@@ -460,7 +461,7 @@ class Placer:
         self._changed_nodes[placed.node] = None
 
     def _part(self, placed: _Placed) -> None:
-        """An attempt has no Pod any more; the Pod, if it is still there, is like one of others."""
+        """An attempt has lost its Pod; if the Pod still exists, it counts like a Pod of others."""
         self._devices.give_back(placed.granted)
         placed.granted = ()
         if placed.pod is not None:
@@ -603,7 +604,7 @@ class Placer:
     def _left(
         self, known: _Machine, node: NodeObject, without: _Placed | None = None
     ) -> tuple[dict[str, int], frozenset[str]]:
-        """Return what no Pod holds of a node, and the ports that Pods use; `without` does not count."""
+        """Return the free amounts of a node, and the ports that Pods use; the Pod `without` does not count."""
         name = node.metadata.name
         others, ports = self._used(name, self._here.get(name, {}).values()), {*self._room.ports(name)}
         free = {of: amount - others.get(of, 0) for of, amount in self._size(known, node).items()}
@@ -621,7 +622,7 @@ class Placer:
         return {**known.size, **devices} if devices else known.size
 
     def _used(self, name: str, held: Iterable[_Placed]) -> Mapping[str, int]:
-        """Return what others hold of a node."""
+        """Return the resources that others hold on a node."""
         used, drivers = self._room.used(name), self._devices.sizes(name)
         if not drivers:
             return used
@@ -636,7 +637,9 @@ class Placer:
     def _refuses(
         self, needs: Needs, known: _Machine, node: NodeObject, free: Mapping[str, int], ports: Iterable[str]
     ) -> str:
-        """Return why one such Pod cannot be on a node now, as far as the ledger does not see it; empty if it can."""
+        """Return the reason, beyond those that the ledger knows, why such a Pod cannot be on a node now; empty if it
+        can.
+        """
         why = needs.refuses(node, self._size(known, node), free, ports)
         for one in needs.claims:
             found = self._devices.grant(one.claims, node.metadata.name, known=False)
@@ -1083,7 +1086,7 @@ class Placer:
         self._give_up_if_short(group, pending, now)
 
     def _jobs_for(self, group: Group, free: list[PodObject], asked: list[Asked], now: int) -> list[Waiting]:
-        """Ask for jobs for the Pods of a group that have none; return those that cannot have one yet."""
+        """Submit jobs for the Pods of a group that have none; return those that cannot have one yet."""
         least = group.least or self._size_of(group, now)
         if not free:
             return []

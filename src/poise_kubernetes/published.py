@@ -1,4 +1,4 @@
-"""Copies of the devices that drivers publish in a cluster, and of what claims them."""
+"""Copies of the devices that drivers publish in a cluster, and of their claims."""
 
 import logging
 from collections.abc import Callable
@@ -13,8 +13,8 @@ _log = logging.getLogger("poise.kubernetes")
 
 
 class Published:
-    """Slices, classes and claims. They stay empty where the cluster does not serve them (before 1.34), or the rights to
-    read them are missing. `changed` is called, by the threads of watches, after each change.
+    """Slices, classes and claims. They stay empty if the cluster does not serve them (before 1.34), or if the rights to
+    read them are missing. The threads of watches call `changed` after each change.
     """
 
     def __init__(self, access: Access, changed: Callable[[], None] = lambda: None) -> None:
@@ -24,7 +24,7 @@ class Published:
         self._served = False
 
     def list(self) -> None:
-        """Read them for the first time, and find out whether they are served."""
+        """Read them for the first time, and determine whether they are served."""
         try:
             for one in self._all():
                 one.list()
@@ -41,7 +41,7 @@ class Published:
             one.stop()
 
     def news(self) -> DeviceChanges:
-        """Return what has changed since the last call."""
+        """Return the changes since the last call."""
         if not self._served:
             return NO_CHANGES
         return DeviceChanges(self._slices.news(), self._classes.news(), self._claims.news())

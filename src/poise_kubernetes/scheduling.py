@@ -51,8 +51,7 @@ from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
 
 LOOK_SECONDS = 0.1
-"""Longest time between two looks at the cluster, for what only time changes, and between two questions whether to end.
-"""
+"""Maximum time between two checks of the cluster, for effects of time alone, and between two checks whether to end."""
 
 WRITERS = 32
 """Threads that write to the API server; each waits for its answer. A server takes hundreds of writes at a time."""
@@ -84,8 +83,8 @@ _pod = json_decoder(PodObject)
 
 
 def reserved(api: Calls, pod: PodObject, granted: Sequence[Granted]) -> tuple[Written, str]:
-    """Write what a Pod gets into its claims. Return what has become of that, and why if it is not done. Raises `Away`,
-    and `Refused` if the server is too busy.
+    """Write the devices of a Pod into its claims. Return the outcome, and the reason if it failed. Raises `Away`, and
+    `Refused` if the server is too busy.
     """
     try:
         done = all(reserve(api, pod, one) for one in granted)
@@ -93,7 +92,7 @@ def reserved(api: Calls, pod: PodObject, granted: Sequence[Granted]) -> tuple[Wr
         if refused.status not in (400, 403, 404, 409, 422):
             raise
         return "again" if refused.status in (403, 409) else "gone", f"its ResourceClaim: {refused}"
-    return ("bound", "") if done else ("gone", "its ResourceClaim has gone, or has other devices")
+    return ("bound", "") if done else ("gone", "its ResourceClaim was deleted, or has other devices")
 
 
 def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Written:
@@ -235,7 +234,7 @@ class Scheduler:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def _stir(self) -> None:
-        """Look at the cluster soon, since it has changed. Called by the threads of watches."""
+        """Check the cluster soon, because it has changed. Called by the threads of watches."""
         if not self._stirred:
             self._stirred = True
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -251,8 +250,8 @@ class Scheduler:
         return self._clock.now()
 
     def _took(self, act: Callable[[], None]) -> None:
-        """Let the placer do something, and set the timer for its next one. After an error this process ends: the next
-        one reads its state from the Pods.
+        """Let the placer act, and set the timer for its next action. After an error, this process ends; the next one
+        reads its state from the Pods.
         """
         try:
             act()
@@ -318,7 +317,7 @@ class Scheduler:
             self._unsent.put(one)
 
     def _submit_all(self) -> None:
-        """Submit jobs as they come, over one connection. One whose name is taken gets none."""
+        """Submit jobs as they arrive, over one connection. A job whose name is taken is not submitted."""
         client = Client(self.home)
         while not self._ends:
             sent, over = deque[Asked](), threading.Event()
@@ -335,7 +334,7 @@ class Scheduler:
                         _log.warning("%s: %s %s", one.spec["name"], receipt.error.message, receipt.error.have)
                     self._submitted(one.key, receipt.job, self._over(client, receipt.job))
             except PoiseError as error:
-                _log.warning("the control plane does not take jobs: %s", error)
+                _log.warning("the control plane does not accept jobs: %s", error)
                 over.set()
                 self._unsent.put(None)
                 time.sleep(RECONNECT_SECONDS[1])

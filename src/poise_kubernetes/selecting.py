@@ -2,7 +2,7 @@
 
 Supported: `&&`, `||`, `!`, `in`, comparisons, parentheses, lists, strings, numbers, `true` and `false`; the `driver` of
 a device, its `attributes["DOMAIN"].NAME` and its `capacity["DOMAIN"].NAME`; `quantity("1Gi")` and `semver("1.2.3")`;
-and the methods in `METHODS`. An expression about an attribute that a device lacks does not select it.
+and the methods in `METHODS`. An expression does not select a device that lacks an attribute in it.
 """
 
 import re
@@ -16,7 +16,7 @@ Values = Mapping[str, Mapping[str, Any]]
 
 
 class Unsupported(Exception):
-    """The expression uses more of CEL than is supported here, or is no CEL."""
+    """The expression is not valid, or uses parts of CEL that are not supported here."""
 
 
 class Missing(Exception):
@@ -24,7 +24,7 @@ class Missing(Exception):
 
 
 class Described(NamedTuple):
-    """What an expression can say of a device."""
+    """The values of a device that an expression can read."""
 
     driver: str
     attributes: Values
@@ -68,7 +68,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def predicate(expression: str) -> Predicate:
-    """Return what an expression says of devices. Raises `Unsupported`."""
+    """Return the compiled form of an expression. Raises `Unsupported`."""
     parser = _Parser(expression)
     try:
         value = parser.either()

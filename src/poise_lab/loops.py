@@ -1,4 +1,4 @@
-"""Tune the control loops of rules in the twin: gains from an experiment with a relay, and the response with them.
+"""Tunes the control loops of rules in the twin: gains from an experiment with a relay, and the response with them.
 
 Each loop runs alone on the jobs of a log or a trace: once as a relay, once with automatic gains and once with the gains
 that the oscillation under the relay gives. Only the time of arrivals counts.
@@ -32,7 +32,7 @@ from poise_lab.ruled import Following
 from poise_lab.trial import simulate
 
 BUDGET = 10_000
-"""Actions in an hour, so that the budget limits no trial."""
+"""Actions in an hour: so large that the budget limits no trial."""
 
 Steps = Sequence[Sample]
 

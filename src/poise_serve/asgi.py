@@ -26,8 +26,9 @@ GONE = "poise.gone"
 
 
 CAME = "poise.came"
-"""An extension: its `at` returns when the latest data of the request came, in nanoseconds. A busy process takes
-milliseconds to begin with a request."""
+"""An extension: its `at` returns when the latest data of the request arrived, in nanoseconds. A busy process takes
+milliseconds to start on a request.
+"""
 
 
 ASKER = "poise.asker"
@@ -96,7 +97,7 @@ def client_of(scope: Scope) -> str:
 
 
 def came_at(scope: Scope) -> int:
-    """Return when the latest data of the request came, in nanoseconds; 0 if the server does not tell."""
+    """Return when the latest data of the request arrived, in nanoseconds; 0 if the server does not report it."""
     found = scope["extensions"].get(CAME)
     return int(found["at"]()) if found is not None else 0
 

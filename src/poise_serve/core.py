@@ -1,8 +1,8 @@
-"""The core of a group of gateways with own models: the process that has the services, and answers what gateways relay.
+"""The core of a group of gateways with own models: the process that has the services, and answers the relayed requests.
 
-It takes the place of `poise_serve.http` there: the application is the same, with keys, limits, batches, caches and
-changes. So all of them hold for the requests of all gateways together. The requests of a gateway that is killed are
-cancelled. If the core is killed, gateways send their requests to the next one (`poise_serve.relay`).
+It replaces `poise_serve.http` there. The application is the same, with keys, limits, batches, caches and changes. So
+these apply to the requests of all gateways together. The requests of a gateway that is killed are cancelled. If the
+core is killed, gateways send their requests to the next one (`poise_serve.relay`).
 """
 
 import asyncio
@@ -186,7 +186,7 @@ class _Exchange:
         self._some.set()
 
     def leave(self) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         self.is_gone = True
         self._some.set()
         self._then()
@@ -205,7 +205,7 @@ class _Exchange:
         return {"type": "http.request", "body": data.body, "more_body": not data.is_whole}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Send a message; do nothing if the client has gone, which `receive` reports."""
+        """Send a message; do nothing if the client has disconnected, which `receive` reports."""
         if message["type"] == "http.response.start":
             self._head = (message["status"], message["headers"])
             return

@@ -1,10 +1,10 @@
 """A group of gateways at one address: each is an ordinary `poise serve` with a watcher of its own, and the kernel
-divides new connections among them (`SO_REUSEPORT`). With own models, one more process is the core (`poise_serve.core`),
-which has the models, and to which the gateways relay all requests.
+divides new connections among them (`SO_REUSEPORT`). With own models, another process is the core (`poise_serve.core`).
+It has the models, and the gateways relay all requests to it.
 
-The process that was started holds the port, starts the gateways, passes signals on, and ends when all have ended. A
-gateway that is killed is started again by its watcher, on its own socket; the others serve meanwhile. If one ends with
-an error, the others are ended, too.
+The process that was started holds the port, starts the gateways, passes signals on, and ends when all have ended. If a
+gateway is killed, its watcher restarts it on its own socket; the others serve meanwhile. If a gateway ends with an
+error, the others are stopped, too.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ LOOK_EVERY = 0.2
 
 
 class Member(NamedTuple):
-    """A gateway's group, its number in it, or `CORE`, and the port of all."""
+    """A gateway's group, its number in the group (or `CORE`), and the port of all."""
 
     name: str
     number: int
@@ -56,7 +56,7 @@ def member_of() -> Member | None:
 
 
 def run_all(folder: Path, count: int, port: int, say: Callable[[str], None], *, core: bool) -> int:
-    """Run so many gateways with the command of this process, and a `core` if they need one, until they end. Return the
+    """Run `count` gateways with the command of this process, and a `core` if they need one, until they end. Return the
     first exit code above 0. The `folder` holds the files of gateways.
     """
     name = secrets.token_hex(4)

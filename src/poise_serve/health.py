@@ -91,7 +91,7 @@ class Prober:
                 probing.add_done_callback(partial(self._caused, member))
 
     def hurry(self) -> None:
-        """Probe the upstreams that are not healthy more often, while requests wait for them."""
+        """Probe unhealthy upstreams more often while requests wait for them."""
         if self._hurrying is None or self._hurrying.done():
             self._hurrying = asyncio.create_task(self._hurry())
 

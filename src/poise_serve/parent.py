@@ -13,7 +13,7 @@ Both may die at one moment. A gateway is on file beside its sockets for as long 
 that each of its processes holds; under `poise up` the supervisor starts what is on file and locked by nobody. It hands
 on the same that a watcher does.
 
-A gateway that was told to end notes it in that file (`note_ending`). If it is killed before it has ended, nothing
+A gateway that is told to stop records this in that file (`note_ending`). If it is killed before it has ended, nothing
 starts another one.
 """
 
@@ -111,7 +111,7 @@ def registered(
 
 
 def note_ending(record: Path) -> None:
-    """Note on file that this gateway ends, and that no other may take over."""
+    """Record in the file that this gateway is stopping, and that no other may take over."""
     with suppress(FileNotFoundError, ValueError):
         told, new = json.loads(record.read_text()), record.with_suffix(".ending")
         new.write_text(json.dumps(told | {"ending": True}))

@@ -5,10 +5,10 @@ concurrency limit, it waits for its model in one of two lanes: requests that can
 order of arrival; the others, and those that the client marked as deferred, go to the deferred lane, which does not
 starve.
 
-While no upstream of the model is up, requests wait as well, each for at most `hold`: servers restart, and a client that
-is refused would only ask again. Then they are refused, with the time to retry after. They are refused at once if it is
-known that no upstream will be open in time. Requests that wait for room, and those that wait for an upstream that is
-up, have a queue of the same length each. In a full queue, the client with the most requests gives way.
+While no upstream of the model is up, requests also wait, each for at most `hold`, because servers restart, and refused
+clients would only retry. Then they are refused, with the time to retry after. They are refused at once if no upstream
+can be open in time. Requests that wait for room, and those that wait until an upstream is up, have separate queues of
+the same length. In a full queue, the client with the most requests loses its newest one.
 
 The upstreams may change while requests run. A removed one, and one that is drained, gets no more requests; those that
 it has are answered. Two upstreams with one name are one upstream that was changed.
@@ -297,7 +297,7 @@ class Pool:
         return held
 
     def came_up(self, member: Member) -> None:
-        """Serve the requests that wait, as the upstream may have more and more of them (`Health.may_have`)."""
+        """Serve the requests that wait, as the upstream may have more of them (`Health.may_have`)."""
         for seconds in range(1, 1 + ceil(log2(max(1, member.limit / AT_FIRST)))):
             self._wake_in(seconds * SECOND)
 
@@ -519,7 +519,7 @@ class Pool:
         return any(member.is_open(now) for member in self._serving(question))
 
     def _end_holds_in(self, nanoseconds: int) -> None:
-        """Look in this time, or earlier, at which requests have waited long enough for an upstream that is up."""
+        """Check after this time, or earlier, which requests have waited too long for an upstream."""
         loop = asyncio.get_running_loop()
         at = loop.time() + nanoseconds / SECOND
         if self._ending is None or at < self._ending.when():
@@ -528,7 +528,7 @@ class Pool:
             self._ending = loop.call_at(at, self._end_holds)
 
     def _end_holds(self) -> None:
-        """Refuse the requests that have waited for an upstream as long as they may."""
+        """Refuse the requests that have waited for an upstream for `hold`."""
         self._ending = None
         self.wake()
         now, ends = self._now(), list[int]()
@@ -702,8 +702,8 @@ class Pool:
             waiting.dec()
 
     def _may_open(self, question: Question, by: int) -> bool:
-        """Whether an upstream may be open by this instant: it is unknown when, or a pause is over by then. Drained ones
-        stay closed.
+        """Whether an upstream may be open by this instant: its time is unknown, or a pause is over by then. Drained
+        upstreams stay closed.
         """
         serving = self._serving(question)
         members = [member for member in serving if not member.is_draining]
@@ -728,7 +728,7 @@ class Pool:
 
     def _full(self, asked: Asked, question: Question) -> Refused:
         few = [why for member in self._serving(question) if (why := member.why_so_few())]
-        message = "; ".join(["All upstreams have as many requests as they may, and as many wait", *few[:10]])
+        message = "; ".join(["All upstreams are at their limit, and the queue is full", *few[:10]])
         away = self._seconds_away(asked, question)
         return Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
 

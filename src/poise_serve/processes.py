@@ -1,9 +1,9 @@
-"""A process that the models of several services share (`process: NAME`): its jobs, and which models they load.
+"""A process that the models of several services share (`process: NAME`): its jobs, and the models that they load.
 
 Every replica of the process loads all of its models. Each model has its own connection to its service, so batches,
-limits and objective are those of the service. If the process dies, all of its models restart. If it died while it
-loaded a model, that model is loaded again later than the others, after a pause that grows. `kernel.turns` decides which
-batches run at the same time.
+limits and objective are those of the service. If the process dies, all of its models restart. If it died while loading
+a model, that model is loaded again after the others, and after a pause that grows. `kernel.turns` decides which batches
+run at the same time.
 """
 
 import asyncio
@@ -106,7 +106,9 @@ class Process:
     # --- its services ------------------------------------------------------------------------------------------------
 
     def join(self, service: Service, load: Load) -> "asyncio.Task[None]":
-        """Load a model. The task raises `InputError` if it, or the process, cannot start; otherwise it does not end."""
+        """Load a model. The task raises `InputError` if the model or the process cannot start; otherwise it does not
+        end.
+        """
         member = self._members[load.socket] = _Member(service, load)
         service.may_join = lambda job, epoch: self.may_join(job, epoch)
         service.turns_of = self._turns.get
@@ -193,7 +195,7 @@ class Process:
             member.pause, member.deaths = START_AGAIN[0], 0
 
     def left(self, control: "_Control", name: str) -> None:
-        """Handle a replica that has disconnected, and name the model at which it did."""
+        """Handle a replica that has disconnected, and report the model that it was serving or loading."""
         if self._controls.get(name) is not control:
             return
         del self._controls[name]
@@ -209,7 +211,7 @@ class Process:
                 self._say(f"{member.load.service}: {why}; it is loaded again in {member.put_off():g} s")
 
     def _look_at_turns(self) -> None:
-        """After the loss of a model's connection, go on if the process is still there."""
+        """After the loss of a model's connection, continue if the process still exists."""
         for name, turns in self._turns.items():
             if turns.lost:
                 asyncio.get_running_loop().call_later(GONE_WITHIN, partial(self._go_on, name, turns))

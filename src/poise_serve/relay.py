@@ -1,11 +1,11 @@
 """A gateway of a group with own models: it reads requests, and relays them to the core (`poise_serve.core`).
 
-Gateways do what takes most of the CPU time of a small request: HTTP, TLS, compressed bodies, and slow clients. They
-share a port. The core batches the requests of all of them.
+Gateways do the work that takes most of the CPU time of a small request: HTTP, TLS, compressed bodies, and slow clients.
+They share a port. The core batches the requests of all gateways.
 
-If the core is killed, another takes over, and gets all requests that have no part of their answer yet. A model may
-therefore get a request twice. Changes of the configuration are not sent again: their connections are closed. After
-`BACK_WITHIN` without a core, requests get 503.
+If the core is killed, another one takes over, and gets all requests whose answer has not begun. A model may therefore
+get a request twice. Changes of the configuration are not sent again: their connections are closed. After `BACK_WITHIN`
+without a core, requests get 503.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class Relay:
                 self._write(request.opened)
 
     def lost(self) -> None:
-        """The core has disconnected: it was killed, or it ends."""
+        """The core has disconnected: it was killed, or it is stopping."""
         self._core = None
         for request in list(self._open.values()):
             if not request.may_be_repeated:
@@ -186,7 +186,7 @@ class _Request:
         self.is_split = not opened.is_whole
         """Whether parts of its body were sent, and are not kept."""
         self.is_over = False
-        """Whether its client has gone."""
+        """Whether its client has disconnected."""
         self._has_begun = False
         self._parts: deque[Part | Abort] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -197,7 +197,7 @@ class _Request:
         return not self._has_begun and not self.is_split and not self.opened.path.startswith(ADMIN)
 
     async def next(self) -> Part | Abort | None:
-        """Wait for the next part of the answer; None if the client has gone."""
+        """Wait for the next part of the answer; None if the client has disconnected."""
         while not self._parts and not self.is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -214,7 +214,7 @@ class _Request:
 
     def refuse(self) -> None:
         """Answer that there is no core."""
-        body = problem(self.opened.path, 503, "the process that has the models does not run; try again later")
+        body = problem(self.opened.path, 503, "the process that has the models is not running; retry later")
         headers = [(b"content-type", b"application/json"), (b"retry-after", b"5")]
         self.put(Part(self.number, body, True, 503, headers))
 

@@ -392,7 +392,7 @@ def _nothing() -> None:
 
 
 def read_frame(channel: socket.socket, begin: Callable[[], None] = _nothing) -> bytearray | None:
-    """Wait for the next message; None if the gateway has gone. `begin` is called when a part of it is there."""
+    """Wait for the next message; None if the gateway has disconnected. `begin` is called once a part has arrived."""
     head = _read(channel, LENGTH.size, begin)
     return None if head is None else _read(channel, LENGTH.unpack(head)[0], begin)
 
@@ -590,7 +590,7 @@ def dial(gateway: Gateway) -> Line:
         channel = sockets.connect(path, None)
         _, buffers, _, _ = socket.recv_fds(channel, 1, 2)
     except OSError as error:
-        raise InputError(f"the gateway has gone: {error.strerror}", field=str(path)) from None
+        raise InputError(f"the gateway is gone: {error.strerror}", field=str(path)) from None
     if len(buffers) < 2:
         channel.close()
         raise InputError("the gateway has disconnected", field=str(path))
@@ -607,7 +607,7 @@ def dial_beyond(gateway: Gateway) -> socket.socket:
         channel.settimeout(None)
         channel.sendall(framed(gateway.enter))
     except OSError as error:
-        raise InputError(f"the gateway has gone: {error.strerror}", field=str(address)) from None
+        raise InputError(f"the gateway is gone: {error.strerror}", field=str(address)) from None
     return channel
 
 
@@ -648,7 +648,7 @@ def watch(gateway: Gateway, worker: Worker) -> None:
 
 
 def _watch_to_the_end(gateway: Gateway, worker: Worker) -> None:
-    """Exit if no gateway takes over, because then nobody waits for the results."""
+    """Exit if no gateway takes over, because nobody then waits for the results."""
     watch(gateway, worker)
     if not worker.stopping:
         os._exit(0)
@@ -685,11 +685,11 @@ class Settings(NamedTuple):
 
 
 def prepared(worker: Worker, model: Model, target: str, name: str, settings: Settings) -> Hello:
-    """Let the worker answer with this model, and return what it tells the gateway. Raises `InputError` if the service
+    """Let the worker answer with this model, and return its message to the gateway. Raises `InputError` if the service
     cannot use the model.
     """
     if model.streams and settings.whole:
-        what = f"`predict` yields, and a service with `{settings.whole}` needs whole answers"
+        what = f"`predict` yields parts, but a service with `{settings.whole}` needs whole answers"
         raise InputError(what, field=target)
     hello = Hello(name, forms=model.forms(settings.service))
     if model.is_called:

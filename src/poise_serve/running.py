@@ -478,8 +478,8 @@ class Running:
         self._say(f"{declared.name}: {service.replicas} of {wanted} ready")
 
     async def _process_of(self, declared: DeclaredService) -> Process:
-        """Return the process that loads the model of this service, and start it if it does not run. A process with
-        other resources is another one.
+        """Return the process that loads the model of this service, and start it if it is not running. A process with
+        other resources is a different process.
         """
         name = f"{declared.process}-{_digest_of(declared)}"
         process = self._processes.get(name)
@@ -615,7 +615,7 @@ def _load(declared: DeclaredService, service: Service, base: Mapping[str, Any]) 
 
 
 def _digest_of(declared: DeclaredService) -> str:
-    """Return a name for what a process is, without the values of secrets: resources, variables and interpreter."""
+    """Return a name for the resources, variables and interpreter of a process, without the values of secrets."""
     job = declared.job | {"secrets": sorted(declared.job.get("secrets", ()))}
     return f"{crc32(msgspec.json.encode([declared.python, job], order='deterministic')):08x}"
 

@@ -50,8 +50,8 @@ STOOD_STILL = 1 * SECOND
 """A timer this late, in nanoseconds, means that this machine was paused and also read nothing from its replicas."""
 
 AHEAD = 10 * MILLISECOND
-"""Time before the expected end of a batch at which a full queue sends the next one: the loop may be as busy with other
-requests, or with the answers of the batch before.
+"""Time before the expected end of a batch at which a full queue sends the next one. The loop may be busy for this long
+with other requests, or with the answers of the previous batch.
 """
 
 DIALLED_AGAIN = 1.0
@@ -266,12 +266,12 @@ class Service:
         return self._asked
 
     def _make_room(self, client: str) -> None:
-        """Refuse the newest request of the client that gives way to this one in the full queue, if there is one."""
+        """If the full queue has a client that must give way to this one, refuse its newest request."""
         found = gives_way(self._of, client)
         for number, pending in reversed(self._pending.items()) if found else ():
             if pending.client == found and self.batcher.queued(number):
                 self.batcher.cancel(number)
-                message = "the queue is full, and a client with fewer requests got this place in it"
+                message = "the queue is full, and a client with fewer requests took this place in it"
                 self._refuse(Refuse(number, "full", message, SECOND))
                 return
 

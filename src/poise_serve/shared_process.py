@@ -1,9 +1,9 @@
 """`python -m poise_serve.shared_process`: one process that serves the models of several services (`process: NAME`).
 
-The gateway says which models to load and unload (`Load`, `Unload`). Each model has a thread, in which it is loaded and
+The gateway sends the models to load and unload (`Load`, `Unload`). Each model has a thread, in which it is loaded and
 answers its requests, and a connection to its service, as in a process of its own (`poise_serve.replica`). Models are
 loaded one after the other. While a model is loaded, its folder is the working directory and comes first in `sys.path`.
-Modules that it imports from its folder then are its own: another model may have modules of the same names.
+Modules that it then imports from its folder are its own, because another model may have modules with the same names.
 
 It ends if no gateway takes over from one that was killed, or on SIGTERM, after the current batches and requests.
 """
@@ -49,7 +49,7 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 class SharedProcess:
-    """The models of this process, and the connection that says which."""
+    """The models of this process, and the connection that names them."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -59,7 +59,7 @@ class SharedProcess:
         self._tenants: dict[str, _Tenant] = {}
 
     def follow(self) -> None:
-        """Load and unload models as the gateway says. Return if no gateway takes over from one that was killed."""
+        """Load and unload models as the gateway requests. Return if no gateway takes over from one that was killed."""
         while True:
             with contextlib.suppress(OSError):
                 while (data := read_frame(self._channel)) is not None:
@@ -181,20 +181,22 @@ class _Tenant:
 
 
 def _dial(gateway: Gateway) -> socket.socket:
-    """Connect to the gateway's part that says which models to load."""
+    """Connect to the part of the gateway that names the models to load."""
     if gateway.is_beyond:
         return dial_beyond(gateway)
     try:
         channel = sockets.connect(gateway.path, None)
         channel.sendall(framed(gateway.enter))
     except OSError as error:
-        raise InputError(f"the gateway has gone: {error.strerror}", field=str(gateway.path)) from None
+        raise InputError(f"the gateway is gone: {error.strerror}", field=str(gateway.path)) from None
     return channel
 
 
 @contextlib.contextmanager
 def _at_home(load: Load) -> Iterator[None]:
-    """Let a model import and open the files of its folder. The modules of the folder are not left for others."""
+    """Let a model import and open the files of its folder. Afterwards, other models do not see the modules of the
+    folder.
+    """
     before, path, folder = set(sys.modules), list(sys.path), Path(load.folder).resolve()
     precision = os.environ.get(VARIABLE)
     os.chdir(folder)
@@ -237,7 +239,7 @@ def _why(error: BaseException) -> str:
 
 
 def _release() -> None:
-    """Give the memory of an unloaded model back."""
+    """Release the memory of an unloaded model."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -5,9 +5,9 @@ bodies and large answers. Over TLS a replica begins with `Enter`. It sends `Hell
 `Work`, at most one besides the one that it does, and replies to each with `Answers`, or with `Broken` after a failure.
 Bodies are those of the requests, unchanged.
 
-A replica that serves several requests at once tells how many in `Hello`. It then gets up to so many `Work`, each of one
-request, and `Drop` for a request whose client has gone. It may send the answer in `Part`s before its `Answers`, which
-then has no body. No body of it is in a shared buffer.
+A replica that serves several requests at once sends their number in `Hello`. It then gets up to this number of `Work`,
+each with one request, and `Drop` for a request whose client has disconnected. It may send the answer in `Part`s before
+its `Answers`, which then has no body. No body of it is in a shared buffer.
 
 A process that several services share has one more connection. It begins with `Enter`, gets `Keep`, `Load` and `Unload`,
 and replies with `Loading`, and then `Loaded` or `Failed`. Each loaded model then connects to its service as above.
@@ -166,19 +166,19 @@ class Keep(msgspec.Struct, frozen=True, array_like=True, tag="keep"):
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag="loading"):
-    """The process begins to load this model …"""
+    """The process begins to load this model."""
 
     socket: str
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
-    """… it is loaded …"""
+    """This model is loaded."""
 
     socket: str
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """… or it cannot be, and why."""
+    """This model cannot be loaded, and the reason."""
 
     socket: str
     why: str

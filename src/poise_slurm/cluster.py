@@ -51,8 +51,7 @@ CHANGED_SECONDS = 30.0
 """Smallest change of an allocation's end time in Slurm that is reported to its pilots."""
 
 IDLE_GUESS, QUEUE_GUESS = 15.0, 600.0
-"""Assumed delays of an allocation, in seconds, before any has started: with idle nodes in its partition, and without.
-"""
+"""Assumed delays of an allocation in seconds, until one has started: with idle nodes in its partition, and without."""
 
 _log = logging.getLogger("poise.slurm")
 
@@ -266,7 +265,7 @@ class SlurmCluster:
             if not any(slots_in(work, asked.shape) for work in waits):
                 self._unused[one.tag] = before.get(one.tag, now)
                 if now - self._unused[one.tag] > self._settings.idle:
-                    _log.info("job %s is cancelled: no work waits for it any more", one.job())
+                    _log.info("job %s is cancelled: no work waits for it", one.job())
                     partition = asked.shape.partition
                     self._delays.give_up(partition, self._guess(partition), before[one.tag] - asked.at)
                     self._cancel(one)

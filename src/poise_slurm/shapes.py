@@ -42,7 +42,7 @@ UNCOUNTED = 64
 
 
 ANY_NODE = Node(name="", incarnation="", cpu=0, memory=0, labels={SUBSTRATE: "slurm"})
-"""What is known of a node before Slurm has chosen it."""
+"""The known properties of a node before Slurm has chosen it."""
 
 
 class Shape(NamedTuple):
@@ -155,7 +155,7 @@ def _longest(work: Demand) -> int:
 
 
 def _together(one: Demand, other: Demand) -> Demand:
-    """Merge two demands that request the same."""
+    """Merge two demands with the same request."""
     return msgspec.structs.replace(
         one,
         tasks=one.tasks + other.tasks,

@@ -32,7 +32,7 @@ def test_an_image_that_is_not_there_is_an_error_and_an_unknown_one_is_not(tmp_pa
         logins = registry.logins(tmp_path / "ann.json")
         with pytest.raises(SpecError, match="does not have this image"):
             pinned(f"{registry.host}/team/train:2", logins)
-        with pytest.raises(Unpinned, match="asks for credentials"):
+        with pytest.raises(Unpinned, match="requires credentials"):
             pinned(f"{registry.host}/team/train:2", tmp_path / "bob.json")
         registry.login = "other"
         with pytest.raises(SpecError, match="refuses the tenant's credentials"):

@@ -128,7 +128,7 @@ def test_models_that_want_different_processes_are_refused(home: Living, gateway:
     home.file("models/fragile/config.yaml", CONFIG.replace("100m", "200m"))
     refused = home.poise("service", "apply", "models")
     assert refused.code == 1
-    assert "share the process `small`, and differ in resources" in refused.err
+    assert "share the process `small`, but differ in resources" in refused.err
     home.file("models/fragile/config.yaml", CONFIG)
 
 

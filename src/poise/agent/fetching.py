@@ -1,4 +1,4 @@
-"""Fetches images of containers before the work that needs them starts: one at a time, and only if the disk has room."""
+"""Fetches container images before the work that needs them starts: one at a time, and only if the disk has room."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class Fetching:
         self._task: asyncio.Task[None] | None = None
 
     def take(self, fetch: Fetch) -> None:
-        """Fetch an image, unless another one is being fetched, or it was fetched recently."""
+        """Fetch an image, unless another fetch is in progress or this image was fetched recently."""
         now = time.monotonic()
         is_busy = self._task is not None and not self._task.done()
         if not self._podman or is_busy or now - self._asked.get(fetch, -AGAIN_SECONDS) < AGAIN_SECONDS:

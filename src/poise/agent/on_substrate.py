@@ -3,7 +3,7 @@
 The supervisor keeps it alive, in place of the agents of a local fleet. On SIGTERM it ends the agents whose nodes run
 nothing, and then itself. If it is killed, the agents continue in their pilots; the next keeper finds them.
 
-Of several control planes, only the leader keeps its agents alive. The agents find the leader by themselves.
+If there are several control planes, only the leader keeps its agents alive. The agents find the leader by themselves.
 """
 
 import argparse

@@ -20,10 +20,10 @@ def budgets() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def apply(file: Path, as_json: bool) -> int:
-    """Set the budgets to those of FILE. A file with `budgets: []` removes all.
+    """Set all budgets from FILE, and remove those that it lacks.
 
-    A budget that keeps its name, unit, period and coverage keeps its sum. Use counts from the time at which a budget is
-    set. Running work is never stopped for a budget.
+    A budget whose name, unit, period and coverage are unchanged keeps the amount spent. Only use after a budget is set
+    counts. Running work is never stopped because of a budget.
     """
     from poise.drivers.yamlfile import load_kind, place_in_file
 

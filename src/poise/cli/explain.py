@@ -295,7 +295,7 @@ def _draw_prospects(prospects: Sequence[Prospect]) -> None:
     if prospects:
         click.echo("\nclusters, in the order of the expected end; work goes to those with *:")
     for one in sorted(prospects, key=lambda one: (bool(one.why), one.end)):
-        click.echo(f"  {'*' if one.chosen else ' '} {one.substrate or 'nodes that are there'}: {one.sentence()}")
+        click.echo(f"  {'*' if one.chosen else ' '} {one.substrate or 'existing nodes'}: {one.sentence()}")
 
 
 def _draw_going(going: Going) -> None:

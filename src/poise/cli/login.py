@@ -1,4 +1,4 @@
-"""`poise login` and `logout`: sign in with an account of your company."""
+"""`poise login` and `logout`: sign in with a company account."""
 
 import time
 
@@ -11,13 +11,13 @@ from poise.model.reports import SignInCode, SignInReport
 from poise.units import SECOND, format_duration
 
 SLOWER = 5.0
-"""Seconds to add to the interval if the issuer asks for fewer questions (RFC 8628)."""
+"""Seconds to add to the interval if the issuer asks for slower polling (RFC 8628)."""
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def login(as_json: bool) -> int:
-    """Sign in at the control plane of POISE_SOCKET or POISE_ADDRESS, with an account of your company.
+    """Sign in to the control plane of POISE_SOCKET or POISE_ADDRESS with your company account.
 
     Open the printed page in any browser, and enter the code. Later commands use the sign-in, and renew it. A token in
     POISE_TOKEN or POISE_TOKEN_FILE has precedence.
@@ -56,13 +56,13 @@ def logout(as_json: bool) -> int:
     where = elsewhere(home)
     found = signed_in(home)
     if found is None:
-        raise NotFound("you are not signed in there", field=str(where), hint="`poise login`")
+        raise NotFound("you are not signed in to this control plane", field=str(where), hint="`poise login`")
     token = ""
     try:
         with Client(home, token=found.secret) as client:
             token = client.sign_out(found.refresh)
     except Denied:
-        say("poise: the token had ended before")
+        say("poise: the token had already expired")
     forget(home)
     if as_json:
         print_json({"token": token})
@@ -72,7 +72,7 @@ def logout(as_json: bool) -> int:
 
 
 def _await(client: Client, secret: str, begun: SignInCode) -> SignInReport:
-    """Ask until the person has entered the code. Raises `Denied` if that takes too long."""
+    """Poll until the person has entered the code. Raises `Denied` if that takes too long."""
     interval, deadline = max(1.0, begun.interval), time.monotonic() + begun.expires_in
     while time.monotonic() + interval < deadline:
         time.sleep(interval)

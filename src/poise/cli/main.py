@@ -71,7 +71,7 @@ COMMANDS = {
     "rules": ("poise_lab.cli.rules", "Show, test and load rules that act on the fleet"),
     "quota": ("poise.cli.quota", "Set, list and remove quotas of tenants"),
     "token": ("poise.cli.tokens", "Create, list and revoke tokens"),
-    "login": ("poise.cli.login", "Sign in with an account of your company"),
+    "login": ("poise.cli.login", "Sign in with your company account"),
     "logout": ("poise.cli.login", "Revoke your sign-in"),
     "whoami": ("poise.cli.tokens", "Show the tenant and the role of your token"),
     "audit": ("poise.cli.tokens", "List changes and who made them"),

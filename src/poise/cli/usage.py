@@ -38,7 +38,11 @@ FORMS = ("table", "json", "csv", "openmetrics")
     help="Fields to count by: day, tenant, project, user, model.",
 )
 @click.option("--tenant", default="", metavar="NAME", help="Only the work of this tenant.")
-@click.option("--budgets", is_flag=True, help="List budgets instead, with what is spent of each and when it runs out.")
+@click.option(
+    "--budgets",
+    is_flag=True,
+    help="List budgets instead, with the amount spent and the time at which each will run out.",
+)
 @output.forms(*FORMS)
 def usage(since: str, fields: str, tenant: str, budgets: bool, form: str) -> int:
     """Show who used what, and the charge: device hours, and core hours of work without devices. It reads the log, with

@@ -91,7 +91,7 @@ KEEP_CHECKPOINTS = 24 * HOUR
 TIDY_SECONDS, TIDY_MESSAGES_SECONDS = 600.0, 30.0
 
 FETCH_SECONDS = 2.0
-"""Interval between looks at the images of waiting work."""
+"""Interval between checks of the images of waiting work."""
 
 _log = logging.getLogger("poise.control")
 
@@ -298,8 +298,8 @@ async def _fetch_ahead(plane: Plane) -> None:
 
 
 async def _let_accounts_in(plane: Plane, home: Home, entrance: Entrance) -> None:
-    """Listen to processes of Unix accounts, once a token has named one: they cannot enter the home. As at each door,
-    every request needs a token, or the key of an attempt.
+    """Listen to processes of Unix accounts, once a token has named one, because they cannot enter the home. As at the
+    other sockets, every request needs a token or the key of an attempt.
     """
     news = plane.follow()
     try:

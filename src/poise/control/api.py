@@ -516,7 +516,9 @@ def make_app(
     async def what_waits() -> DemandReport:
         return demand(await plane.settled(), plane.clock.now())
 
-    @routes.post("/v1/demand", summary="The quotes of a substrate for the work that waits; its share", role=OPERATOR)
+    @routes.post(
+        "/v1/demand", summary="Send the quotes of a substrate for the waiting work, and get its share", role=OPERATOR
+    )
     async def what_a_substrate_gets(data: Offer) -> DemandReport:
         return substrates.share(await plane.settled(), data)
 
@@ -1243,11 +1245,11 @@ def make_app(
         await plane.request(lambda request: messages.SetQuota(request, tenant, None, bearer))
         return {"tenant": tenant, "note": note}
 
-    @routes.get("/v1/budgets", summary="Budgets, what is spent of each, and when it runs out", role=VIEWER)
+    @routes.get("/v1/budgets", summary="List budgets, the amount spent of each, and when it runs out", role=VIEWER)
     async def budgets(bearer: Bearer) -> list[BudgetReport]:
         return Sight(await plane.settled(), bearer).budgets(plane.clock.now())
 
-    @routes.put("/v1/budgets", summary="Set the budgets", status=202, role=ADMIN)
+    @routes.put("/v1/budgets", summary="Replace all budgets", status=202, role=ADMIN)
     async def set_budgets(bearer: Bearer, data: BudgetsRequest) -> list[BudgetReport]:
         asked = compile_budgets(data.document)
         for zone in {budget.zone for budget in asked}:

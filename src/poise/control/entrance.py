@@ -295,7 +295,7 @@ class Entrance(uvicorn.Server):
         self.started = True
 
     def listen_too(self, sock: socket.socket) -> None:
-        """Accept connections at another socket from now on."""
+        """Accept connections on another socket from now on."""
         self.servers.append(cast(Any, Listening(sock, Origins(), self._take_in)))
 
     async def main_loop(self) -> None:

@@ -29,7 +29,7 @@ DASHBOARD = "/"
 """Redirects a browser to the dashboard."""
 
 SIGN_IN, SIGN_IN_DEVICE, SIGN_IN_PAGE = "/v1/sign-in", "/v1/sign-in/device", "/v1/sign-in/page"
-"""Routes of people who have no token yet; each proves its identity with an issuer of accounts."""
+"""Routes for people who have no token yet. Each request contains a proof of identity from an issuer."""
 
 PUBLIC = frozenset({"/healthz", AUTHORITY, DASHBOARD, SIGN_IN, SIGN_IN_DEVICE, SIGN_IN_PAGE})
 KEYED = frozenset({"/v1/workers", "/v1/attempts/files"})

@@ -1,7 +1,7 @@
-"""Pins the images of jobs at submission. The digest that a tag has then is part of the job, so all its attempts and all
+"""Pins the images of jobs at submission. The job stores the digest that the tag has then, so all its attempts and all
 members of a gang run the same image.
 
-An image stays as it is named if its digest cannot be found out; the submitter gets the reason.
+If the digest cannot be determined, the job keeps the name of the image, and the submitter gets the reason.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from poise.model.jobs import Unit
 from poise.model.spec import Compiled, with_image
 
 AT_ONCE = 8
-"""Maximum number of registries that are asked at the same time."""
+"""Maximum number of concurrent requests to registries."""
 
 OF_TENANT = AT_ONCE // 2
 """Maximum number of them for one tenant, who may name a slow registry."""
 
 OTHERS = 4
-"""Maximum number of images of one job that are asked for; the others stay as they are named."""
+"""Maximum number of images of one job to pin; the others keep their names."""
 
 
 class Images:

@@ -165,7 +165,7 @@ TENANT_UNITS = _gauge(
 )
 BUDGET_SPENT = _gauge(
     "poise_budget_spent_ratio",
-    f"Spent part of a budget in its period; of the {SHOWN_TENANTS} most spent budgets",
+    f"Spent fraction of a budget in its period, for the {SHOWN_TENANTS} budgets with the largest fraction",
     "budget",
 )
 

@@ -1,8 +1,8 @@
 """Sign-in with accounts of an issuer: the routes, which need no token, and the settings of the home.
 
-The control plane is the client of the issuer, so that a client secret stays here. It keeps nothing between two
-requests: device codes, PKCE verifiers and refresh tokens stay with whoever signs in, and Poise's own token gets its
-secret there, too. The issuer is only needed to sign in and to renew; a token is valid until it expires.
+The control plane is the client of the issuer, so the client secret stays here. It keeps nothing between two requests:
+the command line or browser of the person keeps device codes, PKCE verifiers and refresh tokens, and creates the secret
+of Poise's own token. The issuer is needed only to sign in and to renew; a token is valid until it expires.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ AT_ONCE = 16
 """Maximum number of concurrent requests to the issuer."""
 
 RATE, BURST = 20.0, 40.0
-"""Sign-in requests per second that go to the issuer, sustained and in a burst. Anybody may send them."""
+"""Sign-in requests per second that are sent to the issuer, sustained and in a burst. Anyone can send such requests."""
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ _log = logging.getLogger("poise.control")
 
 
 class PageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The start of a sign-in by a browser, which comes back to `redirect`. `state` and `nonce` are random; `challenge`
+    """The start of a sign-in with a browser, which returns to `redirect`. `state` and `nonce` are random; `challenge`
     is the SHA-256 of a random verifier (PKCE), as base64url.
     """
 
@@ -59,8 +59,8 @@ class PageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class SignInRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Exchange a proof of identity for a token, whose secret has the SHA-256 `hash` in hexadecimal. The proof is a
-    `device_code`; or the `code` of a browser, with what `PageRequest` was made of; or, to renew the token with this
-    hash, a `refresh` token.
+    `device_code`; or the `code` of a browser, with the values behind its `PageRequest`; or, to renew the token with
+    this hash, a `refresh` token.
     """
 
     hash: Hash
@@ -90,15 +90,15 @@ class SigningIn:
         self._until = 0.0
 
     def add_routes(self, routes: Routes) -> None:
-        @routes.post(SIGN_IN_DEVICE, summary="Start a sign-in by a code that is entered in a browser", status=201)
+        @routes.post(SIGN_IN_DEVICE, summary="Start a sign-in with a code to enter in a browser", status=201)
         async def start_device() -> SignInCode:
             return await self._audited(SIGN_IN_DEVICE, self._device)
 
-        @routes.post(SIGN_IN_PAGE, summary="The page of the issuer where a browser signs in", status=201)
+        @routes.post(SIGN_IN_PAGE, summary="Get the page of the issuer where a browser signs in", status=201)
         async def start_page(data: PageRequest) -> PageReport:
             return await self._audited(SIGN_IN_PAGE, lambda: self._page(data))
 
-        @routes.post(SIGN_IN, summary="Exchange a proof of identity for a token, or renew that", status=201)
+        @routes.post(SIGN_IN, summary="Exchange a proof of identity for a token, or renew a token", status=201)
         async def sign_in(data: SignInRequest) -> SignInReport:
             return await self._audited(SIGN_IN, lambda: self._sign_in(data))
 
@@ -161,7 +161,7 @@ class SigningIn:
     async def _sign_out(self, bearer: Bearer, data: SignOutRequest) -> dict[str, str]:
         if not bearer.token:
             hint = "`rm token` in the home, then `poise up`, makes another one"
-            raise InputError("the token of the home does not end by a sign-out", field="Authorization", hint=hint)
+            raise InputError("a sign-out does not revoke the token of the home", field="Authorization", hint=hint)
         ended: str = await self._plane.request(lambda request: messages.RevokeToken(request, bearer.token, bearer))
         if data.refresh:
             with contextlib.suppress(PoiseError):  # Poise's own token has ended, with or without the issuer
@@ -226,8 +226,8 @@ class SigningIn:
 
 def _invalid() -> Fault:
     """Return the error for strangers, to whom the settings are not told."""
-    hint = "ask the admin; the messages of the control plane say why"
-    return Fault("the settings of sign-in are invalid", field="sign-in.yaml", hint=hint)
+    hint = "ask the admin; the log of the control plane has the reason"
+    return Fault("the sign-in settings are invalid", field="sign-in.yaml", hint=hint)
 
 
 def _proof(data: SignInRequest) -> tuple[Mapping[str, str], str]:
@@ -253,7 +253,7 @@ def _proved(
     """Exchange a proof for the checked claims of an ID token. Blocks. Raises `Pending`."""
     granted = issuer.redeem(client, form)
     if not granted.id_token:
-        hint = "the scope `openid` must be allowed for the client at the issuer"
+        hint = "allow the scope `openid` for the client at the issuer"
         raise Denied("the issuer sent no ID token", code="E135", field="id_token", hint=hint)
     return granted, issuer.claims(granted.id_token, client, nonce)
 

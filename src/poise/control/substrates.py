@@ -1,11 +1,11 @@
 """Distributes waiting work over the substrates that get machines on request.
 
 The keeper of each substrate sends its quotes for the waiting work about once a second, and gets its share of the work.
-Nothing here is durable: each substrate knows what it has requested, and says so in its quotes. So the shares are the
-same after a restart of the control plane.
+Nothing here is durable: each substrate knows its requests, and reports them in its quotes. So the shares are the same
+after a restart of the control plane.
 
-A substrate that is silent for `LIVE` gets no work; the others get its share. While a substrate that is still expected
-has not quoted a kind of work, nobody gets this kind.
+A substrate that is silent for `LIVE` gets no work; the others get its share. While a live or expected substrate has not
+quoted a kind of work, no substrate gets this kind.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,7 +33,7 @@ class _Heard(NamedTuple):
 
 
 class Substrates:
-    """The substrates of one control plane. `expected` are the names of those that are kept and get machines on
+    """The substrates of one control plane. `expected` are the names of those that are in use and get machines on
     request, `known` those of all that are kept; empty: any.
     """
 
@@ -74,13 +74,13 @@ class Substrates:
         return found if len(found) > 1 else ()
 
     def _shares(self, ledger: Ledger, waits: tuple[Demand, ...], now: int) -> list[Share]:
-        """Distribute the work of which all live substrates have sent quotes."""
+        """Distribute the work for which all live substrates have sent quotes."""
         live = self._live(now)
         quotes = {name: self._heard[name].quotes if name in self._heard else {} for name in live}
         known = [work for work in waits if all(work.key in of for of in quotes.values())]
         return split(known, {HERE: quotes_here(ledger, known, now), **quotes})
 
     def _live(self, now: int) -> list[str]:
-        """Return the substrates that have been heard of late, or may still be starting."""
+        """Return the substrates that have sent quotes recently, or may still be starting."""
         live = [name for name, heard in self._heard.items() if now - heard.at < LIVE]
         return live + [name for name in self._expected if name not in self._heard and now - self._began < LIVE]

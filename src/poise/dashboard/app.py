@@ -84,7 +84,7 @@ ASKS_AT_ONCE, ASKS_OF_ONE = 8, 4
 """Maximum numbers of concurrent requests to the control plane for pages in all, and for one tenant."""
 
 SIGN_IN_SECONDS, SIGN_INS_AT_ONCE = 600, 4
-"""Seconds within which a browser must come back from the issuer, and maximum number of concurrent requests to it."""
+"""Seconds within which a browser must return from the issuer, and maximum number of concurrent requests to it."""
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -211,8 +211,8 @@ class Dashboard:
         await _send(send, 204, b"", (NO_STORE, (b"set-cookie", cookie.encode())))
 
     async def _sign_in(self, scope: Scope, headers: Mapping[str, str], send: Send) -> None:
-        """Send the browser to the issuer, or exchange the code that it brings from there. The page shows a refusal by
-        its code. No address comes from the request, so nobody is sent elsewhere.
+        """Send the browser to the issuer, or exchange the code that the issuer gave it. The page shows the code of a
+        refusal. No address is taken from the request, so nobody can be redirected elsewhere.
         """
         scheme, host, name = scope.get("scheme", "http"), headers["host"], f"{self._cookie}-sign-in"
         redirect, secure = f"{scheme}://{host}/signed-in", "; Secure" if scheme == "https" else ""
@@ -238,7 +238,7 @@ class Dashboard:
         return await asyncio.get_running_loop().run_in_executor(self._signing, ask, *arguments)
 
     def _begun(self, redirect: str) -> tuple[str, str]:
-        """Return the page of the issuer, and what the browser brings back from there, for itself only."""
+        """Return the page of the issuer, and the secret state that the browser must present on its return."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).decode().rstrip("=")
         with client_for(self._home, "") as client:
@@ -246,7 +246,9 @@ class Dashboard:
         return page, f"{state}.{nonce}.{verifier}"
 
     def _proved(self, asked: Mapping[str, str], begun: str, redirect: str) -> Viewer:
-        """Return the viewer whom the issuer has sent back. Raises `Denied`, also if this browser did not begin it."""
+        """Return the viewer whom the issuer has sent back. Raises `Denied`, also if this browser did not begin the
+        sign-in.
+        """
         state, _, rest = begun.partition(".")
         nonce, _, verifier = rest.partition(".")
         if not state or not secrets.compare_digest(asked.get("state", "").encode(), state.encode()):

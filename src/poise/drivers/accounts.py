@@ -111,12 +111,14 @@ class Accounts:
         return sorted(found)[:MOST_JOBS]
 
     def remove(self, jobs: Sequence[str]) -> None:
-        """Remove what these jobs have left in the state directories of accounts."""
+        """Remove the files of these jobs from the state directories of accounts."""
         for folder in self._kept():
             remove_folders((Path(f"/proc/self/fd/{folder}"),), jobs)
 
     def _kept(self) -> Iterator[int]:
-        """Yield the folders of jobs, each opened without following a link: accounts may put links in their place."""
+        """Yield the folders of jobs, each opened without following links, because accounts may put links in their
+        place.
+        """
         for state in self.root.glob("*/home"):
             for name in KEPT:
                 with contextlib.suppress(OSError), _opened(state, name) as folder:
@@ -140,14 +142,14 @@ def door_of(home: Home) -> Path:
 
 
 def make_root(home: Home) -> None:
-    """Make the folder of the accounts of a home. Raises OSError."""
+    """Create the folder of the accounts of a home. Raises OSError."""
     for above in (ROOT, root_of(home)):
         _made(above, 0o711, 0, 0)
 
 
 def barred(account: Account, path: Path) -> str:
-    """Return what keeps an account from a file that it must read and execute, or "": the first folder on the way that
-    it cannot enter.
+    """Return the first folder in the path of a file that an account cannot enter, or the file if it cannot read and
+    execute it; "" if it can.
     """
     for way in (path.absolute(), path.resolve()):
         if way.parts[:2] == ("/", "tmp") or way.parts[:3] == ("/", "var", "tmp"):

@@ -8,9 +8,9 @@ what is left, podman's monitor and the container are among its descendants.
 A container of a Unix account is rootless: podman runs with the rights of the account only, and in the container its
 user 0 is the account. Its image is in the account's own storage, pulled with the credentials of the account.
 
-A container that has ended stays in podman's records until `forget` removes it: only they say that its memory ran out
-(`ran_out`). After a crash of the agent, `left_over` finds those of its node. A rootless one is removed at its end by
-podman itself.
+A container that has ended stays in podman's records until `forget` removes it, because only the records show that its
+memory ran out (`ran_out`). After a crash of the agent, `left_over` finds the containers of its node. podman itself
+removes a rootless container when it ends.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ LABEL = "io.poise.node"
 _log = logging.getLogger("poise.agent")
 
 OF_OWN_STORAGE = ("--pull=missing",)
-"""Options for podman to get an image for an account: what is in its storage, it has pulled itself."""
+"""Options for podman to get an image for an account: images in its storage were pulled by the account itself."""
 
 QUIETLY = ("--log-level=fatal",)
-"""Without subordinate ids, which need a setuid program, podman would warn at each start. It still says why it fails."""
+"""Hides podman's warning at each start without subordinate ids, which need a setuid program. Errors are still shown."""
 
 IN_OWN_NAMESPACES = (
     "/bin/sh",
@@ -50,7 +50,9 @@ IN_OWN_NAMESPACES = (
     'exec "$@"',
     "sh",
 )
-"""Runs a rootless podman. It would join the namespaces of an earlier one, which may see other devices."""
+"""Runs a rootless podman in new namespaces. Otherwise, it would join those of an earlier podman, which may see other
+devices.
+"""
 
 SECONDS = 30.0
 """Time limit for podman to answer."""
@@ -97,8 +99,8 @@ def labels(
     *,
     rootless: bool = False,
 ) -> dict[str, str]:
-    """Return the labels of a node with podman and these devices: that it runs containers, also as accounts
-    (`rootless`), and for each kind of device that it can pass all of that kind to them.
+    """Return the labels of a node with podman and these devices. They show that it runs containers, whether also for
+    accounts (`rootless`), and which kinds of device it can pass to containers completely.
     """
     named = _named(folders)
     passes = {"nvidia": "nvidia.com/gpu" in named, "amd": "amd.com/gpu" in named, "ascend": manager.exists()}
@@ -110,7 +112,7 @@ def labels(
 
 
 def are_rootless(kernel: Path = Path("/proc/sys")) -> bool:
-    """Return whether this kernel lets users without rights make the namespaces of a container."""
+    """Return whether this kernel lets unprivileged users create the namespaces of a container."""
     limits = {"user/max_user_namespaces": "0", "kernel/unprivileged_userns_clone": "0"}
     limits |= {"kernel/apparmor_restrict_unprivileged_userns": "1"}
     for name, forbids in limits.items():
@@ -185,7 +187,7 @@ class _Image(msgspec.Struct):
 
 
 class Stock:
-    """The images of this user's podman. It is asked only if the file that lists them has changed."""
+    """The images of this user's podman. podman is called only if the file that lists them has changed."""
 
     def __init__(self) -> None:
         self._list: Path | None = None
@@ -225,9 +227,9 @@ def pulled(image: str, tenant: str, registries: Path) -> tuple[str, ...]:
     """Return the options for podman to get the image of a tenant's task. A tenant has the credentials in its own file;
     the default tenant without one has those of this user.
 
-    Credentials are checked at each start, although the image is there: another tenant may have pulled it. So is the
-    access of the default tenant, if any other has credentials here. An image without a registry was made on this node,
-    for everybody.
+    podman checks the credentials at each start, even if the node has the image, because another tenant may have pulled
+    it. This also applies to the default tenant if another tenant has credentials here. An image without a registry was
+    built on this node, and all tenants may use it.
     """
     file = registries / f"{tenant}.json"
     if image.startswith("localhost/"):
@@ -245,7 +247,7 @@ def fetching(podman: str, image: str, tenant: str, registries: Path) -> tuple[st
 
 
 def without_tag(image: str) -> str:
-    """Return the name of an image that has a digest without its tag, which podman would have to agree with it."""
+    """Return the name of an image without its tag if it has a digest, because podman refuses names with both."""
     name, at, digest = image.partition("@")
     first, slash, rest = name.rpartition("/")
     return f"{first}{slash}{rest.partition(':')[0]}{at}{digest}" if digest else image

@@ -12,17 +12,19 @@ from poise.drivers.whole import write_whole
 from poise.units import SECOND
 
 KEPT = 8
-"""Number of requests to remember for each kind of machine: a queue changes, so only the latest ones tell its length."""
+"""Number of requests to remember for each kind of machine. A queue changes, so only the latest requests show its
+length.
+"""
 
 LATE = 0.9
-"""The part of the requests that are met within the late delay."""
+"""The fraction of requests that are met within the late delay."""
 
 DOUBT = 3.0
 """Ratio of the late delay to the expected one while no request has been met."""
 
 
 class Delay(NamedTuple):
-    """The expected delay of a machine, and one that nearly all stay under, in nanoseconds."""
+    """The expected delay of a machine, and the late delay, within which nearly all machines start, in nanoseconds."""
 
     expected: int
     late: int
@@ -41,22 +43,22 @@ class Delays:
                 self._known = json_decoder(dict[str, list[float]]).decode(file.read_bytes())
 
     def add(self, kind: str, seconds: float) -> None:
-        """Record that a request was met after so many seconds."""
+        """Record that a request was met after this number of seconds."""
         self._known[kind] = [*self._known.get(kind, ()), max(0.0, seconds)][-KEPT:]
         if self._file is not None:
             with contextlib.suppress(OSError):  # a full disk: it is learned again
                 write_whole(self._file, msgspec.json.encode(self._known))
 
     def give_up(self, kind: str, guess: float, waited: float) -> None:
-        """Record that a request was withdrawn after so many seconds: it would have waited as long again. Otherwise the
-        next request would be expected to be met as soon as this one was.
+        """Record that a request was withdrawn after waiting for this number of seconds, as if it had waited twice as
+        long. Otherwise the next request would be expected to be met as soon as this one was at first.
         """
         if 2 * waited * SECOND > self.of(kind, guess).expected:
             self.add(kind, 2 * waited)
 
     def of(self, kind: str, guess: float, waited: float = 0.0) -> Delay:
-        """Return the remaining delay of a request that has waited for so many seconds. It is a `guess` while no request
-        has been met. One that has waited for longer than expected is expected to wait for as long again.
+        """Return the remaining delay of a request that has waited for this number of seconds. It is a `guess` until a
+        request has been met. A request that has waited for longer than expected is expected to wait for as long again.
         """
         times = sorted(self._known.get(kind, ()))
         expected = times[(len(times) - 1) // 2] if times else guess

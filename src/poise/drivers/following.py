@@ -132,15 +132,15 @@ def planned(
 
 
 def check_reads(account: Account) -> None:
-    """Raise `Refused` unless an account can run this Python with Poise."""
+    """Raise `Refused` unless an account can run this Python and this Poise."""
     for path in (Path(sys.executable), Path(__file__).parent):
         try:
             why = barred(account, path)
         except OSError as error:
             why = str(error)
         if why:
-            what = f"the account `{account.name}` cannot run the Poise of this node, which fetches the files of the job"
-            raise Refused(f"{what}: {why}; install Poise where all users may read it")
+            what = f"the account `{account.name}` cannot run this node's Poise, which fetches the files of the job"
+            raise Refused(f"{what}: {why}; install Poise where all users can read it")
 
 
 def _import_path() -> str:

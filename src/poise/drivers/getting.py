@@ -4,7 +4,7 @@ A path is followed name by name from the folder of the attempt, and never throug
 cannot lead to files elsewhere. A link itself is in the archive, if it stays in it. A file is read as far as it reached
 when it was opened; one that shrinks meanwhile is filled up, because its size has been told already.
 
-What work of an account has left is read by a process with the rights of the account only:
+A process that has only the rights of the account reads the files of the account's work:
 
     python -m poise.drivers.getting HOME TMP GET
 """

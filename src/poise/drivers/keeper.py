@@ -1564,12 +1564,12 @@ class Keeper:
         return request
 
     def _make_folder(self, folder: str, account: Account) -> None:
-        """Make a folder as an account: in folders of the account, links may lead elsewhere."""
+        """Create a folder as an account, because links in folders of the account may lead elsewhere."""
         try:
             with owners().borrowed(account):
                 os.makedirs(folder, 0o700, exist_ok=True)
         except OSError as error:
-            raise Unstartable(126, f"the folder `{folder}` cannot be made: {error.strerror}") from None
+            raise Unstartable(126, f"the folder `{folder}` cannot be created: {error.strerror}") from None
 
     def _enter_folder(self, folder: str) -> None:
         try:

@@ -1,8 +1,8 @@
-"""An issuer of OpenID Connect: what it publishes, its answers, and the check of its ID tokens.
+"""An OpenID Connect issuer: its published documents, its answers, and the check of its ID tokens.
 
-A token is accepted with a signature by RS256 or ES256 of a key that the issuer publishes now, never by what the token
-says about itself: `none`, or an HMAC with a public key as its secret, have no key here. Keys and endpoints are read
-again after `KEEP_SECONDS`, and for an unknown key at most every `AGAIN_SECONDS`. Redirects are not followed.
+A token is accepted only with an RS256 or ES256 signature by a key that the issuer currently publishes. So the algorithm
+`none`, or an HMAC with a public key as its secret, is refused. Keys and endpoints are read again after `KEEP_SECONDS`,
+and for an unknown key at most every `AGAIN_SECONDS`. Redirects are not followed.
 
 Methods block, and may be called on any thread. They raise `Fault` (E218) if the issuer does not answer, and `Denied`
 (E135) if it refuses, or if a token is wrong. Errors never contain a token, a code or a secret.
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The discovery document of an issuer; empty endpoints do not exist."""
+    """The discovery document of an issuer; an empty endpoint means that the issuer has none."""
 
     issuer: str
     token_endpoint: str
@@ -124,7 +124,7 @@ class Client(NamedTuple):
 
 
 class Pending(Exception):
-    """The person has not entered the code yet. `slower`: wait five seconds longer between two questions."""
+    """The person has not entered the code yet. `slower`: poll five seconds less often."""
 
     def __init__(self, *, slower: bool) -> None:
         super().__init__("authorization is pending")
@@ -169,13 +169,13 @@ class Issuer:
         """Return the claims of an ID token, checked: signature, issuer, audience, times, and the `nonce` if given."""
         claims = self._signed(token)
         if claims.get("iss") != self.url:
-            raise _wrong("it is of another issuer")
+            raise _wrong("it is from another issuer")
         audience, party = claims.get("aud"), claims.get("azp", client.id)
         audience = [audience] if isinstance(audience, str) else audience
         if not isinstance(audience, list) or client.id not in audience or party != client.id:
             raise _wrong("it is for another client")
         if len(audience) > 1 and "azp" not in claims:
-            raise _wrong("it is for several clients, and does not say for which")
+            raise _wrong("it is for several clients, and does not name the authorized one")
         now, expires, issued = self._now(), _instant(claims, "exp"), _instant(claims, "iat")
         if expires <= now - SKEW_SECONDS:
             raise _wrong("it has expired")
@@ -194,7 +194,7 @@ class Issuer:
                 told = self._ask(Published, self.url.rstrip("/") + WELL_KNOWN)
                 if told.issuer != self.url:
                     raise Fault(
-                        "the discovery document is of another issuer",
+                        "the discovery document is from another issuer",
                         code="E218",
                         field="issuer",
                         need=self.url,
@@ -265,7 +265,7 @@ class Issuer:
                 return json_decoder(kind).decode(content or b"{}")
             refused = json_decoder(_Refused).decode(content)
         except (msgspec.MsgspecError, RecursionError):
-            raise self._away(f"an answer with status {status} that cannot be read") from None
+            raise self._away(f"an unreadable answer with status {status}") from None
         if refused.error in ("authorization_pending", "slow_down"):
             raise Pending(slower=refused.error == "slow_down")
         what = "the issuer refused the sign-in"
@@ -301,8 +301,8 @@ class Issuer:
             raise self._away(f"an endpoint that is not safe: {url[:200]!a}") from None
 
     def _away(self, have: str) -> Fault:
-        hint = f"look whether {self.url}{WELL_KNOWN} can be read; tokens that are there stay valid until they expire"
-        return Fault("the issuer of sign-ins does not answer", code="E218", field=self.url, have=have, hint=hint)
+        hint = f"check whether {self.url}{WELL_KNOWN} can be read; existing tokens stay valid until they expire"
+        return Fault("the sign-in issuer does not answer", code="E218", field=self.url, have=have, hint=hint)
 
     def _cannot(self, what: str) -> InputError:
         hint = "enable it for the client at the issuer, or ask an admin for a token: `poise token add`"

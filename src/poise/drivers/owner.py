@@ -283,7 +283,7 @@ def mounts(request: Request) -> Iterator[Callable[[], None]]:
 
 
 def own_namespace() -> None:
-    """Leave the mounts of the machine as they are from now on. Raises OSError; then nothing may be mounted."""
+    """Hide further mounts of this process from the rest of the machine. Raises OSError; then nothing may be mounted."""
     _call(_unshare, _NEW_NAMESPACE)
     _mount("none", "/", "", _RECURSIVE | _SLAVE)
 

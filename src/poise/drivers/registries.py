@@ -1,7 +1,7 @@
-"""Asks the registry of an image for the digest that a tag has now, by the OCI distribution API.
+"""Asks the registry of an image for the current digest of a tag, through the OCI distribution API.
 
-The questions are a `HEAD` request for the manifest and, if the registry wants it, one for a token. A registry on this
-machine's loopback is asked without TLS, as container engines do; redirects are not followed.
+It sends a `HEAD` request for the manifest and, if the registry requires a token, a request for that. Requests to a
+registry on this machine's loopback use no TLS, as in container engines. Redirects are not followed.
 """
 
 import re
@@ -36,7 +36,7 @@ _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Unpinned(Exception):
-    """The digest of an image cannot be found out, for this reason. The image may be there nevertheless."""
+    """The digest of an image cannot be determined, for this reason. The image may still exist."""
 
 
 class _Login(msgspec.Struct):
@@ -56,8 +56,8 @@ _logins, _token = json_decoder(_Logins), json_decoder(_Token)
 
 
 def pinned(image: str, logins: Path) -> str:
-    """Return the name of an image with the digest that its tag has now. `logins` is the file of credentials, which may
-    be missing. Raises `Unpinned`, and SpecError if its registry does not have it, or not for these credentials.
+    """Return the name of an image with the current digest of its tag. `logins` is the file of credentials, which may be
+    missing. Raises `Unpinned`, and SpecError if its registry does not have it for these credentials.
     """
     of = parsed(image)
     if of.digest or of.host == HERE:
@@ -75,7 +75,7 @@ def pinned(image: str, logins: Path) -> str:
         if login:
             what, hint = "the registry refuses the tenant's credentials for this image", f"`podman login {of.host}`"
             raise SpecError(what, field="image", have=image, hint=hint)
-        raise Unpinned("its registry asks for credentials that the control plane does not have")
+        raise Unpinned("its registry requires credentials that the control plane does not have")
     if status != 200 or not _DIGEST.fullmatch(digest):
         raise Unpinned(f"its registry answers {status} without a digest")
     return f"{image}@{digest}"
@@ -118,7 +118,7 @@ def _token_of(host: str, challenge: str, basic: str) -> str:
     realm = urlsplit(asked.pop("realm", ""))
     here = _is_loopback(realm.netloc)
     if realm.scheme != ("http" if here else "https") or (here and not _is_loopback(host)):
-        raise ValueError("it asks for a token from elsewhere than by TLS")
+        raise ValueError("it requires a token from an address without TLS")
     place = f"{realm.path}?{urlencode({name: asked[name] for name in ('service', 'scope') if name in asked})}"
     _, _, content = _request("GET", realm.netloc, place, {"Authorization": basic} if basic else {})
     try:

@@ -67,9 +67,9 @@ FILES = {
     "rules": "What follows from signals: `poise rules apply FILE.yaml`",
     "shares": "How tenants share the fleet: `poise shares apply FILE.yaml`",
     "reservations": "Nodes and devices that are kept for a time: `poise reserve apply FILE.yaml`",
-    "budgets": "How much may be used in each period: `poise budgets apply FILE.yaml`",
+    "budgets": "Limits of spending in each period: `poise budgets apply FILE.yaml`",
     "intensity": "When electricity is clean or cheap: `intensity.yaml` in the home",
-    "sign-in": "Whose accounts may sign in, and their tenants: `sign-in.yaml` in the home",
+    "sign-in": "Which accounts may sign in, and their tenants: `sign-in.yaml` in the home",
 }
 """The kinds of files, with the purpose of each."""
 
@@ -187,7 +187,7 @@ _ACTIONS: dict[str, Schema] = {
         **_one_of(["to"], to={"enum": list(get_args(PriorityName))}, **_OF_JOBS),
     },
     "adjust_memory_limit": {
-        "description": "Set or raise the memory limit of unfinished jobs, of running ones if there is room.",
+        "description": "Set or raise the memory limit of unfinished jobs; also of running ones if there is room.",
         **_one_of([], to=BYTES, by={"type": ["string", "number"], "examples": ["50%"]}, most=BYTES, **_OF_JOBS),
     },
     "scale_up_replicas": {"description": "Add replicas to a service, within its limits.", **_REPLICAS},
@@ -208,7 +208,7 @@ _ACTIONS: dict[str, Schema] = {
             },
             of={"description": "The service, or the tenant of the quota.", "type": "string"},
             target={
-                "description": "A signal and the value that it should have.",
+                "description": "A signal and its target value.",
                 "anyOf": [
                     {"type": "string", "minLength": 1, "maxLength": expressions.MAX_LENGTH},
                     {
@@ -968,17 +968,17 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "budget.alerts": "Percentages of the amount at which Poise alerts.",
     "budget.at_limit": "When the amount is spent: `alert` only, or `hold` new work until the budget is renewed.",
     "signin.kind": "`sign-in`.",
-    "signin.issuer": "URL of the issuer of accounts (OpenID Connect), exactly as the issuer writes it.",
+    "signin.issuer": "URL of the OpenID Connect issuer, exactly as the issuer writes it.",
     "signin.client": "Client id of Poise at the issuer.",
-    "signin.rules": "Tenants of groups. The first rule that applies to a group of the account counts.",
-    "signin.secret_file": "File with the secret of the client, relative to the home. A public client has none.",
+    "signin.rules": "Tenants of groups. The first rule that matches a group of the account applies.",
+    "signin.secret_file": "File with the client secret, relative to the home. A public client has none.",
     "signin.scopes": "Scopes to request, besides `openid`.",
     "signin.groups": "Claim of the ID token that lists the groups of the account.",
     "signin.name": "Claim with the display name.",
-    "signin.account": "Claim with the Unix account that runs the commands. Choose a claim that people cannot edit.",
-    "signin.lasts": "Lifetime of a token of Poise, from 5m to 24h.",
+    "signin.account": "Claim with the Unix account that runs the work. Choose a claim that people cannot edit.",
+    "signin.lasts": "Lifetime of the token that Poise creates, from 5m to 24h.",
     "signinrule.group": "Group of the account. One `*` matches any part of the name.",
-    "signinrule.tenant": "Tenant of its members. `*` is the part that `*` of the group matches.",
+    "signinrule.tenant": "Tenant of its members. `*` stands for the part of the name that `*` in `group` matches.",
     "signinrule.role": "Role of its members.",
     "upstreams.kind": "`upstreams`.",
     "upstreams.upstreams": "The servers, each with OpenAI's API.",

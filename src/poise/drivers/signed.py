@@ -1,4 +1,4 @@
-"""The token of a person who has signed in at a control plane elsewhere: kept in a file, and renewed in time.
+"""The token of a person who has signed in to another control plane. It is stored in a file, and renewed in time.
 
 The file has mode 0600. The token is renewed in the last third of its lifetime, by one process at a time, since many
 issuers accept a refresh token only once. If that fails, the token is used until it expires.
@@ -51,12 +51,12 @@ class Signed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def elsewhere(home: Home) -> Door:
-    """Return the control plane to sign in at. Raises InputError for one's own home."""
+    """Return the control plane to sign in to. Raises InputError for the user's own home."""
     if home.elsewhere is None:
         raise InputError(
-            "the control plane of your own home needs no sign-in: its token is that of an admin",
+            "the control plane of your own home needs no sign-in: the home has the token of an admin",
             field=str(home.root),
-            hint="set POISE_SOCKET or POISE_ADDRESS to sign in at another one",
+            hint="set POISE_SOCKET or POISE_ADDRESS to sign in to another one",
         )
     if isinstance(home.elsewhere, Path):
         check_shared(home.elsewhere)
@@ -82,7 +82,7 @@ def signed_in(home: Home) -> Signed | None:
 
 
 def keep(home: Home, signed: Signed) -> None:
-    """Keep a sign-in."""
+    """Store a sign-in."""
     ensure_home(home)
     home.signed_in.mkdir(mode=0o700, exist_ok=True)
     write_whole(_path(home), msgspec.json.encode(signed), 0o600)
@@ -94,8 +94,8 @@ def forget(home: Home) -> None:
 
 
 def signed_in_token(home: Home) -> str:
-    """Return the token of the sign-in at the control plane of a home, renewed if it is due; empty without one. Raises
-    `Denied` if it has expired and cannot be renewed.
+    """Return the token of the sign-in to the control plane of a home, renewed if it is due; empty without a sign-in.
+    Raises `Denied` if it has expired and cannot be renewed.
     """
     found = signed_in(home)
     if found is None or not found.is_due:
@@ -106,7 +106,7 @@ def signed_in_token(home: Home) -> str:
             return found.secret if found is not None else ""
         try:
             if not found.refresh:
-                raise Denied("the issuer sent nothing to renew the sign-in with")
+                raise Denied("the issuer sent no refresh token")
             return _renewed(home, found)
         except (PoiseError, OSError) as error:
             if not found.is_over:
@@ -138,7 +138,7 @@ def _renewed(home: Home, found: Signed) -> str:
 
 @contextlib.contextmanager
 def _alone(home: Home) -> Iterator[None]:
-    """Let no other process of this user renew the sign-in meanwhile."""
+    """Prevent other processes of this user from renewing the sign-in at the same time."""
     if os.name == "nt":
         yield
         return

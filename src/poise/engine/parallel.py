@@ -79,8 +79,8 @@ LONGER = 1.5
 """Minimum estimate once that patience is over, as a multiple of the time that the unit has run."""
 
 RATE = 20
-"""Maximum number of rounds of a world in a second, after a burst. A live control plane that is as busy decides on many
-events in one round, too.
+"""Maximum number of rounds of a world in a second, after a burst. A live control plane under such load also decides on
+many events in one round.
 """
 
 LIVE = ""

@@ -111,7 +111,7 @@ class VirtualStore:
 
 
 BURST = 100
-"""Number of rounds after a calm time that a limit of the rate does not delay."""
+"""Number of rounds after an idle period that a rate limit does not delay."""
 
 
 class VirtualDecider:

@@ -6,13 +6,13 @@ from poise.model.messages import Fetch
 from poise.model.resources import Node, Shape
 
 MOST_UNITS = 64
-"""Number of waiting units that are looked at, the first in the order of class and arrival."""
+"""Maximum number of waiting units to check, in the order of class and arrival."""
 
 
 def to_fetch(ledger: Ledger) -> dict[str, Fetch]:
     """Return one image for each of some nodes: that of the first waiting unit that could run there, and that no such
-    node has. The node with the least running work is expected to run it. Accounts have images of their own, and fetch
-    them themselves.
+    node has. The node with the least running work is expected to run it. Images for accounts are not fetched ahead,
+    because accounts have their own storage.
     """
     made: dict[str, Fetch] = {}
     coming: set[str] = set()
@@ -33,6 +33,6 @@ def to_fetch(ledger: Ledger) -> dict[str, Fetch]:
 
 
 def _could_run(node: Node, shape: Shape) -> bool:
-    """Return whether the node is allowed for a shape, and large enough when it is empty."""
+    """Return whether a shape may use the node, and fits on it when it is empty."""
     size = node.cpu >= shape.cpu and node.memory >= shape.memory and len(node.devices) >= shape.gpus
     return size and shape.where.allows(node)

@@ -1,7 +1,7 @@
-"""The part of the controller that turns the periods of budgets, records alerts, and holds new work of spent budgets.
+"""The part of the controller that renews budgets, records alerts, and holds new work of spent budgets.
 
-Periods follow the wall clock, through the calendar of the shell. Each turn, alert and hold is an event, so that a
-replay needs no calendar. Running work is never stopped for a budget.
+Periods follow the wall clock, through the calendar of the shell. Each renewal, alert and hold is an event, so a replay
+needs no calendar. Running work is never stopped because of a budget.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,10 +15,10 @@ from poise.model.events import BudgetReached, BudgetsSet, BudgetTurned, Event, J
 from poise.units import HOUR, SECOND
 
 LOOK_AT_WALL = 60 * SECOND
-"""Maximum interval at which to look, because wall clocks can be set."""
+"""Maximum interval between checks, because wall clocks can be set."""
 
 LOOK_AT_RATES = 1 * SECOND
-"""Minimum interval at which to look because rates have changed."""
+"""Minimum interval between checks because of changed rates."""
 
 
 class Budgeting:
@@ -33,7 +33,7 @@ class Budgeting:
         self._all, self._new = True, list[str]()
 
     def look_again(self) -> None:
-        """Look at all budgets and all jobs at the next tick."""
+        """Check all budgets and all jobs at the next tick."""
         self._turn_at, self._look_at, self._all, self._new = 0, 0, True, []
 
     def after(self, event: Event) -> None:
@@ -47,14 +47,14 @@ class Budgeting:
                 self._new.append(event.job)
 
     def wakeup(self) -> int | None:
-        """Return when to look at the budgets next."""
+        """Return when to check the budgets next."""
         if self._calendar is None or not (self.ledger.budgets or self._all):
             return None
         soon = self._looked + LOOK_AT_RATES if self._changes != self.ledger.budgets.changes else self._look_at
         return 0 if self._new else min(soon, self._look_at)
 
     def tick(self, now: int, wall: int) -> None:
-        """Turn periods, record alerts, and hold or release jobs. `wall` is in nanoseconds since 1970."""
+        """Renew budgets, record alerts, and hold or release jobs. `wall` is in nanoseconds since 1970."""
         due = self.wakeup()
         if self._calendar is None or due is None or now < due:
             return
@@ -118,8 +118,8 @@ class Budgeting:
         self._commit(Noticed(at=now, kind="budget-reached", subject=name, text=text, over=over))
 
     def _hold(self, jobs: Iterable[JobState], now: int) -> None:
-        """Hold the jobs of spent budgets that have not started in full, and release those whose budget is not spent any
-        more.
+        """Hold the jobs of spent budgets that have not started completely, and release those whose budget is no longer
+        spent.
         """
         for job in jobs:
             if job.budget and job.budget not in self._spent:

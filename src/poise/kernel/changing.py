@@ -80,7 +80,7 @@ def change(
 
 
 class Growth:
-    """Decides which units get a larger memory limit at once, on the room that is free now."""
+    """Decides which units get a larger memory limit at once, from the currently free room."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

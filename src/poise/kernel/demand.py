@@ -31,7 +31,7 @@ same limit applies to running units.
 """
 
 OPENINGS = 64
-"""Maximum number of openings in a quote for the nodes that are there."""
+"""Maximum number of openings in a quote for existing nodes."""
 
 _Kind = tuple[str, int, str]
 
@@ -48,7 +48,7 @@ def key_of(unit: UnitState) -> str:
 
 def quotes_here(ledger: Ledger, waits: Sequence[Demand], now: int, counted: int = COUNTED) -> dict[str, Quote]:
     """Return the room for waiting work on nodes that no other system allocates on request, after the work there has
-    ended. Nodes without work are left out: what waits may not run there now.
+    ended. Nodes without work are left out, because the waiting work cannot run there now.
     """
     fleet = ledger.columns.room()
     rows = [

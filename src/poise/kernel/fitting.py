@@ -225,7 +225,7 @@ _CONTAINED = {
     contained(
         "gpu"
     ): "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` on a node with podman and NVIDIA devices",
-    ROOTLESS: "let users make namespaces on a node with podman and an agent of root: `sysctl user.max_user_namespaces`",
+    ROOTLESS: "let users create namespaces on a node with podman and a root agent: `sysctl user.max_user_namespaces`",
     contained("npu"): "install podman on a node with the Ascend driver; it then has the label",
 }
 """Hints for labels that a node has by itself."""

@@ -736,7 +736,7 @@ def _hint(incident: _Incident) -> str:
         case "service":
             return f"compare its latency with its load and its replicas: `poise services {declared_class(name)}`"
         case "budget":
-            return "compare what is spent: `poise usage --budgets`"
+            return "compare the amounts: `poise usage --budgets`"
         case "user" | "program" | "job":
             jobs = affected(incident.shows.values())[1]
             return f"read the output: `poise logs {jobs[0]}`" if jobs else "`poise ls`"

@@ -55,8 +55,8 @@ def _check_bound(ledger: Ledger, bearer: Bearer) -> None:
 
 def _unit(unit: Unit, account: str) -> Unit:
     def owned_shape(shape: Shape) -> Shape:
-        """Return the shape for nodes that offer the account, and for a container also run those of accounts. The images
-        of a node are not those of its accounts.
+        """Return the shape for nodes that offer the account and, for a container, also run containers of accounts.
+        Accounts cannot use the images of the node.
         """
         labels = dict(shape.where.labels) | ({ROOTLESS: ("yes",)} if unit.image else {})
         where = msgspec.structs.replace(shape.where, account=account, labels=tuple(sorted(labels.items())), image="")

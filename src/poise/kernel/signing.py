@@ -1,6 +1,6 @@
 """Tokens of people who sign in: the events of a sign-in, and of its renewal.
 
-A renewal by the same person with the same rights prolongs the token, so that its streams go on. With other rights, its
+A renewal by the same person with the same rights extends the token, so its streams continue. With other rights, the
 secret gets another token. A revoked token is not renewed, so `poise token rm` ends a sign-in for good.
 """
 

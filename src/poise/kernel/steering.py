@@ -1,9 +1,9 @@
 """Control loops of rules: each sets its knob while its rule has fired.
 
-A loop takes a step at an evaluation, once its interval has passed. It starts at the present value of the knob. It holds
-while its signal is unknown, while the budget of actions is spent, and when somebody else has set the knob. The knob
-gets its old value back when the rule is over. Only changes of the knob are recorded; after a restart, a loop starts
-again at the present value.
+A loop takes a step at an evaluation once its interval has passed. It starts at the current value of the knob. It holds
+while its signal is unknown, while the budget of actions is spent, and after somebody else has set the knob. When the
+rule is over, the knob gets its old value back. Only changes of the knob are recorded; after a restart, a loop starts
+again at the current value.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class Steering:
         self._holds: dict[str, str] = {}
 
     def restart(self) -> None:
-        """Forget all loops; each starts again at the present value of its knob."""
+        """Forget all loops; each starts again at the current value of its knob."""
         self._courses.clear()
         self._holds.clear()
 
@@ -151,8 +151,8 @@ def _is_others(ledger: Ledger, state: dict[str, Any]) -> bool:
 
 
 def _value(ledger: Ledger, knob: str, of: str, last: int) -> int:
-    """Return the present value of a knob, in its unit; for extra replicas, which only the rule sets, the `last` one.
-    Raises `Conflict` if it is no number.
+    """Return the current value of a knob, in its unit; for extra replicas, which only the rule sets, the `last` value.
+    Raises `Conflict` if it is not a number.
     """
     if knob in QUOTA:
         quota = ledger.quotas.get(of, Quota())

@@ -30,7 +30,7 @@ AtLimit = Literal["alert", "hold"]
 Unit = Literal["dollars", "device-hours"]
 
 BEGINS: dict[Every, str] = {"day": "0 0 * * *", "week": "0 0 * * 1", "month": "0 0 1 * *", "year": "0 0 1 1 *"}
-"""The cron expression of the beginnings of a period."""
+"""The cron expression for the start of each period."""
 
 ONE = 10**9
 """A dollar or a device hour."""
@@ -65,9 +65,9 @@ class BudgetsSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A budget of the work of a `tenant`, a `project` and a `user` (empty: of any), in billionths of its `unit`.
-    Periods begin in the time `zone`. `alerts` are percentages of the amount, in ascending order. If it `holds`, new
-    work is on hold while the budget is spent.
+    """A budget for the work of a `tenant`, a `project` and a `user` (empty: any), in billionths of its `unit`. Periods
+    begin in the time `zone`. `alerts` are percentages of the amount, in ascending order. If it `holds`, new work is on
+    hold while the budget is spent.
     """
 
     name: str
@@ -82,11 +82,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     holds: bool = False
 
     def covers(self, tenant: str, project: str, user: str) -> bool:
-        """Return whether it covers the work of a job."""
+        """Return whether the budget covers the work of a job."""
         return all(of in ("", has) for of, has in ((self.tenant, tenant), (self.project, project), (self.user, user)))
 
     def counts_like(self, other: "Budget") -> bool:
-        """Return whether the use so far also counts for the other one."""
+        """Return whether the use so far also counts for the other budget."""
         same = ("unit", "every", "zone", "tenant", "project", "user")
         return all(getattr(self, field) == getattr(other, field) for field in same)
 
@@ -100,7 +100,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What an attempt costs in an hour, in billionths: dollars, and device hours."""
+    """The cost of an attempt in an hour, in billionths of a dollar, and of a device hour."""
 
     dollars: int = 0
     device_hours: int = 0
@@ -110,8 +110,8 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def rates_of(shape: Shape, node: Node, devices: tuple[int, ...], tree: ShareTree | None) -> Rates:
-    """Return what a task costs on these devices of a node: by the declared prices of the devices, else by the prices of
-    the shares, else by the catalogue. Work without devices is charged by its cores.
+    """Return the cost of a task on these devices of a node, from the declared prices of the devices, otherwise from
+    those of the shares, otherwise from the catalogue. Work without devices is charged by its cores.
     """
     tree = tree or ShareTree()
     if not devices:

@@ -76,7 +76,7 @@ class Control(NamedTuple):
 
 
 class _Knob(NamedTuple):
-    """How the limits of a knob are read, the largest limit, and its unit; 0: a hundredth of the range."""
+    """The parser for the limits of a knob, the largest limit, and the unit of the knob; 0: a hundredth of the range."""
 
     parse: Callable[[Any], int]
     most: int
@@ -151,13 +151,13 @@ def compile_control(value: Any, field: str, every: int, found: Findings) -> Cont
     target = found.get(None, _target, spec.target, f"{field}.target", every)
     step = found.get(MINUTE, parse_or_raise, parse_duration, spec.every, f"{field}.every", DAY)
     if step < every:
-        what, hint = "the steps are more frequent than the evaluations", "every: 1m"
+        what, hint = "the steps are more frequent than the evaluations of the rules", "every: 1m"
         found.add(SpecError(what, field=f"{field}.every", need="at least `every` of the file", hint=hint))
     least = found.get(0, parse_or_raise, knob.parse, spec.least, f"{field}.least", knob.most)
     most = found.get(0, parse_or_raise, knob.parse, spec.most, f"{field}.most", knob.most)
     unit = knob.unit or max(1, (most - least) // 100)
     if not found.doubts(field) and (least < 0 or most - least < unit):
-        what = "the limits leave no choice"
+        what = "`least` must be less than `most`"
         need, have = "0 or more, and `most` above `least`", f"{spec.least} to {spec.most}"
         found.add(SpecError(what, field=f"{field}.most", need=need, have=have, hint="least: 1, most: 8"))
     gains = None if spec.gains == "auto" else spec.gains
@@ -193,7 +193,9 @@ def _target(written: str | dict[str, Quantity], field: str, every: int) -> Compa
         raise SpecError("this is no target", field=field, need="one signal and its value", have=text[:200], hint=hint)
     if SIGNALS[condition.read.signal].scope != "fleet":
         have, need = condition.read.signal, "a signal of the fleet"
-        raise SpecError("a node is no target of a control loop", field=field, need=need, have=have, hint=hint)
+        raise SpecError(
+            "the target of a control loop cannot be a signal of nodes", field=field, need=need, have=have, hint=hint
+        )
     return condition
 
 

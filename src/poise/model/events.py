@@ -546,7 +546,7 @@ class ReservationRemoved(msgspec.Struct, frozen=True, tag="reservation-removed",
 
 
 class BudgetsSet(msgspec.Struct, frozen=True, tag="budgets-set", kw_only=True, omit_defaults=True):
-    """Set all budgets. One that counts the same keeps its sum."""
+    """Set all budgets. A budget that counts the same work in the same way keeps its sum."""
 
     at: int
     budgets: tuple[Budget, ...] = ()

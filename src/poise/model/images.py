@@ -1,4 +1,4 @@
-"""Names of images of containers."""
+"""Names of container images."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Reference(NamedTuple):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the name tells from which registry the image comes."""
+        """Whether the name contains the registry of the image."""
         return self.host not in ("", HERE)
 
 

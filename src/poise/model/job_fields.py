@@ -161,7 +161,9 @@ _IMAGE = re.compile(
 _TRANSPORT = re.compile(
     r"(?:atomic|containers-storage|dir|docker|docker-(?:archive|daemon)|oci|oci-archive|sif|tarball):"
 )
-"""Words by which podman gets an image from elsewhere than a registry: from files, or from what others have pulled."""
+"""Prefixes with which podman does not get an image from a registry, but from files or from images that others have
+pulled.
+"""
 
 
 def _image(value: str, field: str) -> str:

@@ -237,8 +237,8 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
     """A budget in its period. `amount`, `spent` and `rate` (per hour, at present) are in its `unit`; `share` is the
-    spent fraction. `begins`, `ends` and `runs_out` are in seconds since 1970; it `runs_out` at the mean rate since use
-    counts, 0 if not within the period. `holding` is the number of jobs on hold because of it.
+    spent fraction. `begins`, `ends` and `runs_out` are in seconds since 1970; it `runs_out` at the mean rate since the
+    start of counting (0: not within the period). `holding` is the number of jobs on hold because of it.
     """
 
     name: str
@@ -429,8 +429,8 @@ class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignInCode(msgspec.Struct, frozen=True, kw_only=True):
-    """The start of a sign-in: open `url` in any browser, and enter `user_code`; `whole_url`, if known, has the code
-    already. Ask for the result with `device_code` every `interval` seconds, for `expires_in` seconds.
+    """The start of a sign-in: open `url` in any browser, and enter `user_code`; `whole_url`, if known, already contains
+    the code. Ask for the result with `device_code` every `interval` seconds, for `expires_in` seconds.
     """
 
     device_code: str
@@ -1050,8 +1050,8 @@ class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """Room for this many tasks of one kind (`slots`). It is expected to be free after `delay`, and nearly certainly
-    after `late`, in nanoseconds. If it is `asked`, its machines are there or requested already.
+    """Room for `slots` tasks of one kind. It is expected to be free after `delay`, and nearly certainly after `late`,
+    in nanoseconds. If it is `asked`, its machines exist or are requested already.
     """
 
     slots: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -1061,8 +1061,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quote(msgspec.Struct, frozen=True, kw_only=True):
-    """The room that a substrate has for one kind of waiting work, by the `key` of the demand. Without openings it takes
-    none of it; `why` is the reason.
+    """The room that a substrate has for one kind of waiting work, by the `key` of the demand. Without openings, the
+    substrate takes no such work; `why` is the reason.
     """
 
     key: str
@@ -1071,16 +1071,16 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a substrate that gets machines on request has for the waiting work."""
+    """The quotes of a substrate that gets machines on request, for the waiting work."""
 
     substrate: Annotated[str, msgspec.Meta(min_length=1)]
     quotes: tuple[Quote, ...]
 
 
 class Prospect(msgspec.Struct, frozen=True, kw_only=True):
-    """The expected course of a kind of work on one `substrate`, or on the nodes that are there (empty). It would start
-    after `start`, nearly certainly after `late`, and end after `end`, in nanoseconds. If it is `chosen`, work of this
-    kind is assigned to it. Otherwise `why` may be the reason that it takes none.
+    """The expected course of a kind of work on one `substrate`, or on existing nodes (empty). It would start after
+    `start`, nearly certainly after `late`, and end after `end`, in nanoseconds. If it is `chosen`, work of this kind is
+    assigned to it. Otherwise `why` may be the reason that it takes none.
     """
 
     substrate: str

@@ -253,9 +253,9 @@ def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
             what = (
                 f"`{rule.name}` has {len(loops)} control loops"
                 if len(loops) > 1
-                else f"`{rule.name}` sets one thing twice"
+                else f"two actions of `{rule.name}` change the same setting"
             )
-            hint = "one rule for each" if len(loops) > 1 else "one action for each"
+            hint = "one rule for each" if len(loops) > 1 else "one action for each setting"
             found.add(SpecError(what, code="E107", field=at, have=rule.name, hint=hint))
         for setting in dict.fromkeys(settings):
             for theirs, other in owners:

@@ -380,15 +380,15 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
 def _check_process(top: ServiceSpec, found: Findings) -> None:
     """Add the fields that a model in a shared process cannot have."""
     if top.workers > 1:
-        what = "a shared process is a single process"
+        what = "a shared process has one worker"
         found.add(SpecError(what, field="workers", need="1", have=str(top.workers), hint="remove `process`"))
     if isinstance(top.replicas, str) and ".." in top.replicas:
-        what = "the number of shared processes does not follow the load of one model"
+        what = "the replicas of a shared process cannot follow the load of one model"
         found.add(SpecError(what, field="replicas", need="a number", have=top.replicas, hint="replicas: 2"))
 
 
 def check_processes(services: Iterable[DeclaredService]) -> None:
-    """Raise `SpecError` if services name the same process, and want different ones."""
+    """Raise `SpecError` if services name the same process with different fields."""
     firsts: dict[str, DeclaredService] = {}
     for one in services:
         if not one.process or (first := firsts.setdefault(one.process, one)) is one:
@@ -397,9 +397,9 @@ def check_processes(services: Iterable[DeclaredService]) -> None:
         fields += [field for field in sorted({*one.job, *first.job}) if one.job.get(field) != first.job.get(field)]
         if fields:
             what = (
-                f"`{first.name}` and `{one.name}` share the process `{one.process}`, and differ in {', '.join(fields)}"
+                f"`{first.name}` and `{one.name}` share the process `{one.process}`, but differ in {', '.join(fields)}"
             )
-            raise SpecError(what, field=fields[0], need="the same value in both", hint="process: another")
+            raise SpecError(what, field=fields[0], need="the same values in both", hint="process: another")
 
 
 REDIS = (

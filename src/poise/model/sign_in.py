@@ -86,7 +86,7 @@ class SignInRule(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """An account that may sign in. `subject` names it for ever: the issuer, and the issuer's id of the account. `name`
+    """An account that may sign in. `subject` identifies it for ever: the issuer, and the issuer's id of the account. `name`
     is never empty.
     """
 
@@ -139,7 +139,7 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(claim: Any) -> str:
-    """Return the display name of an account; characters that names may not have become hyphens.
+    """Return the display name of an account; characters that names cannot contain become hyphens.
 
     >>> name_of("ann.lee@example.com"), name_of(None)
     ('ann.lee-example.com', '')
@@ -155,14 +155,14 @@ def compile_sign_in(document: Any) -> SignIn:
         found.check(lambda field: "issuer: https://login.example.com")
         raise AssertionError("a document that cannot be converted has an error")
     if spec.kind != "sign-in":
-        found.add(SpecError("this file is not about sign-in", field="kind", need="sign-in", have=spec.kind))
+        found.add(SpecError("this is not a sign-in file", field="kind", need="sign-in", have=spec.kind))
     found.get(None, check_url, spec.issuer, "issuer")
     for field, text in (("client", spec.client), ("groups", spec.groups), ("name", spec.name)):
         if not 0 < len(text) <= MAX_TEXT:
             found.add(SpecError("this text is empty or too long", field=field, need=f"1 to {MAX_TEXT} characters"))
     for place, scope in enumerate(spec.scopes):
         if not _SCOPE.fullmatch(scope):
-            found.add(SpecError("this is not a scope", field=f"scopes[{place}]", have=ascii(scope[:80])))
+            found.add(SpecError("this is not a valid scope", field=f"scopes[{place}]", have=ascii(scope[:80])))
     if not 0 < len(spec.rules) <= MAX_RULES:
         found.add(
             SpecError(
@@ -188,7 +188,7 @@ def compile_sign_in(document: Any) -> SignIn:
 
 
 def check_url(url: str, field: str) -> None:
-    """Raise `SpecError` unless this is a URL that a secret may be sent to: with TLS, or to this machine."""
+    """Raise `SpecError` unless a secret may be sent to this URL: it uses TLS, or leads to this machine."""
     try:
         split = urlsplit(url)
         host, _ = split.hostname or "", split.port

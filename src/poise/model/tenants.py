@@ -58,7 +58,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The caller. `token` is the id of its token, empty for the home's own. Its commands run as the Unix `account`, or
-    as the user of the node's agent (empty). A caller who has signed in is a `person`; all its work is of that user.
+    as the user of the node's agent (empty). A caller who has signed in is a `person`; all of the caller's work belongs
+    to that user.
     """
 
     tenant: str = DEFAULT

@@ -1,8 +1,8 @@
 """Control loops of rules: the PID controller of `poise.policy.pid` on fractions.
 
-The output is a fraction of the knob's range. The error is relative to the target, at most 1, so an outlier moves the
-knob no further than a full error. Errors up to `TOLERANCE` count as none: a knob of whole units would otherwise
-alternate between two values. Each step counts as one second of the controller, whatever the interval.
+The output is a fraction of the knob's range. The error is relative to the target, and at most 1, so an outlier moves
+the knob no further than a full error. Errors of up to `TOLERANCE` count as none; otherwise a knob with whole units
+would alternate between two values. Each step counts as one second of the controller, whatever the interval.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ TOLERANCE = 0.05
 """Largest relative error that needs no change."""
 
 NOISE = 2 * TOLERANCE
-"""Largest half-wave of the relative error that is no oscillation."""
+"""Largest half-wave of the relative error that does not count as oscillation."""
 
 AUTOMATIC = Gains(proportional=0.1, integral=0.1)
 """With a full error, the knob passes its range in ten steps. The controller lowers these gains if it oscillates."""

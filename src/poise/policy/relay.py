@@ -3,7 +3,7 @@
 A relay sets the knob to its upper limit while the signal is below the target, and to its lower limit otherwise. The
 signal then oscillates at about the frequency at which a controller becomes unstable. The period of the oscillation, and
 its size in relation to that of the knob, give the gains. They are lower than those of Ziegler and Nichols (1942), which
-overshoot, and respond earlier than those of Tyreus and Luyben (1992), which are slow where the delay is long.
+overshoot. They respond earlier than those of Tyreus and Luyben (1992), which are slow with long delays.
 """
 
 from collections.abc import Sequence

@@ -276,7 +276,7 @@ def images(scoring: Scoring) -> Floats:
 
 
 def have_image(fleet: Fleet, rows: Ints, shape: Shape) -> NDArray[np.bool_]:
-    """Return which of these nodes have the image of a shape; all for a shape without one."""
+    """Return which of these nodes have the image of a shape; all nodes for a shape without an image."""
     image, nodes = shape.where.image, fleet.nodes
     return np.array([not image or image in nodes[row].images for row in rows.tolist()], bool)
 

@@ -1,10 +1,10 @@
-"""Distribute waiting work over the substrates that have or can get room for it.
+"""Distributes waiting work over the substrates that have or can get room for it.
 
 `split` gives each task to the substrate where it is expected to end first. Each task goes to one substrate, so no
-machine is requested twice for it. Room for a kind of work consists of openings: so many tasks at once, after a delay.
-Work that is served earlier delays work that is served later. A gang goes to one substrate as a whole.
+machine is requested twice for it. Room for a kind of work consists of openings, each a number of tasks at once after a
+delay. Work that is served earlier delays work that is served later. A gang goes to one substrate as a whole.
 
-Machines that are there or requested already are preferred: new ones must be earlier by a margin.
+Machines that exist or are requested already are preferred: new ones must be earlier by a margin.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,20 +19,19 @@ GUESS = 5 * MINUTE
 """Assumed run time of a task with an unknown run time."""
 
 MARGIN, PART = 10 * SECOND, 4
-"""New machines must let work end this much earlier than those that are requested already; and by one part of so many of
-the delay of those.
+"""New machines must be earlier than existing or requested ones by `MARGIN` plus the delay of these divided by `PART`.
 """
 
 HERE = ""
-"""Stands for the nodes that are there whatever waits, in place of the name of a substrate."""
+"""Stands for the nodes that exist independently of the waiting work, in place of the name of a substrate."""
 
 Quotes = Mapping[str, Mapping[str, Quote]]
 """Quotes by substrate and by the key of the demand."""
 
 
 class Share(NamedTuple):
-    """The distribution of one demand: the number of tasks by substrate, and what each substrate would mean for it.
-    `left` tasks have room nowhere.
+    """The distribution of one demand: the number of tasks by substrate, and the prospects on each substrate. There is
+    no room for `left` tasks.
     """
 
     demand: Demand
@@ -63,12 +62,12 @@ class _Lane(NamedTuple):
         return self.groups * max(0, (until - self.delay) // run)
 
     def end(self, groups: int, run: int) -> int:
-        """Return when the last of so many groups ends."""
+        """Return when the last of this number of groups ends."""
         return self.delay + -(-groups // self.groups) * run
 
 
 class _Used:
-    """What earlier demands use of one substrate: all of it until `behind`, and then a `part` of it for `lasts`."""
+    """The use of one substrate by earlier demands: all of it until `behind`, and then a `part` of it for `lasts`."""
 
     def __init__(self) -> None:
         self.behind, self.part, self.lasts = 0, 0.0, 0
@@ -92,7 +91,7 @@ class _Used:
         return found
 
     def take(self, groups: int, room: int, run: int) -> None:
-        """Count groups that use room for so many."""
+        """Count groups that use room for `room` groups."""
         waves, rest = divmod(groups, room)
         if waves:
             self.behind, self.part, self.lasts = self.behind + waves * run, rest / room, run

@@ -76,9 +76,9 @@ def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None
 def tune(
     file: Path, source: Path | None, fleet: Path | None, policy: str | None, report: Path | None, as_json: bool
 ) -> int:
-    """Find gains for the control loops of FILE, in simulations of the jobs of a log or a trace. A relay makes the
-    signal oscillate; its period and size give the gains. Then the loop is simulated with automatic gains and with
-    these.
+    """Find gains for the control loops of FILE in simulations of the jobs of a log or a trace. A relay makes the signal
+    oscillate; the period and the size of the oscillation give the gains. Then simulate the loop with automatic gains
+    and with these gains.
     """
     from poise_lab.loops import render, tune_loops
 
@@ -103,7 +103,7 @@ def tune(
 def _draw_loop(loop: "TunedLoop") -> None:
     click.echo(f"{loop.rule}: {loop.knob}, so that {loop.signal} is {loop.target:g}")
     if not loop.period:
-        click.echo("  no gains: under a relay the signal does not oscillate; use a longer trace, or wider limits")
+        click.echo("  no gains: the signal does not oscillate under a relay; use a longer trace, or wider limits")
     else:
         click.echo(f"  under a relay, it oscillates with a period of {loop.period:.1f} steps of {loop.every:g} s")
     for one in loop.responses:

@@ -83,7 +83,7 @@ GRPC_PORT = "POISE_GATEWAY_GRPC_PORT"
     default=1,
     show_default=True,
     metavar="N",
-    help="Number of gateways at this address, for TLS, compression and connections on several CPU cores.",
+    help="Number of gateways at this address, to use several CPU cores for TLS, compression and connections.",
 )
 @click.option(
     "--grpc-port",
@@ -220,7 +220,9 @@ def serve(
 
 
 def _check_account(connect: Callable[[], Client]) -> None:
-    """Raise `Conflict` if the replicas would run as another user than this gateway: they could not reach its socket."""
+    """Raise `Conflict` if the replicas would run as another user than this gateway, because they could not reach its
+    socket.
+    """
     with connect() as client:
         account = client.whoami().account
     if account and account != own_account():

@@ -9,7 +9,7 @@ that it *hangs*, and is replaced. A request with an estimate later than its dead
 has used any capacity.
 
 If more requests wait than fit into a batch, the next one is sent *ahead*, shortly before the replica is expected to
-answer. So the replica does not idle until its answer is read.
+answer. So the replica is not idle until its answer is read.
 
 While no replica is up, requests wait for one, each for at most `Limits.hold`. The objective does not count that time.
 
@@ -58,7 +58,7 @@ LAST_CHANCE = 0.5
 """Fraction of its timeout after which a request on an overdue replica is retried ahead of the queue."""
 
 LONGEST_AWAY = 60 * SECOND
-"""Maximum time to retry after that is expected only because that much has passed."""
+"""Maximum time to retry after, if it is derived only from the elapsed time."""
 
 WAITS_LONGEST = 10 * SECOND
 """A deferred request is served first after waiting this long, so that it does not starve."""
@@ -229,8 +229,9 @@ class Batcher:
     def arrive(
         self, number: int, now: int, *, came: int = 0, timeout: int = 0, deferred: bool = False, suspect: bool = False
     ) -> list[Effect]:
-        """A request has arrived; its client has waited since it `came` (0: now). `timeout`: the client's own timeout,
-        if shorter than that of the service. A `suspect` was being served when a replica was lost: it is served alone.
+        """A request has arrived; its client has been waiting since `came` (0: now). `timeout`: the client's own
+        timeout, if shorter than that of the service. A `suspect` was being served when a replica was lost: it is served
+        alone.
         """
         limits, came = self.limits, came or now
         self._count(now)
@@ -355,8 +356,8 @@ class Batcher:
         return [request.number for request in told], self._serve(now)
 
     def written(self, now: int) -> None:
-        """The answers since the last call have been written to the clients: learn how far estimates of them were off.
-        A busy process takes milliseconds to write those of a batch.
+        """The answers since the last call have been written to the clients: learn the errors of their estimates. A busy
+        process takes milliseconds to write the answers of a batch.
         """
         for request in self._told:
             self._learn_margin(request, now)
@@ -477,7 +478,7 @@ class Batcher:
         return self._send(replica, self._taken_by(lane, verdict), verdict.padded, now)
 
     def _decide(self, replica: Replica, lane: dict[int, Request], now: int) -> Send | Wait:
-        """Return the policy's decision for a replica that is idle then."""
+        """Return the policy's decision for a replica that is idle at that time."""
         first = next(iter(lane.values()))
         return self.policy.decide(
             QueueView(
@@ -583,7 +584,7 @@ class Batcher:
         self._came = now
 
     def _learn_margin(self, request: Request, now: int) -> None:
-        """Note how far an estimate was off. Short ones are left out: they say little about long waits."""
+        """Record the error of an estimate. Short estimates are left out, because they say little about long waits."""
         thought = request.foreseen - request.came
         if thought * self.margin * WORTH_A_LOOK > self.limits.objective:
             if len(self._overruns) == REMEMBERED:
@@ -628,7 +629,7 @@ class Batcher:
         self._again.extendleft(half for half in (requests[middle:], requests[:middle]) if half)
 
     def _give_up(self, now: int) -> list[Effect]:
-        """Refuse the requests that have waited for a replica as long as they may."""
+        """Refuse the requests that have waited for a replica for `hold`."""
         waiting = [request for lane in self._lanes for request in lane.values()]
         waiting += [request for group in self._again for request in group if not request.over]
         over = [request for request in waiting if max(request.came, self._down) + self.limits.hold <= now]
@@ -640,8 +641,8 @@ class Batcher:
         return [Refuse(request.number, "unavailable", message, self._starts_in(now)) for request in over]
 
     def _starts_in(self, now: int) -> int:
-        """Estimate when a replica is ready: after the time that the latest one took to start. If none did, or it has
-        taken longer, after as much time again.
+        """Estimate when a replica is ready: after the time that the latest one took to start. If there is none, or the
+        current start has taken longer, after as much time again.
         """
         lasted = now - self._down
         return self.start_up - lasted if self.start_up > lasted else min(lasted, LONGEST_AWAY)

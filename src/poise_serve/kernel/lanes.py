@@ -1,5 +1,5 @@
-"""Queue of the requests that wait for one model of a front, in two lanes, and the client that gives way in a full
-queue.
+"""Queue of the requests that wait for one model of a front, in two lanes, and the choice of the client that loses a
+request when the queue is full.
 """
 
 from collections import Counter, deque

@@ -42,10 +42,10 @@ NOISE = 0.35
 """Deviation of the logarithm of a P99 from that of the target that chance explains: 40 %."""
 
 AT_FIRST = 8
-"""Requests that a server may have at once in its first second after it was down."""
+"""Maximum number of concurrent requests to a server in its first second after it was down."""
 
 SECONDS_TO_ALL = 14
-"""Seconds after which it may have as many as its limit allows: 8 times 2 to the 14th is above any limit."""
+"""Seconds after which only its own limit applies: 8 times 2 to the 14th is above any limit."""
 
 
 class Breaker:
@@ -173,15 +173,15 @@ class Health:
         self.state: Literal["starting", "healthy", "unhealthy"] = "starting"
 
     def may_have(self, now: int, limit: int) -> int:
-        """Return how many requests the server may have at once, of its `limit`. A server that has just come up begins
-        with few, and may have twice as many after each second, so that the requests that waited for it do not all
-        reach it at once.
+        """Return the maximum number of concurrent requests to the server, at most its `limit`. A server that has just
+        come up begins with a few, and the number doubles every second, so that the requests that waited for it do not
+        all reach it at once.
         """
         seconds = (now - self._up) // SECOND
         return min(limit, AT_FIRST << seconds) if self._up and seconds < SECONDS_TO_ALL else limit
 
     def come_up(self, now: int) -> None:
-        """The server was down, and works again."""
+        """The server was down, and is up again."""
         self._up = now
 
     def on_refused(self) -> None:

@@ -1,8 +1,9 @@
-"""Which batches of the models in one process may run at the same time.
+"""Decides which batches of the models in one process may run at the same time.
 
-Batches of different models run side by side. A suspect, which is a request with which a process was lost, runs alone in
-its process, while no model is loaded there either. So if the process is lost again, that request is the cause, and no
-other model is blamed. Batches start in the order in which they came, but while a model is loaded, others pass a suspect.
+Batches of different models run side by side. A suspect is a request that was in a process when the process was lost. It
+runs alone in its process, while no model is being loaded there. So if the process is lost again, that request is the
+cause, and no other model is blamed. Batches start in the order in which they arrived. While a model is being loaded,
+others pass a suspect.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ Who = tuple[str, str]
 """A service, and the slot of its replica, or `LOADING`."""
 
 LOADING = ""
-"""In place of a slot: the model is loaded."""
+"""Used instead of a slot while the model is being loaded."""
 
 
 class _Waiting(NamedTuple):

@@ -67,6 +67,6 @@ def test_the_clusters_on_which_work_may_run_are_compared_in_the_order_of_its_end
     title = next(number for number, line in enumerate(lines) if line.startswith("clusters, in the order"))
     assert lines[title + 1 : title + 4] == [
         "  * slurm: expected to start in 40.0 s (P90: 2m0s) and to end in 1m0s",
-        "    nodes that are there: expected to start in 1h0m (P90: 1h0m) and to end in 2h0m",
+        "    existing nodes: expected to start in 1h0m (P90: 1h0m) and to end in 2h0m",
         "    ray: it is full",
     ]

@@ -53,7 +53,7 @@ def test_an_admin_sets_what_tenants_see_and_an_alert_is_an_incident() -> None:
     told = [incidents.report(name, lambda at: at / SECOND) for name in incidents.ids()]
     (found,) = [one for one in told if one.cause.kind == "budget"]
     assert found.title == "budget research: budget reached"
-    assert found.hint == "compare what is spent: `poise usage --budgets`"
+    assert found.hint == "compare the amounts: `poise usage --budgets`"
 
 
 def test_the_commands_set_list_and_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,10 +178,10 @@ def test_a_rule_in_shadow_sets_nothing() -> None:
         ({"knob": "policy.fairness"}, "of", "a parameter belongs to the policy in force"),
         ({"target": "waiting > 3"}, "target", "this is no target"),
         ({"target": {"waiting": 3, "running": 4}}, "target", "this is no target"),
-        ({"target": {"cpu_usage": "50%"}}, "target", "a node is no target of a control loop"),
+        ({"target": {"cpu_usage": "50%"}}, "target", "the target of a control loop cannot be a signal of nodes"),
         ({"target": {"fleet_use": 50}}, "target", "`fleet_use` is a share"),
-        ({"least": 8, "most": 8}, "most", "the limits leave no choice"),
-        ({"every": "10s"}, "every", "the steps are more frequent than the evaluations"),
+        ({"least": 8, "most": 8}, "most", "`least` must be less than `most`"),
+        ({"every": "10s"}, "every", "the steps are more frequent than the evaluations of the rules"),
         ({"gains": {"proportional": -1}}, "gains", "a gain is out of range"),
         ({"gains": "fast"}, "gains", ""),
     ],
@@ -204,5 +204,5 @@ def test_a_loop_owns_its_knob() -> None:
     with pytest.raises(SpecError, match="`half` has 2 control loops"):
         compile_rules({"kind": "rules", "rules": [two]})
     policy = RULE | {"actions": [{"control": FAIRNESS}, {"set_policy": "srtf"}]}
-    with pytest.raises(SpecError, match="`half` sets one thing twice"):
+    with pytest.raises(SpecError, match="two actions of `half` change the same setting"):
         compile_rules({"kind": "rules", "rules": [policy]})

@@ -48,7 +48,7 @@ def test_models_of_one_process_want_the_same_one() -> None:
     small = {"process": "small", "resources": {"cpu": 1}}
     alike = [compiled(name="a", **small), compiled(name="b", **small, batch=2), compiled(name="c")]
     check_processes(alike)
-    with pytest.raises(SpecError, match="`a` and `d` share the process `small`, and differ in replicas, resources"):
+    with pytest.raises(SpecError, match="`a` and `d` share the process `small`, but differ in replicas, resources"):
         check_processes([*alike, compiled(name="d", process="small", replicas=2)])
 
 

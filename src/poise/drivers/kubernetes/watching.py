@@ -28,7 +28,7 @@ from poise.drivers.kubernetes.objects import Known
 T = TypeVar("T", bound=Known)
 
 Changes = Mapping[tuple[str, str], T | None]
-"""What has changed in a collection, by namespace and name: an object as it is now, or None if it has gone."""
+"""The changes of a collection, by namespace and name: the current object, or None if it was deleted."""
 
 PAGE = 500
 WATCH_SECONDS = 300.0
@@ -102,7 +102,7 @@ class Watched(Generic[T]):
             return list(self._items.values())
 
     def news(self) -> Changes[T]:
-        """Return what has changed since the last call; at the first one, all objects."""
+        """Return the changes since the last call; the first call returns all objects."""
         with self._lock:
             found, self._news = self._news, {}
             return dict(self._items) if found is None else found

@@ -55,8 +55,8 @@ def grows(driver: SubstrateDriver, argument: str) -> bool:
 
 
 def is_alone(driver: SubstrateDriver, argument: str) -> bool:
-    """Return whether the nodes of a substrate do not run all kinds of work, so that no other nodes can be beside them.
-    Only drivers with a method `is_alone` have such nodes.
+    """Return whether the nodes of a substrate cannot run all kinds of work, so that they cannot be combined with
+    others. Only drivers with a method `is_alone` have such nodes.
     """
     return _says(driver, "is_alone", argument)
 

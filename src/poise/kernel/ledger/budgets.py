@@ -1,4 +1,4 @@
-"""Budgets, and what is spent of each in its period."""
+"""Budgets, and the amount spent of each in its period."""
 
 import msgspec
 
@@ -34,12 +34,12 @@ class Budgets(Room, dict[str, BudgetState]):
         self._at = now
 
     def spent(self, name: str, now: int) -> int:
-        """Return what is spent of a budget in its period until now."""
+        """Return the amount spent of a budget in its period until now."""
         state = self[name]
         return state.spent + used(self._rates[name], state.at, now)
 
     def rate(self, name: str) -> int:
-        """Return what is spent of a budget in an hour at present."""
+        """Return the current spending of a budget in an hour."""
         return self._rates[name]
 
     def covering(self, job: JobState) -> tuple[str, ...]:
