@@ -52,7 +52,7 @@ CODES = {
     "E132": "the token has expired",
     "E133": "the role of the token does not allow this",
     "E134": "certificate fingerprint mismatch",
-    "E135": "the issuer of accounts refused the sign-in, or its token is invalid",
+    "E135": "the sign-in issuer refused the sign-in, or its token is invalid",
     "E136": "no rule gives this account a tenant",
     "E140": "the request is too large",
     "E141": "the working tree cannot be sent, or its manifest is invalid",
@@ -76,7 +76,7 @@ CODES = {
     "E215": "a secret cannot be encrypted or decrypted with the keys of this home",
     "E216": "files of a job could not be stored or fetched",
     "E217": "the Python environment of a job could not be built",
-    "E218": "the issuer of accounts does not answer",
+    "E218": "the sign-in issuer does not answer",
     "E219": "the last checkpoint of training could not be written",
     "E299": "an internal error",
 }

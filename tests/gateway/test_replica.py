@@ -80,7 +80,7 @@ def test_one_that_begins_while_another_gateway_takes_over_waits_for_it(
         replica.dial_in_time(gateway)
     assert len(tries) == 3
     monkeypatch.setattr(replica, "TAKEN_OVER_WITHIN", 0.0)
-    with pytest.raises(InputError, match="the gateway has gone"):
+    with pytest.raises(InputError, match="the gateway is gone"):
         replica.dial_in_time(gateway)
 
 

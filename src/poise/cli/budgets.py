@@ -22,8 +22,8 @@ def budgets() -> None:
 def apply(file: Path, as_json: bool) -> int:
     """Set all budgets from FILE, and remove those that it lacks.
 
-    A budget whose name, unit, period and coverage are unchanged keeps the amount spent. Only use after a budget is set
-    counts. Running work is never stopped because of a budget.
+    A budget whose name, unit, period and coverage are unchanged keeps the amount spent. Use before a budget is set does
+    not count. Running work is never stopped because of a budget.
     """
     from poise.drivers.yamlfile import load_kind, place_in_file
 

@@ -1,8 +1,8 @@
 """Sign-in with accounts of an issuer: the routes, which need no token, and the settings of the home.
 
 The control plane is the client of the issuer, so the client secret stays here. It keeps nothing between two requests:
-the command line or browser of the person keeps device codes, PKCE verifiers and refresh tokens, and creates the secret
-of Poise's own token. The issuer is needed only to sign in and to renew; a token is valid until it expires.
+device codes, PKCE verifiers and refresh tokens stay with the command line or the dashboard, which also creates the
+secret of Poise's own token. The issuer is needed only to sign in and to renew; a token is valid until it expires.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
     POST /link      with a token as `Authorization: Bearer …`: a link that is good once
     POST /session   {"link": "…"}: exchange it for the cookie of a session
     POST /leave     end the session
-    GET  /sign-in   go to the issuer of accounts, which sends the browser back to /signed-in
+    GET  /sign-in   go to the sign-in issuer, which sends the browser back to /signed-in
     GET  /signed-in exchange the code of the issuer for the cookie of a session
     GET  /stream    server-sent events: the picture, then its changes; `Last-Event-ID` resumes
     GET  /data/…    further data for a view (`poise.dashboard.data`)

@@ -151,10 +151,10 @@ const ENDINGS = {
   revoked: ["Access has ended", "The control plane no longer accepts the token of this session."],
   session: ["No session", "This browser has no session with this dashboard, or it is over."],
   link: ["The link is not valid", "The link was used before, or has expired."],
-  E120: ["Nobody can sign in here", "This control plane has no issuer of accounts."],
+  E120: ["Sign-in is not set up", "This control plane has no sign-in issuer."],
   E136: ["Sign-in was refused", "No rule gives your account a tenant. Ask an admin for one."],
-  E218: ["Nobody can sign in now", "The issuer of accounts does not answer."],
-  refused: ["Sign-in was refused", "The issuer of accounts, or Poise, did not accept it."],
+  E218: ["Sign-in is not available", "The sign-in issuer does not answer."],
+  refused: ["Sign-in was refused", "The sign-in issuer or Poise refused it."],
 };
 
 function end({ why, text }) {
@@ -167,7 +167,7 @@ function end({ why, text }) {
   const [title, told] = ENDINGS[why] ?? ["Access has ended", text];
   document.title = `${title} · Poise`;
   main.replaceChildren(el("h1", {}, title), el("p", {}, told),
-    el("p", {}, el("a", { href: "/sign-in", rel: "external" }, "Sign in"), " with an account of your company, or type ", code("poise dashboard"), " for a new link."));
+    el("p", {}, el("a", { href: "/sign-in", rel: "external" }, "Sign in"), " with your company account, or type ", code("poise dashboard"), " for a new link."));
 }
 
 setInterval(() => { if (view && !ended) { changed.add("time"); draw(); } }, 1000);

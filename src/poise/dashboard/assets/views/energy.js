@@ -74,7 +74,7 @@ export function show(element, state, api) {
   const budgets = new Table({
     caption: "Budgets, in their current period",
     key: (one) => one.name,
-    empty: "No budgets, or a past moment",
+    empty: "No budgets, or a time in the past",
     columns: [
       { title: "Budget", text: (one) => one.name },
       { title: "Spent", number: true, text: (one) => amount(one, one.spent) }, { title: "Of", number: true, text: (one) => amount(one, one.amount) },
