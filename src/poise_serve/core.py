@@ -152,6 +152,7 @@ class _Exchange:
     def __init__(self, opened: Open, send: Callable[[FromCore], None]) -> None:
         self.number = opened.number
         self.has_begun = self.is_answered = self.is_gone = False
+        self._came = opened.came
         self.scope: Scope = {
             "type": "http",
             "method": opened.method,
@@ -165,7 +166,6 @@ class _Exchange:
                 CAME: {"at": lambda: self._came},
             },
         }
-        self._came = opened.came
         self._send = send
         self._parts = deque([Data(opened.number, opened.body, opened.is_whole)])
         self._is_whole = False

@@ -86,8 +86,8 @@ class SignInRule(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """An account that may sign in. `subject` identifies it for ever: the issuer, and the issuer's id of the account. `name`
-    is never empty.
+    """An account that may sign in. `subject` identifies it for ever: the issuer, and its id of the account. `name` is
+    never empty.
     """
 
     subject: str
