@@ -100,6 +100,8 @@ def registered(
         "environment": dict(environment),
         "host": host,
         "port": port,
+        "shared": bool(listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)),
+        "listens": bool(listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)),
         "boot": BOOT.read_text(),
         "relays": relays,
     }

@@ -129,8 +129,13 @@ class Gateway(Child):
                     os.unlink(self.record)
                     os.unlink(self.lock)
                     return
-            family = socket.AF_INET6 if ":" in told["host"] else socket.AF_INET
-            with socket.create_server((told["host"], told["port"]), family=family, backlog=2048) as listening:
+            with socket.socket(socket.AF_INET6 if ":" in told["host"] else socket.AF_INET) as listening:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if told.get("shared"):  # other gateways of its group listen at this address, too
+                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listening.bind((told["host"], told["port"]))
+                if told.get("listens", True):
+                    listening.listen(2048)
                 given = (listening.fileno(), lock)
                 known = {"POISE_GATEWAY_INHERITED": f"{given[0]} {lock} {self.mark}"}
                 self.process = subprocess.Popen(  # noqa: S603 — as the user has started it

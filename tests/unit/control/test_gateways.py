@@ -51,6 +51,26 @@ def test_one_that_was_killed_is_handed_socket_and_lock(tmp_path: Path) -> None:
     assert gateways(str(tmp_path), {found.record: found}) == {found.record: found}
 
 
+def test_one_of_a_group_is_started_beside_the_others_at_their_address(tmp_path: Path) -> None:
+    other = socket.socket()
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    other.bind(("127.0.0.1", 0))
+    other.listen()
+    listens = (
+        "import os, socket; one = socket.socket(fileno=int(os.environ['POISE_GATEWAY_INHERITED'].split()[0]));"
+        "open('handed', 'w').write(f'{one.getsockname()[1]} {one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}')"
+    )
+    command, port = [sys.executable, "-c", listens], other.getsockname()[1]
+    record = on_file(tmp_path, command=command, port=port, shared=True)
+    for is_listening in (True, False):  # the core of a group only holds the address
+        told = json.loads(record.read_text())
+        record.write_text(json.dumps(told | {"listens": is_listening}))
+        found = looked_at(tmp_path)
+        assert found.process is not None and found.process.wait() == 0
+        assert (tmp_path / "handed").read_text() == f"{port} {is_listening:d}"
+    other.close()
+
+
 def test_one_that_lives_or_has_ended_in_order_is_left_alone(tmp_path: Path) -> None:
     record = on_file(tmp_path)
     lock = os.open(record.with_suffix(".lock"), os.O_RDWR)
