@@ -100,6 +100,7 @@ class Calls:
                 kind = ""
                 async for value in made:
                     kind = self._part(number, value, kind, line)
+                    await asyncio.sleep(0)  # the turn of others, also if the generator never waits
                 self._end(number, began, line, Answer(200, kind or EVENTS, b""))
             else:
                 told = self._model.answer(await made)
