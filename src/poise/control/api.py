@@ -893,13 +893,13 @@ def make_app(
         all_: bool = False,
     ) -> PlanReport:
         made = await plane.prepare(named(data.spec), bearer.tenant, len(request.body))
-        compiled = owned(plane.ledger, made, bearer)
-        plane.controller.would_submit(compiled, data.user)  # raises any refusal before the request waits for its turn
+        compiled, user = owned(plane.ledger, made, bearer), bearer.person or data.user
+        plane.controller.would_submit(compiled, user)  # raises any refusal before the request waits for its turn
 
         async def ask() -> Callable[[ClusterPolicy], tuple[PlanReport, str]]:
             await plane.settled()
             now = plane.clock.now()
-            job = plane.controller.would_submit(compiled, data.user)
+            job = plane.controller.would_submit(compiled, user)
             propose = whatif.proposing(plane.ledger, job, now)
             view = plane.controller.snapshot(now)
             ahead = LookAhead(plane.ledger, now, Effort(), job=job)

@@ -76,5 +76,5 @@ def _zone(name: str, field: str = "time-zone") -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        hint = "`time-zone: Europe/Zurich`; on a machine without time zones: `pip install tzdata`"
+        hint = f"`{field.rpartition('.')[2]}: Europe/Zurich`; on a machine without time zones: `pip install tzdata`"
         raise SpecError("this time zone is not known", code="E103", field=field, have=name[:80], hint=hint) from None

@@ -126,14 +126,15 @@ class Budgeting:
                 self._commit(JobHeld(at=now, job=job.id, on=False, budget=job.budget))
             name = next((one for one in self.ledger.budgets.covering(job) if one in self._spent), "")
             if name and not job.hold and job.calls is None and _is_waiting(job):
-                self._commit(JobHeld(at=now, job=job.id, on=True, why=self._why(name, now), budget=name))
+                self._commit(JobHeld(at=now, job=job.id, on=True, why=why_held(self.ledger, name, now), budget=name))
 
-    def _why(self, name: str, now: int) -> str:
-        budgets = self.ledger.budgets
-        budget, ends = budgets[name].budget, budgets[name].ends
-        renewed = datetime.fromtimestamp(ends // SECOND, UTC)
-        spent = budget.told(budgets.spent(name, now))
-        return f"{spent} of {budget.told(budget.amount)} is spent; it renews at {renewed:%Y-%m-%d %H:%M} UTC"
+
+def why_held(ledger: Ledger, name: str, now: int) -> str:
+    """Return why a spent budget holds work, for people."""
+    budget, ends = ledger.budgets[name].budget, ledger.budgets[name].ends
+    renewed = datetime.fromtimestamp(ends // SECOND, UTC)
+    spent = budget.told(ledger.budgets.spent(name, now))
+    return f"{spent} of {budget.told(budget.amount)} is spent; it renews at {renewed:%Y-%m-%d %H:%M} UTC"
 
 
 def _is_waiting(job: JobState) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from poise.errors import Conflict
+from poise.kernel.budgeting import why_held
 from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, known_as, turn_of
 from poise.kernel.find import find_node
 from poise.kernel.fitting import strangers
@@ -648,6 +649,8 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
     own = Ledger(State(now=now, units_ever=ordinal, profiles=ledger.profiles, quotas=ledger.quotas, share_tree=tree))
     others = [ledger.jobs[name] for name in job.after]
     reasons = [Reason(code="AFTER", need=other.id) for other in others if not other.ended]
+    if not job.calls and (budget := ledger.budgets.holding(job, now)):
+        reasons.append(Reason(code="BUDGET", subject=budget, have=why_held(ledger, budget, now)))
     reasons += [
         Reason(code="SKIPPED_AFTER", need=known_as(other), have=job_status(other), fixable="never")
         for other in others

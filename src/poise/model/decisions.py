@@ -59,7 +59,7 @@ REASONS = {
     "SHARE_TOO_LARGE": "work may share up to {have} of one of its devices, {need} needed",
     "NO_NODES": "no node has joined yet",
     "QUOTA": "the quota of {subject} has {have} left, {need} needed",
-    "BUDGET": "the budget {subject} holds new work: {have}",
+    "BUDGET": "waits until the budget {subject} is renewed or raised: {have}",
     "LIMIT": "the limit of the share {subject} leaves no room for {need}",
     "NOT_LENT": "the free room is guaranteed to {have}, which does not lend it; {need} needed",
     "ABOVE_SHARE": "it would take from {subject}, whose share is no larger",

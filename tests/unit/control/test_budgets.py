@@ -34,7 +34,8 @@ def test_an_admin_sets_what_tenants_see_and_an_alert_is_an_incident() -> None:
     document = {"document": {"kind": "budgets", "budgets": BUDGETS}}
     assert desk.call("PUT", "/v1/budgets", document, who="researcher").code == "E133"
     zone = {"document": document["document"] | {"time_zone": "Nowhere/Else"}}
-    assert desk.call("PUT", "/v1/budgets", zone).status == 422
+    refused = desk.call("PUT", "/v1/budgets", zone)
+    assert (refused.status, refused.value["error"]["hint"][:26]) == (422, "`time_zone: Europe/Zurich`")
     assert len(desk.call("PUT", "/v1/budgets", document, who="boss").value) == 2
     before = desk.world.ledger.revision
     assert desk.call("PUT", "/v1/budgets", document).status == 202
@@ -93,3 +94,17 @@ def test_the_commands_set_list_and_export(tmp_path: Path, monkeypatch: pytest.Mo
             await asyncio.to_thread(commands)
 
     asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_plan_tells_of_the_budget_that_would_hold_the_job() -> None:
+    desk = Desk(World().join(node("n1", cpu=16, gpus=2)))
+    desk.token("researcher", "research", Role.SUBMITTER)
+    budget = {"name": "ann", "user": "ann", "amount": "1h", "at_limit": "hold"}
+    desk.call("PUT", "/v1/budgets", {"document": {"kind": "budgets", "budgets": [budget]}})
+    desk.world.submit({"run": "x", "resources": {"gpu": 2}}, user="ann").round().start("j1").after("31m")
+
+    def planned(user: str) -> str:
+        return desk.call("POST", "/v1/plan", {"spec": {"run": "x"}, "user": user}, who="researcher").body.decode()
+
+    assert '"code":"BUDGET","subject":"ann","have":"1.03 device hours of 1 device hours is spent' in planned("ann")
+    assert "BUDGET" not in planned("bob")

@@ -65,7 +65,7 @@ def test_a_spent_budget_holds_new_work_until_it_is_renewed() -> None:
     ]
     (why,) = world.reasons("late")
     assert why.sentence() == (
-        "the budget research holds new work: 1.02 device hours of 1 device hours is spent; "
+        "waits until the budget research is renewed or raised: 1.02 device hours of 1 device hours is spent; "
         "it renews at 2023-11-15 00:00 UTC"
     )
     with pytest.raises(PoiseError, match="the budget `research` holds"):

@@ -11,6 +11,7 @@ from poise.kernel.ledger.state import BudgetState, JobState, State
 from poise.kernel.ledger.units import UnitState
 from poise.model.budgets import Rates, rates_of, used
 from poise.model.events import BudgetReached, BudgetsSet, BudgetTurned
+from poise.model.jobs import Job
 
 Payer = tuple[str, str, str]
 """Tenant, project and user of a job."""
@@ -42,7 +43,12 @@ class Budgets(Room, dict[str, BudgetState]):
         """Return the current spending of a budget in an hour."""
         return self._rates[name]
 
-    def covering(self, job: JobState) -> tuple[str, ...]:
+    def holding(self, job: JobState | Job, now: int) -> str:
+        """Return the first spent budget that holds new work of a job; empty if there is none."""
+        spent = (name for name in self.covering(job) if self.spent(name, now) >= self[name].budget.amount)
+        return next((name for name in spent if self[name].budget.holds), "")
+
+    def covering(self, job: JobState | Job) -> tuple[str, ...]:
         """Return the names of the budgets that cover a job, in order."""
         payer = job.tenant, job.project, job.user
         known = self._covering.get(payer)
