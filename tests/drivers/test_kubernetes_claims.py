@@ -144,7 +144,7 @@ def test_pods_share_a_claim_that_they_name(world: Scheduled) -> None:
     ("spec", "why"),
     [
         (_spec(9), ""),
-        (_spec(1, "device.attributes['gpu.nvidia.com'].productName == 'X'"), "no device of the cluster matches"),
+        (_spec(1, "device.attributes['gpu.nvidia.com'].productName == 'X'"), "no device in the cluster matches"),
         (_spec(1, "device.frobnicate()"), "`frobnicate` is not supported"),
         ({"devices": {"requests": [{"name": "gpu", "firstAvailable": []}]}}, "only a number of whole devices"),
         (_spec(1, constraints=[{"distinctAttribute": "x/y"}]), "only constraints with `matchAttribute`"),
