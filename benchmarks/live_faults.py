@@ -68,7 +68,7 @@ SLOW_CLIENTS = (
 )
 STRANGERS = (
     "system/test_api.py::test_every_route_is_denied",
-    "system/test_api.py::test_only_health_and_the_authority_are_public",
+    "system/test_api.py::test_only_health_the_authority_and_sign_in_are_public",
     "unit/control/test_roles.py",
     "system/test_tenants.py",
 )

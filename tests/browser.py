@@ -103,11 +103,12 @@ class Browser:
         os.close(self._from)
 
     def _note(self, event: dict[str, Any]) -> None:
-        if event["method"] == "Page.loadEventFired":
+        method = event.get("method")  # none: a late answer to what nobody waits for any more
+        if method == "Page.loadEventFired":
             self._loaded = True
-        elif event["method"] == "Runtime.exceptionThrown":
+        elif method == "Runtime.exceptionThrown":
             self.errors.append(event["params"]["exceptionDetails"]["exception"]["description"])
-        elif event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
+        elif method == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
             self.errors.append(event["params"]["entry"]["text"])
 
     def _next(self) -> dict[str, Any]:
