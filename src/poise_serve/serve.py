@@ -18,6 +18,7 @@ from poise.config import Home
 from poise.drivers import sockets
 from poise.drivers.exposition import text_of
 from poise.drivers.gateways import admin_socket_of
+from poise.drivers.lock import holder
 from poise.drivers.system import settle_memory
 from poise.errors import Conflict
 from poise.model.servicefile import MAX_BODY
@@ -260,8 +261,13 @@ async def _drained(
 
 
 def _sweep(folder: Path) -> None:
-    """Remove stale sockets of killed gateways."""
+    """Remove stale sockets of killed gateways, and their notes. A gateway whose lock is held is taken over, so its notes
+    stay: they have its replicas.
+    """
     for path in (*folder.glob("*.sock"), *folder.glob("*.admin")):
+        mark = path.stem.rpartition(".")[2]
+        if holder(folder / f"{mark}.lock"):
+            continue
         with contextlib.suppress(FileNotFoundError):
             old = time.time() - path.stat().st_mtime > STALE
             try:
