@@ -15,6 +15,9 @@ from poise.model.messages import Fetch
 AGAIN_SECONDS = 600.0
 """An image is fetched at most once in this time, whether or not that succeeds."""
 
+LONGEST_SECONDS = 1800.0
+"""Time limit of one image: a slow registry would keep those of all tenants waiting."""
+
 MOST_KNOWN = 256
 
 _log = logging.getLogger("poise.agent")
@@ -54,7 +57,11 @@ class Fetching:
             start_new_session=True,
         )
         try:
-            _, said = await process.communicate()
+            async with asyncio.timeout(LONGEST_SECONDS):
+                _, said = await process.communicate()
+        except TimeoutError:
+            _log.warning("%s was not fetched ahead within %.0f s", fetch.image, LONGEST_SECONDS)
+            return
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
