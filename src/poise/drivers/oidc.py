@@ -83,7 +83,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class _Keys(msgspec.Struct, frozen=True):
-    keys: tuple[Any, ...]
+    keys: tuple[msgspec.Raw, ...]
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -309,11 +309,11 @@ class Issuer:
         return InputError(f"the issuer offers no {what}", code="E135", field=self.url, hint=hint)
 
 
-def _known(keys: Sequence[Any]) -> Iterator[Key]:
+def _known(keys: Sequence[msgspec.Raw]) -> Iterator[Key]:
     """Yield the keys that can be read; others are of kinds that are not used here (RFC 7517, section 5)."""
     for key in keys:
-        with contextlib.suppress(msgspec.ValidationError):
-            yield msgspec.convert(key, Key)
+        with contextlib.suppress(msgspec.MsgspecError):
+            yield json_decoder(Key).decode(key)
 
 
 def _may_sign(key: Key, header: _Header) -> bool:
