@@ -295,6 +295,7 @@ def run(home: str, options: list[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `poise serve` blocks signals while it starts; children inherit it
     signal.signal(signal.SIGCHLD, lambda *_: None)  # makes the exit of a child wake the sleep below
     wakeup, wake = os.pipe()
     os.set_blocking(wakeup, False)
