@@ -261,8 +261,8 @@ async def _drained(
 
 
 def _sweep(folder: Path) -> None:
-    """Remove stale sockets of killed gateways, and their notes. A gateway whose lock is held is taken over, so its notes
-    stay: they have its replicas.
+    """Remove stale sockets of killed gateways, and their notes. A gateway whose lock is held is taken over, so its
+    notes stay: they have its replicas.
     """
     for path in (*folder.glob("*.sock"), *folder.glob("*.admin")):
         mark = path.stem.rpartition(".")[2]
