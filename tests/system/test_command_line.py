@@ -542,17 +542,6 @@ def test_down_is_content_with_one_that_is_leaving_for_want_of_work(living: Livin
             agent.kill()
 
 
-def test_down_ends_what_a_process_with_blocked_signals_started(living: Living) -> None:
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        started = living.start("up", "--port", "0")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    assert ended(started).code == 0
-    done = living.poise("down")
-    assert done.code == 0, done.err
-
-
 def test_down_refuses_leaves_or_cancels(living: Living) -> None:
     living.up()
     diary = Diary(living.work / "diary")

@@ -295,13 +295,12 @@ def run(home: str, options: list[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `poise serve` blocks signals while it starts; children inherit it
     signal.signal(signal.SIGCHLD, lambda *_: None)  # makes the exit of a child wake the sleep below
     wakeup, wake = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # its starter may have blocked some, as a gateway that starts does
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # `poise serve` blocks signals while it starts
     while not stopping and os.path.isdir(home):  # a child would create a removed home again
         if keeps_gateways:
             serving = gateways(home, serving)
