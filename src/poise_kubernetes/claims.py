@@ -32,7 +32,7 @@ MOST_RESERVED = 256
 """Maximum number of Pods that may use one claim; a limit of the API server."""
 
 MOST_DEVICES = 32
-"""Most devices of one claim, as the API server has it."""
+"""Maximum number of devices of one claim; a limit of the API server."""
 
 MOST_TRIES = 10_000
 """Most devices that are tried one after another for a claim on one node: a claim may have constraints that need a
@@ -391,7 +391,7 @@ class Devices:
                 driver = drivers.pop()
                 counts[driver] = counts.get(driver, 0) + request.exactly.count
         if (total := sum(counts.values())) > MOST_DEVICES:
-            return f"it requests {total} devices, and {MOST_DEVICES} are the most"
+            return f"it requests {total} devices, but a claim can have at most {MOST_DEVICES}"
         return counts
 
     def _tests(self, request: DeviceRequest) -> list[Predicate] | str:

@@ -1006,7 +1006,9 @@ class Placer:
         self._vacant[placed.attempt] = self._unsettled[placed.attempt] = placed
 
     def _end_vacant(self, gang: Sequence[_Placed], now: int) -> None:
-        """Places that have lost their Pods end with the last Pod of their gang. A Pod that comes later gets another."""
+        """Places that have lost their Pods end with the last Pod of their gang. A Pod that comes later gets another
+        place.
+        """
         if all(one.state == "vacant" for one in gang):
             for one in list(gang):
                 self._end(one, one.ending or Ending(outcome="killed", note="its Pod was deleted"), now)

@@ -123,7 +123,7 @@ class _Tenant:
             worker.end()
 
     def say_again(self) -> None:
-        """Tell another gateway whether the model is loaded."""
+        """Report to another gateway whether the model is loaded."""
         if self._said is not None:
             self._process.tell(self._said)
 
@@ -163,7 +163,7 @@ class _Tenant:
             _release()
 
     def _watch(self, worker: Worker) -> None:
-        """Reconnect as long as the model is loaded: the process ends if there is no gateway."""
+        """Reconnect as long as the model is loaded. If there is no gateway, the process ends."""
         while not worker.stopping:
             watch(self._gateway, worker)
 

@@ -169,7 +169,7 @@ def test_a_claim_with_very_many_combinations_does_not_stop_the_scheduler(world: 
     _pod(world, "easy", _spec(1))
     world.run(5)
     assert set(world.on()) == {"easy"}
-    assert any("33 devices, and 32 are the most" in of.why for of in world.placer.waiting())
+    assert any("33 devices, but a claim can have at most 32" in of.why for of in world.placer.waiting())
 
 
 def test_a_pod_waits_for_its_claim(world: Scheduled) -> None:

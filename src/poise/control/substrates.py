@@ -47,7 +47,7 @@ class Substrates:
         not kept: work in its share would not get a machine.
         """
         if self._known and offer.substrate not in self._known:
-            what = f"this control plane keeps no substrate `{offer.substrate[:80]}`"
+            what = f"this control plane does not use the substrate `{offer.substrate[:80]}`"
             raise NotFound(what, field="substrate", need=", ".join(self._known))
         now = self._plane.clock.now()
         self._heard = {name: heard for name, heard in self._heard.items() if now - heard.at < LIVE}

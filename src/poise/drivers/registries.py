@@ -118,7 +118,7 @@ def _token_of(host: str, challenge: str, basic: str) -> str:
     realm = urlsplit(asked.pop("realm", ""))
     here = _is_loopback(realm.netloc)
     if realm.scheme != ("http" if here else "https") or (here and not _is_loopback(host)):
-        raise ValueError("it requires a token from an address without TLS")
+        raise ValueError("it requires a token from an unsafe address")
     place = f"{realm.path}?{urlencode({name: asked[name] for name in ('service', 'scope') if name in asked})}"
     _, _, content = _request("GET", realm.netloc, place, {"Authorization": basic} if basic else {})
     try:

@@ -117,7 +117,7 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True):
         groups = claims.get(self.groups)
         groups = [groups] if isinstance(groups, str) else groups
         if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
-            raise _no_rule(f"the issuer told no groups (claim `{self.groups}`)", f"a list in the claim `{self.groups}`")
+            raise _no_rule(f"the issuer sent no groups (claim `{self.groups}`)", f"a list in the claim `{self.groups}`")
         for rule in self.rules:
             for group in groups:
                 if len(group) <= MAX_GROUP and (tenant := rule.tenant_of(group)):
@@ -134,7 +134,7 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True):
             raise _no_rule(str(error), f"another value of `{error.record.field}`") from None
         name = name_of(claims.get(self.name)) or name_of(claims["sub"])
         if not name:  # the work of a person always counts for that person
-            raise _no_rule("the account has no name that work can carry", f"letters or digits in `{self.name}`")
+            raise _no_rule("the name of the account has no letter or digit", f"letters or digits in `{self.name}`")
         return Identity(f"{self.issuer} {claims['sub']}", name, tenant, role, str(account))
 
 

@@ -501,7 +501,7 @@ def test_only_substrates_that_are_kept_get_a_share(client: AtDesk) -> None:
     substrates = Substrates(client.desk.plane, [], NAMES)
     [work] = demand(world.ledger, world.now).waits
     forged = Quote(key=work.key, openings=(Opening(slots=9, delay=0, late=0, asked=True),))
-    with pytest.raises(NotFound, match="keeps no substrate `other`"):
+    with pytest.raises(NotFound, match="does not use the substrate `other`"):
         substrates.share(world.ledger, Offer(substrate="other", quotes=(forged,)))
     assert client.desk.call("POST", "/v1/demand", {"substrate": "", "quotes": []}).status == 422
     true = Offer(substrate=NAMES[0], quotes=(Quote(key=work.key, openings=(Opening(slots=1, delay=9, late=9),)),))
