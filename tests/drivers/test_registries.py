@@ -50,7 +50,7 @@ def test_credentials_go_only_where_the_registry_may_send_them(tmp_path: Path) ->
     with Registry("ann:secret", by_token=True).serving() as registry:
         logins = registry.logins(tmp_path / "ann.json")
         host, registry.host = registry.host, "registry.example.org"
-        with pytest.raises(Unpinned, match="without TLS"):
+        with pytest.raises(Unpinned, match="unsafe address"):
             pinned(f"{host}/team/train:1", logins)
         assert registry.asked == ["HEAD /v2/team/train/manifests/1"]
 
