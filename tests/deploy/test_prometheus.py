@@ -17,8 +17,13 @@ from poise.control.metrics import METRICS
 
 BOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
 VARIABLES = {"$__rate_interval": "1m", "$job": ".+", "$service": ".+"}
-SELDOM = {"poise_node_lost", "poise_rejected_decisions_total", "poise_refused_requests_total"}
-"""Those that have no series until something goes wrong."""
+SELDOM = {
+    "poise_node_lost",
+    "poise_rejected_decisions_total",
+    "poise_refused_requests_total",
+    "poise_budget_spent_ratio",
+}
+"""Those that have no series until something goes wrong, or until there is a budget."""
 
 
 @pytest.fixture(scope="module")

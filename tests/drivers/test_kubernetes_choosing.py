@@ -153,7 +153,16 @@ def test_a_guess_stands_for_run_times_that_nobody_knows() -> None:
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("1", 1), ("1Ki", 1024), ("129e6", 129_000_000), ("1.5Gi", 1610612736), ("12E", 12 * 10**18), ("", 0), ("NaN", 0)],
+    [
+        ("1", 1),
+        ("1Ki", 1024),
+        ("129e6", 129_000_000),
+        ("1.5Gi", 1610612736),
+        ("5E", 5 * 10**18),
+        ("12E", 2**63 - 1),
+        ("", 0),
+        ("NaN", 0),
+    ],
 )
 def test_quantities(text: str, amount: int) -> None:
     assert quantity(text) == amount

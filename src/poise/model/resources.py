@@ -5,7 +5,6 @@ Tasks of equal `Shape` are interchangeable for placement: they fit on the same n
 
 import re
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -60,6 +59,8 @@ def image_mark(image: str) -> str:
     >>> image_mark("a/b:1@sha256:12") == image_mark("sha256:12"), image_mark("a/b:1") == image_mark("a/b:2")
     (True, False)
     """
+    from hashlib import blake2b  # commands import this module, and need no hashes
+
     name, _, digest = image.rpartition("@")
     return blake2b((digest if name else image).encode(), digest_size=8).hexdigest()
 

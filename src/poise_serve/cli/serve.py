@@ -138,16 +138,17 @@ def serve(
     if gateways > 1 and grpc_port is not None and not names:
         what = "gRPC is for own models, and several gateways of upstreams cannot share its port"
         raise InputError(what, field="--grpc-port", hint="leave out --gateways, or --grpc-port")
+    from poise_serve.parent import Watched, hold_signals, inherited, registered, stand_by
+
+    hold_signals()  # before an import starts threads, which would otherwise receive them
     import uvloop
 
     from poise_serve.beyond import beyond_of
     from poise_serve.group import CORE, GROUP, member_of, run_all
-    from poise_serve.parent import Watched, hold_signals, inherited, registered, stand_by
     from poise_serve.peers import Peers
     from poise_serve.serve import bind, serve
 
     home = current_home()
-    hold_signals()
     taken_over, group = inherited(), member_of()
     if gateways > 1 and group is None:
         with bind(host, port, shared=True, listen=False) as listening:
