@@ -34,6 +34,9 @@ MOST_RESERVED = 256
 MOST_DEVICES = 32
 """Maximum number of devices of one claim; a limit of the API server."""
 
+MOST_SPECS = 10_000
+"""Maximum number of specs of claims whose needs are kept."""
+
 MOST_TRIES = 10_000
 """Most devices that are tried one after another for a claim on one node: a claim may have constraints that need a
 search of all combinations.
@@ -372,6 +375,8 @@ class Devices:
         """Return how many devices of each driver a claim needs, or why it cannot be allocated by this scheduler."""
         key = msgspec.json.encode(claim.spec).decode()
         if key not in self._drivers:
+            if len(self._drivers) >= MOST_SPECS:
+                self._drivers.clear()
             self._drivers[key] = self._computed(claim.spec.devices)
         return self._drivers[key]
 

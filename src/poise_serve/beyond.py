@@ -34,7 +34,7 @@ MOST_GUESTS = 256
 
 
 class Host(Protocol):
-    """What replicas connect to: a service, or a process that services share."""
+    """A service, or a process that services share: replicas connect to it."""
 
     may_join: Callable[[str, int], bool]
     """Whether this job runs one of its replicas, and the epoch is not older than its latest attempt."""

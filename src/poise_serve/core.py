@@ -23,7 +23,6 @@ from poise_serve.relayed import (
     WINDOW,
     Abort,
     Data,
-    Frames,
     FromCore,
     Headers,
     More,
@@ -32,8 +31,8 @@ from poise_serve.relayed import (
     Taken,
     ToCore,
     decode_to_core,
-    framed,
 )
+from poise_serve.wire import Frames, framed
 
 LOOK_AT_END = 0.02
 """Interval in seconds at which a stopping core checks whether gateways have all answers."""
@@ -93,7 +92,7 @@ class _Link(asyncio.Protocol):
         try:
             for frame in self._frames.add(data):
                 self._take(decode_to_core.decode(frame))
-        except (ValueError, msgspec.DecodeError):
+        except msgspec.DecodeError:
             self.close()
 
     def _take(self, message: ToCore) -> None:

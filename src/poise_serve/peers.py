@@ -130,7 +130,7 @@ class Peers:
                 self._socket.sendto(data, other)
 
     def _state(self) -> Iterable[News]:
-        """What a gateway must know that has not heard this one before."""
+        """Return the report for a gateway that has not heard this one before."""
         return [Alive(self.in_flight()), *chain.from_iterable(known() for known in self.known)]
 
     async def metrics(self, own: bytes) -> bytes:

@@ -23,9 +23,9 @@ from poise_serve.notes import Notes
 from poise_serve.replicas import ATTEMPTS, START_AGAIN, Replicas
 from poise_serve.service import Service
 from poise_serve.wire import (
-    LENGTH,
     Enter,
     Failed,
+    Frames,
     FromProcess,
     Keep,
     Load,
@@ -267,7 +267,7 @@ class _Control(asyncio.Protocol):
         self.turns = Turns()
         self._process, self._name = process, known_as
         self._is_known = bool(known_as)
-        self._buffer = bytearray()
+        self._frames = Frames(MAX_MESSAGE)
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -276,20 +276,13 @@ class _Control(asyncio.Protocol):
             self._process.joined(self, self._name)
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        while len(buffer) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(buffer)[0]
-            if end > MAX_MESSAGE:
-                self.close()
-            if len(buffer) < end or self.is_closed:
-                return
-            frame = bytes(buffer[LENGTH.size : end])
-            del buffer[:end]
-            try:
+        try:
+            for frame in self._frames.add(data):
                 self._take(decode_from_process.decode(frame))
-            except msgspec.DecodeError:
-                self.close()
+                if self.is_closed:
+                    return
+        except msgspec.DecodeError:
+            self.close()
 
     def _take(self, message: FromProcess) -> None:
         if self._name:

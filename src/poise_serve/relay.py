@@ -4,8 +4,8 @@ Gateways do the work that takes most of the CPU time of a small request: HTTP, T
 They share a port. The core batches the requests of all gateways.
 
 If the core is killed, another one takes over, and gets all requests whose answer has not begun. A model may therefore
-get a request twice. Changes of the configuration are not sent again: their connections are closed. After `BACK_WITHIN`
-without a core, requests get 503.
+get a request twice. A request with which two cores were lost gets 502: it may be the cause. Changes of the
+configuration are not sent again: their connections are closed. After `BACK_WITHIN` without a core, requests get 503.
 """
 
 import asyncio
@@ -30,21 +30,24 @@ from poise_serve.refusals import problem
 from poise_serve.relayed import (
     Abort,
     Data,
-    Frames,
     FromCore,
     Gone,
+    Headers,
     More,
     Open,
     Part,
     Taken,
     ToCore,
     decode_from_core,
-    framed,
 )
 from poise_serve.serve import DRAIN_SECONDS, watch_again
+from poise_serve.wire import Frames, framed
 
 DIAL_EVERY = 0.05
 """Interval in seconds at which a gateway tries to connect to the core."""
+
+MOST_SENT = 2
+"""Maximum number of cores that get one request."""
 
 BACK_WITHIN = 30.0
 """Seconds without a core after which requests are refused."""
@@ -94,7 +97,7 @@ class Relay:
         if self._core is None and (self._is_away or self.is_ending):
             request.refuse()
         else:
-            self._write(opened)
+            self._open_at_core(request)
         try:
             await self._pass_on(request, scope, send)
         finally:
@@ -141,7 +144,7 @@ class Relay:
         self._is_away = False
         for request in list(self._open.values()):
             if not request.is_over:
-                self._write(request.opened)
+                self._open_at_core(request)
 
     def lost(self) -> None:
         """The core has disconnected: it was killed, or it is stopping."""
@@ -149,6 +152,8 @@ class Relay:
         for request in list(self._open.values()):
             if not request.may_be_repeated:
                 request.put(Abort(request.number))
+            elif request.sent >= MOST_SENT:
+                request.end(502, "two processes with the models were lost with this request", [])
             elif self.is_ending:
                 request.refuse()
         self.start()
@@ -171,6 +176,11 @@ class Relay:
         else:
             self._gone(request)
 
+    def _open_at_core(self, request: "_Request") -> None:
+        if self._core is not None:
+            request.sent += 1
+            self._write(request.opened)
+
     def _write(self, message: ToCore) -> None:
         if self._core is not None:
             self._core.send(message)
@@ -187,6 +197,8 @@ class _Request:
         """Whether parts of its body were sent, and are not kept."""
         self.is_over = False
         """Whether its client has disconnected."""
+        self.sent = 0
+        """Number of cores that got it."""
         self._has_begun = False
         self._parts: deque[Part | Abort] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -214,9 +226,12 @@ class _Request:
 
     def refuse(self) -> None:
         """Answer that there is no core."""
-        body = problem(self.opened.path, 503, "the process that has the models is not running; retry later")
-        headers = [(b"content-type", b"application/json"), (b"retry-after", b"5")]
-        self.put(Part(self.number, body, True, 503, headers))
+        self.end(503, "the process that has the models is not running; retry later", [(b"retry-after", b"5")])
+
+    def end(self, status: int, why: str, headers: Headers) -> None:
+        """Answer with an error."""
+        body = problem(self.opened.path, status, why)
+        self.put(Part(self.number, body, True, status, [(b"content-type", b"application/json"), *headers]))
 
 
 class _Link(asyncio.Protocol):
@@ -235,7 +250,7 @@ class _Link(asyncio.Protocol):
         try:
             for frame in self._frames.add(data):
                 self._relay.heard(decode_from_core.decode(frame))
-        except (ValueError, msgspec.DecodeError):
+        except msgspec.DecodeError:
             if self._transport is not None:
                 self._transport.abort()
 

@@ -5,12 +5,9 @@ and gets `Data`. The core answers with `Part`s. The gateway confirms each but th
 does not send faster than the client reads. `Gone`: the client has disconnected. `Abort`: disconnect the client.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 
 from poise.decoding import msgpack_decoder
-from poise_serve.wire import LENGTH, MAX_FRAME
 
 WINDOW = 16
 """Maximum number of parts of an answer that are not confirmed."""
@@ -79,44 +76,13 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 ToCore = Open | Data | Taken | Gone
 FromCore = More | Part | Abort
 
-_encode = msgspec.msgpack.Encoder().encode
 decode_to_core: msgspec.msgpack.Decoder[ToCore] = msgpack_decoder(ToCore)
 decode_from_core: msgspec.msgpack.Decoder[FromCore] = msgpack_decoder(FromCore)
-
-
-def framed(message: ToCore | FromCore) -> bytes:
-    data = _encode(message)
-    return LENGTH.pack(len(data)) + data
-
-
-class Frames:
-    """Collects bytes, and returns the frames in them."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def add(self, data: bytes) -> Iterator[bytes]:
-        """Yield each complete frame. Raises `ValueError` for one that is too large."""
-        buffer = self._buffer
-        buffer += data
-        at = 0
-        while len(buffer) - at >= LENGTH.size:
-            length = LENGTH.unpack_from(buffer, at)[0]
-            if length > MAX_FRAME:
-                raise ValueError(f"a frame of {length} bytes")
-            end = at + LENGTH.size + length
-            if len(buffer) < end:
-                break
-            yield bytes(memoryview(buffer)[at + LENGTH.size : end])
-            at = end
-        del buffer[:at]
-
 
 __all__ = [
     "WINDOW",
     "Abort",
     "Data",
-    "Frames",
     "FromCore",
     "Gone",
     "Headers",
@@ -127,5 +93,4 @@ __all__ = [
     "ToCore",
     "decode_from_core",
     "decode_to_core",
-    "framed",
 ]

@@ -52,7 +52,7 @@ _OVER = ("done", "failed", "cancelled", "skipped")
 
 
 class Served(Protocol):
-    """What replicas connect to: a service, or a process that services share."""
+    """A service, or a process that services share: replicas connect to it."""
 
     ever_ready: bool
     watchers: list[Callable[[], None]]

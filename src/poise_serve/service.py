@@ -31,12 +31,11 @@ from poise_serve.streams import Stream, Streamed
 from poise_serve.tracing import Batches, Traced, Tracing, current
 from poise_serve.wire import (
     ANYTHING,
-    LENGTH,
-    MAX_FRAME,
     Answer,
     Answers,
     Broken,
     Drop,
+    Frames,
     FromReplica,
     Hello,
     Part,
@@ -648,7 +647,7 @@ class _Channel(asyncio.Protocol):
         self.is_called = False
         """Whether it serves each request by itself."""
         self._name = ""
-        self._buffer = bytearray()
+        self._frames = Frames()
         self._released = False
         self._transport: asyncio.Transport | None = None
 
@@ -656,26 +655,13 @@ class _Channel(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        while len(buffer) >= LENGTH.size:
-            length = LENGTH.unpack_from(buffer)[0]
-            if length > MAX_FRAME:
-                self.close()
-                return
-            end = LENGTH.size + length
-            if len(buffer) < end:
-                return
-            frame = bytes(memoryview(buffer)[LENGTH.size : end])
-            del buffer[:end]
-            try:
-                message = decode_from_replica.decode(frame)
-            except msgspec.DecodeError:
-                self.close()
-                return
-            if not self._take(message):
-                self.close()
-                return
+        try:
+            for frame in self._frames.add(data):
+                if not self._take(decode_from_replica.decode(frame)):
+                    self.close()
+                    return
+        except msgspec.DecodeError:
+            self.close()
 
     def _take(self, message: FromReplica) -> bool:
         """Handle a message. Returns whether it was valid."""

@@ -14,6 +14,7 @@ and replies with `Loading`, and then `Loaded` or `Failed`. Each loaded model the
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -216,9 +217,32 @@ def error_body(status: int, message: str) -> bytes:
     return msgspec.json.encode(ErrorBody(Problem(status, message)))
 
 
-def framed(message: ToReplica | FromReplica | ToProcess | FromProcess) -> bytes:
+def framed(message: msgspec.Struct) -> bytes:
     data = encode(message)
     return LENGTH.pack(len(data)) + data
+
+
+class Frames:
+    """Collects bytes, and returns the complete frames in them, of at most `most` bytes."""
+
+    def __init__(self, most: int = MAX_FRAME) -> None:
+        self._most = most
+        self._buffer = bytearray()
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """Yield each complete frame. Raises `DecodeError` for one that is too large."""
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= LENGTH.size:
+            length = LENGTH.unpack_from(buffer)[0]
+            if length > self._most:
+                raise msgspec.DecodeError(f"a frame of {length} bytes")
+            end = LENGTH.size + length
+            if len(buffer) < end:
+                return
+            frame = bytes(memoryview(buffer)[LENGTH.size : end])
+            del buffer[:end]
+            yield frame
 
 
 __all__ = [
@@ -235,6 +259,7 @@ __all__ = [
     "ErrorBody",
     "Failed",
     "Forms",
+    "Frames",
     "FromProcess",
     "FromReplica",
     "Hello",

@@ -36,23 +36,24 @@ class Line:
         self.logs = folder / "logs"
         self.logs.mkdir(exist_ok=True)
         command = [sys.executable, "-I", "-S", "-c", keeper.START, PROGRAM, str(folder), name]
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(8)
         where, end = os.open(folder, os.O_PATH), time.monotonic() + 8
         while True:
             self.code = subprocess.run(command, check=False).returncode
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.settimeout(8)
+            self.file = self.socket.makefile("rb")
             try:
                 self.socket.connect(f"/proc/self/fd/{where}/{name}.sock")
+                self.say("hello", {"spare": f"{self.logs}/.", "cgroup": cgroup})
+                self.pid = self.hear()[2]
                 break
-            except ConnectionRefusedError:  # a fork of a killed keeper has its lock a moment longer
+            except (ConnectionError, EOFError):  # a fork of a killed keeper has its lock and listens a moment longer
+                self.close()
                 if self.code != 3 or time.monotonic() > end:
                     raise
         os.close(where)
-        self.file = self.socket.makefile("rb")
-        self.say("hello", {"spare": f"{self.logs}/.", "cgroup": cgroup})
         self.held: list[Any] = []
         self.ended: list[Any] = []
-        self.pid = self.hear()[2]
         while (message := self.hear())[0] != "whole":
             (self.held if message[0] == "held" else self.ended).append(message)
 

@@ -123,6 +123,24 @@ def test_another_core_gets_the_requests_that_have_no_answer(group: tuple[Group, 
     assert told == [200]
 
 
+def test_a_request_with_which_two_cores_were_lost_is_not_sent_to_a_third(group: tuple[Group, str]) -> None:
+    made, url = group
+    told: list[Any] = []
+    asking = threading.Thread(target=lambda: told.append(WEB.post(f"{url}/wait", content=b"1")))
+    asking.start()
+    waiting = {1, 2}
+    while waiting:
+        until(lambda: made.application.asked in waiting)
+        made.call("stop")
+        until(lambda: made.application.gone in waiting)
+        waiting.remove(made.application.gone)
+        made.call("start")
+    asking.join(10)
+    assert told[0].status_code == 502
+    assert "two processes" in told[0].text
+    assert WEB.post(f"{url}/a", content=b"1").status_code == 200
+
+
 def test_without_a_core_requests_are_refused_at_the_end(group: tuple[Group, str]) -> None:
     made, url = group
     made.call("stop")

@@ -188,10 +188,15 @@ def until(holds: Callable[[], Any], what: str, story: Callable[[], Any] = str, s
         time.sleep(min(max(0.02, 2 * (now - began)), 1.0))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+def free_port(count: int = 1) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        with contextlib.ExitStack() as held:
+            port: int = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):  # the next one is in use, or there is none
+                for one in range(1, count):
+                    held.enter_context(socket.create_server(("127.0.0.1", port + one)))
+                return port
 
 
 def kill(pid: int | None, number: int = signal.SIGKILL) -> None:

@@ -49,7 +49,7 @@ QUICK = {"every": "1s", "delay": "0s", "failures": 2}
 @pytest.fixture
 def serving(home: Living) -> Iterator[tuple[Serving, int]]:
     home.up()
-    port = free_port()
+    port = free_port(2)
     document = {"kind": "upstreams", "discover": [{"name": "fleet", "job": f"servers:{port}+part"}], "health": QUICK}
     home.file("up.json", json.dumps(document))
     served = Serving(home, "up.json", ready=False)

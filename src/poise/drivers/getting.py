@@ -1,4 +1,4 @@
-"""What attempts have left on a node, given to whoever may ask for it: one tar archive, piece by piece.
+"""Sends the files that attempts have left on a node, as one tar archive, piece by piece.
 
 A path is followed name by name from the folder of the attempt, and never through a link: what a command has left there
 cannot lead to files elsewhere. A link itself is in the archive, if it stays in it. A file is read as far as it reached
@@ -47,7 +47,7 @@ class GoneError(Exception):
 
 
 class Giving:
-    """What is being given; `say` sends it on. `accounts` has the folders of work of accounts."""
+    """The archives that are being sent, by `say`. `accounts` has the folders of accounts."""
 
     def __init__(self, home: Home, say: Callable[[FromConsole], None], accounts: Accounts | None = None) -> None:
         self._home = home
@@ -83,7 +83,7 @@ class Giving:
 
 
 def left_by(home: Home, get: Get) -> Iterator[bytes]:
-    """What an attempt has left, from its copy of a tree in this home, or from the folder of its job. Raises as
+    """Return the archive of what an attempt has left in its copy of a tree, or in the folder of its job. Raises as
     `archive`.
     """
     copy = work_folder(home, get.attempt)
@@ -92,7 +92,7 @@ def left_by(home: Home, get: Get) -> Iterator[bytes]:
 
 
 def as_account(accounts: Accounts | None, get: Get) -> Iterator[bytes]:
-    """What an attempt of an account has left. Raises GoneError, and OSError."""
+    """Return such an archive of an account, read with its rights. Raises GoneError and OSError."""
     if accounts is None:
         raise OSError("only an agent that runs as root reads the files of accounts")
     try:

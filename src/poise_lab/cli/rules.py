@@ -1,5 +1,6 @@
 """`poise rules test` and `poise rules tune`: test rules on a log or a trace, and tune their control loops."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +23,24 @@ SHOWN = 20
 """Maximum number of firings to list."""
 
 
+def _simulated(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that say what is simulated."""
+    path = click.Path(path_type=Path)
+    default = "[default: that of LOG, or poise]"
+    for option in (
+        click.option("--policy", metavar="NAME|FILE", help=f"Policy of the simulation. {default}"),
+        click.option("--fleet", type=path, metavar="FILE|HOME", help="Fleet file of the simulation, for a trace."),
+        click.option(
+            "--from", "source", type=path, metavar="LOG|TRACE", help="Log or trace. [default: the log of this home]"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @rules.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="LOG|TRACE",
-    help="Log or trace. [default: the log of this home]",
-)
-@click.option(
-    "--fleet", type=click.Path(path_type=Path), metavar="FILE|HOME", help="Fleet file of the simulation, for a trace."
-)
-@click.option("--policy", metavar="NAME|FILE", help="Policy of the simulation. [default: that of LOG, or poise]")
+@_simulated
 @click.option("--effect", is_flag=True, help="Simulate the jobs without the rules and with them, and compare.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None, effect: bool, as_json: bool) -> int:
@@ -60,15 +66,7 @@ def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None
 
 @rules.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="LOG|TRACE",
-    help="Log or trace. [default: the log of this home]",
-)
-@click.option("--fleet", type=click.Path(path_type=Path), metavar="FILE|HOME", help="Fleet file, for a trace.")
-@click.option("--policy", metavar="NAME|FILE", help="Policy of the simulation. [default: that of LOG, or poise]")
+@_simulated
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with plots, for any browser."
 )
