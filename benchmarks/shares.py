@@ -1,6 +1,6 @@
 """Measure fair shares in the twin: whether each tenant gets its entitlement, and at what cost.
 
-    python benchmarks/shares.py [--what drawn,philly,cycles] [--days 30] [--seeds 300] [--jobs 6000]
+    python benchmarks/shares.py [--what drawn,philly,cycles] [--days 30] [--first 0] [--seeds 300] [--jobs 6000]
         [--data ../shared/data]
 
 `drawn`: 20 tenants with bursts on 64 devices for 30 days, every second one idle for days at a time. `philly`: jobs of
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nodes", type=int, default=8, help="nodes of 8 devices that the drawn tenants share")
     parser.add_argument("--tenants", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the first seed of `cycles`")
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=6000)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
@@ -67,7 +68,7 @@ def main() -> None:
     if "philly" in what:
         compare(philly(given.data, given.jobs))
     if "cycles" in what:
-        cycles(given.seeds)
+        cycles(given.first, given.seeds)
 
 
 # --- the fleet shared by tenants -------------------------------------------------------------------------------------
@@ -279,15 +280,15 @@ class Turns:
         return self.tenants[unit.partition(".")[0]]
 
 
-def cycles(seeds: int) -> None:
+def cycles(first: int, seeds: int) -> None:
     total = stops = 0
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         turns = Turns()
         case = _small(seed)
         simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)
         total += turns.cycles()
         stops += len(turns.stops)
-    print(f"cycles: {total} in {seeds} seeds with {stops} stops")
+    print(f"cycles: {total} in {seeds} seeds from {first} with {stops} stops", flush=True)
     for name, case in kueue().items():
         turns = Turns()
         simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)

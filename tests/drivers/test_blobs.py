@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> Blobs:
 
 def tree_of(*contents: bytes) -> tuple[bytes, bytes]:
     """A manifest of files with these contents, and its hash."""
-    entries = tuple(Entry(f"f{at}", "file", len(one), digest(one)) for at, one in enumerate(contents))
+    entries = tuple(Entry(f"f{at}", "file", len(one), digest(one) if one else b"") for at, one in enumerate(contents))
     manifest = Manifest(entries).encode()
     return digest(manifest), manifest
 
@@ -76,6 +76,35 @@ def test_a_manifest_that_lies_is_refused(store: Blobs) -> None:
         store.register("ann", digest(leads_out), digest(leads_out))
     with pytest.raises(SpecError, match="too large"):
         store.register("ann", tree, tree * 1000)
+
+
+def test_a_tree_that_differs_in_one_file_looks_up_one_piece(store: Blobs) -> None:
+    contents = [b"%d" % number for number in range(2 * module.AT_ONCE)]
+    registered(store, "ann", *contents)
+    tree, manifest = tree_of(b"changed", b"", *contents[1:])
+    store.put("ann", [manifest])
+    asked: list[str] = []
+    store._db.set_trace_callback(asked.append)
+    assert store.register("ann", tree, tree) == [digest(b"changed")]
+    (lookup,) = [one for one in asked if one.startswith("SELECT hash, size, id, used")]
+    assert lookup.count(",") < 2 * len("hash, size"), "one hash, not those of all files"
+    store._db.set_trace_callback(None)
+    store.put("ann", [b"changed"])
+    assert store.register("ann", tree, tree) == [] and store.has("ann", tree)
+
+
+def test_only_a_tree_that_is_still_there_proves_its_pieces(store: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered(store, "ann", b"one", b"two")
+    lies = Manifest((Entry("f", "file", 7, digest(b"one")),)).encode()
+    store.put("ann", [lies])
+    with pytest.raises(SpecError, match="another size"):
+        store.register("ann", digest(lies), digest(lies))
+    now = module._now()
+    monkeypatch.setattr(module, "_now", lambda: now + module.KEPT + 1)
+    assert store.tidy([]) == 1
+    tree, manifest = tree_of(b"one", b"two", b"three")
+    store.put("ann", [manifest, b"three"])
+    assert set(store.register("ann", tree, tree)) == {digest(b"one"), digest(b"two")}
 
 
 def test_a_piece_too_large_or_one_too_many_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:

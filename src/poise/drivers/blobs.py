@@ -30,7 +30,7 @@ import msgspec
 from poise.decoding import msgpack_decoder
 from poise.drivers.tidy import SPARE
 from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError, SpecError, StoreFull
-from poise.model.trees import CODE, HASH, MAX_MANIFEST, PIECE, Entry, cut, decoded, digest
+from poise.model.trees import CODE, HASH, MAX_MANIFEST, PIECE, Entry, Manifest, cut, decoded, digest
 from poise.units import format_bytes
 
 LIMIT = 32 * 2**30
@@ -68,6 +68,7 @@ CREATE TABLE IF NOT EXISTS trees (
 """
 
 _bodies = msgpack_decoder(list[bytes])
+_manifest = msgpack_decoder(Manifest)
 _needed = msgpack_decoder(list[tuple[str, bytes]])
 
 
@@ -164,7 +165,12 @@ class Blobs:
         if digest(manifest) != tree:
             raise SpecError("the manifest has another hash", code=CODE, field="tree", need=tree.hex())
         left = self._awaited.pop((tenant, tree), None)
-        left = self._missing_of(tenant, decoded(manifest).entries if left is None else left)
+        if left is None:
+            known = self._known(tenant)
+            left = {
+                piece: size for piece, size in _sizes(decoded(manifest).entries).items() if known.get(piece) != size
+            }
+        left = self._missing_of(tenant, left)
         if left:
             self._awaited[tenant, tree] = left
         else:
@@ -246,12 +252,20 @@ class Blobs:
 
     # --- the file ----------------------------------------------------------------------------------------------------
 
-    def _missing_of(self, tenant: str, of: "Sequence[Entry] | dict[bytes, int]") -> dict[bytes, int]:
-        """Return the missing pieces with their sizes, out of a tree's entries or of the pieces missing before. Raises
-        SpecError unless each piece is as long as its file says; otherwise a node would make a file that differs from
-        its entry.
+    def _known(self, tenant: str) -> dict[bytes, int]:
+        """Return the pieces of the tree that this tenant used last, with their sizes. The tree counts as used now, so
+        its pieces stay. Most trees differ from it in a few files.
         """
-        wanted = of if isinstance(of, dict) else self._sizes(of)
+        row = self._db.execute("SELECT hash FROM trees WHERE tenant = ? ORDER BY used DESC", (tenant,)).fetchone()
+        if row is None:
+            return {}
+        manifest = b"".join(self.get(tenant, list(cut(self.pieces_of(tenant, row[0])))))
+        return _sizes(_manifest.decode(manifest).entries)
+
+    def _missing_of(self, tenant: str, wanted: dict[bytes, int]) -> dict[bytes, int]:
+        """Return those of these pieces that are missing, with their sizes. Raises SpecError unless each piece is as
+        long as its file says; otherwise a node would make a file that differs from its entry.
+        """
         left = dict(wanted)
         with self._writing():
             for some in _groups(list(wanted)):
@@ -264,21 +278,12 @@ class Blobs:
                 self._db.executemany("UPDATE pieces SET used = ? WHERE id = ?", old)
         return left
 
-    def _sizes(self, entries: Sequence[Entry]) -> dict[bytes, int]:
-        """Return the expected size of each piece."""
-        wanted: dict[bytes, int] = {}
-        for entry in entries:
-            left = entry.size
-            for piece in entry.hashes():
-                size = min(PIECE, left)
-                left -= size
-                if wanted.setdefault(piece, size) != size:
-                    raise SpecError("a piece is used with two sizes", code=CODE, field="tree", have=ascii(entry.path))
-        return wanted
-
     def _check_room(self, tenant: str, more: int) -> None:
-        if self._size() + more > self._limit:
+        size = self._size() + more
+        if size > self._limit:
             raise _full(f"at most {format_bytes(self._limit)} of files")
+        if size <= self._limit // OF_ONE:
+            return  # no tenant can have more, and adding up its pieces takes long
         whole = tenant.partition("/")[0]
         accounts = "tenant > ?1 || '/' AND tenant < ?1 || '0'"  # this is the character after the slash
         query = f"SELECT total(size) FROM pieces WHERE tenant = ?1 OR ({accounts})"  # noqa: S608 — a text of ours
@@ -329,6 +334,19 @@ class Blobs:
                 self._empty_log()
                 raise _full("room on the disk of the state directory") from None
             raise
+
+
+def _sizes(entries: Iterable[Entry]) -> dict[bytes, int]:
+    """Return the size of each piece of these entries."""
+    sizes: dict[bytes, int] = {}
+    for entry in entries:
+        left = entry.size
+        for piece in (entry.pieces,) if len(entry.pieces) == HASH else entry.hashes():
+            size = min(PIECE, left)
+            left -= size
+            if sizes.setdefault(piece, size) != size:
+                raise SpecError("a piece is used with two sizes", code=CODE, field="tree", have=ascii(entry.path))
+    return sizes
 
 
 def _full(need: str) -> StoreFull:
