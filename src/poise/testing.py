@@ -337,7 +337,7 @@ class World:
 
     def budgets(self, *budgets: dict[str, Any], **fields: Any) -> "World":
         """Set all budgets, with the fields of a file of budgets."""
-        asked = compile_budgets({"kind": "budgets", "budgets": list(budgets), **fields})
+        asked = compile_budgets({"kind": "budgets", "budgets": list(budgets), **fields}, Zones(self.wall, shifts))
         return self.ask(SetBudgets(self.request(), asked))
 
     def reserve(self, name: str, *, bearer: Bearer = HOME, **fields: Any) -> "World":

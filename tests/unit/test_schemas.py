@@ -71,6 +71,10 @@ def compile_at_a_time(document: Any) -> object:
     return compile_reservations(document, Zones(1_793_500_000.0, shifts))
 
 
+def compile_in_zones(document: Any) -> object:
+    return compile_budgets(document, Zones(1_793_500_000.0, shifts))
+
+
 COMPILE: dict[str, Callable[[Any], object]] = {
     "job": compile_job,
     "fleet": compile_fleet,
@@ -89,7 +93,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "reservations": compile_at_a_time,
     "intensity": compile_intensity,
     "sign-in": compile_sign_in,
-    "budgets": compile_budgets,
+    "budgets": compile_in_zones,
 }
 
 

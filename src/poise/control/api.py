@@ -1251,9 +1251,7 @@ def make_app(
 
     @routes.put("/v1/budgets", summary="Replace all budgets", status=202, role=ADMIN)
     async def set_budgets(bearer: Bearer, data: BudgetsRequest) -> list[BudgetReport]:
-        asked = compile_budgets(data.document)
-        for zone in {budget.zone for budget in asked}:
-            shifts(zone, plane.clock.wall(), "time_zone")  # refuses an unknown time zone
+        asked = compile_budgets(data.document, Zones(plane.clock.wall(), shifts))
         await plane.request(lambda request: messages.SetBudgets(request, asked, bearer))
         return Sight(await plane.settled(), bearer).budgets(plane.clock.now())
 

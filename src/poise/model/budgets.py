@@ -20,6 +20,7 @@ import msgspec
 from poise.errors import SpecError
 from poise.model.document import Findings
 from poise.model.fields import Quantity, parse_or_raise
+from poise.model.reservations import Zones
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.share_tree import CPU, ShareTree
 from poise.model.spec import check_name
@@ -132,12 +133,13 @@ def used(rate: int, since: int, until: int) -> int:
     return rate * max(0, until - since) // HOUR
 
 
-def compile_budgets(document: Any) -> tuple[Budget, ...]:
+def compile_budgets(document: Any, zones: Zones) -> tuple[Budget, ...]:
     """Compile a parsed file. Raises `SpecError` with every error."""
     found = Findings()
     spec = found.convert(document, BudgetsSpec) or BudgetsSpec(kind="budgets", budgets=[])
     if spec.kind != "budgets":
         found.add(SpecError("this file has no budgets", field="kind", need="budgets", have=spec.kind))
+    found.get(None, zones.shifts, spec.time_zone, zones.now, "time_zone")
     if len(spec.budgets) > MAX_BUDGETS:
         what, need = "there are too many budgets", f"at most {MAX_BUDGETS}"
         found.add(SpecError(what, field="budgets", need=need, have=str(len(spec.budgets))))

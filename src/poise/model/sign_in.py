@@ -10,7 +10,8 @@
       - {group: team-*, tenant: "*"}
       - {group: guests, tenant: guests, role: viewer}
 
-The first rule with a group of the account applies. An account without a rule cannot sign in.
+The first rule applies with which a group of the account gives a valid name of a tenant. An account without such a rule
+cannot sign in.
 """
 
 import re
@@ -118,16 +119,24 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True):
         groups = [groups] if isinstance(groups, str) else groups
         if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
             raise _no_rule(f"the issuer sent no groups (claim `{self.groups}`)", f"a list in the claim `{self.groups}`")
+        wrong: SpecError | None = None
         for rule in self.rules:
             for group in groups:
-                if len(group) <= MAX_GROUP and (tenant := rule.tenant_of(group)):
+                if len(group) > MAX_GROUP or not (tenant := rule.tenant_of(group)):
+                    continue
+                try:
+                    check_name(tenant, "tenant")
+                except SpecError as error:  # another group may give a tenant
+                    wrong = wrong or error
+                else:
                     return self._identity(claims, tenant, rule.role)
+        if wrong is not None:
+            raise _no_rule(str(wrong), "a group that gives a valid name")
         raise _no_rule("no rule gives a group of this account a tenant", "a rule for one of its groups")
 
     def _identity(self, claims: Mapping[str, Any], tenant: str, role: Role) -> Identity:
         account = claims.get(self.account) if self.account else ""
         try:
-            check_name(tenant, "tenant")
             if self.account:
                 check_account(account if isinstance(account, str) else "", self.account)
         except SpecError as error:

@@ -232,6 +232,8 @@ def test_rules_apply_in_order_and_are_read_again(desk: Desk, provider: Provider)
     set_up(desk.home.root, provider, rules=rules)
     told = by_device(desk, provider).value
     assert (told["tenant"], told["role"], told["account"]) == ("default", "operator", "ann")
+    provider.person = provider.person | {"groups": ["team-a b", "team-vision"]}
+    assert by_device(desk, provider).value["tenant"] == "vision", "a group without a valid tenant is passed over"
     for account in ("root", "", None, 7, "../x"):
         provider.person = provider.person | {"unix": account}
         assert by_device(desk, provider).code == "E136", account

@@ -11,7 +11,7 @@ from poise.kernel.explain import budget_report
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import HoldJob
 from poise.kernel.visible import Sight
-from poise.model.budgets import ONE, compile_budgets
+from poise.model.budgets import ONE
 from poise.model.events import BudgetReached, BudgetTurned, JobHeld, Noticed
 from poise.model.reports import BudgetReport
 from poise.model.tenants import Bearer, Role
@@ -191,13 +191,20 @@ def test_the_sum_is_what_usage_tells_and_survives_any_checkpoint() -> None:
 )
 def test_a_wrong_budget_is_refused(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(SpecError) as raised:
-        compile_budgets({"kind": "budgets", "budgets": [RESEARCH | fields]})
+        world_with(RESEARCH | fields)
     assert [record.field for record in raised.value.record.all()] == [field]
 
 
 def test_a_name_that_is_used_twice_is_refused() -> None:
     with pytest.raises(SpecError, match="twice"):
-        compile_budgets({"kind": "budgets", "budgets": [RESEARCH, RESEARCH]})
+        world_with(RESEARCH, RESEARCH)
+
+
+def test_an_unknown_time_zone_is_refused_beside_other_errors_and_without_budgets() -> None:
+    for budgets, fields in ((), ["time_zone"]), ((RESEARCH | {"amount": "$0"},), ["time_zone", "budgets[0].amount"]):
+        with pytest.raises(SpecError) as raised:
+            world_with(*budgets, time_zone="Nowhere/Else")
+        assert [record.field for record in raised.value.record.all()] == fields
 
 
 def test_a_hold_of_a_user_on_a_job_of_a_spent_budget_stays_when_the_budget_is_renewed() -> None:
