@@ -8,7 +8,11 @@ Microsoft's trace, with each virtual cluster as a tenant, on enough devices to k
 guaranteed its part of the fleet, and lends it. The same jobs also run without shares (*unfair*).
 
 A tenant's *entitlement*, at each instant, is its guarantee or its demand, whichever is less. `short`: the fraction of
-its entitlement over 7 days that it did not get, over all windows of 7 days (one every 6 hours) with a demand.
+its entitlement over 7 days that it did not get, over all windows of 7 days (one every 6 hours) with a demand. `While a
+job fits` leaves out the time in which all waiting jobs of the tenant are larger than the unused part of its guarantee.
+
+The *ideal* knows all run times, and stops and starts jobs at no cost: each tenant's shortest jobs up to its guarantee, then
+the shortest of all jobs, or those of the tenant with the least debt. Without shares it is the shortest of all.
 
 `cycles`: seeds of small worlds of two to five tenants, and the two cases of Kueue. The figure counts pairs of units
 that were stopped for each other's node in turn within a minute.
@@ -17,10 +21,12 @@ that were stopped for each other's node in turn within a minute.
 import argparse
 import random
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from clusters import nodes_of
@@ -36,10 +42,12 @@ from poise.policy.suites import policy_named
 from poise.units import DAY, HOUR, MINUTE, SECOND
 from poise_lab.traces.formats import read_trace
 from poise_lab.traces.options import Options
-from poise_lab.trial import Result, simulate
+from poise_lab.trial import JobResult, Result, Span, simulate
 
 WINDOW, STEP = 7 * DAY, 6 * HOUR
 SPANS = 10**9
+IDEAL_SECONDS = 600.0
+"""The longest time for which the ideal keeps an order, because debts change."""
 
 
 class Case(NamedTuple):
@@ -165,12 +173,65 @@ def compare(case: Case) -> None:
         rows[name] = row = figures(case, result) | {"cycles": turns.cycles()}
         print(
             f"  {name:7} mean completion {row['mean']:.3f} h, use {row['use']:.4f}, short: worst {row['worst']:.1%}, "
-            f"P95 {row['p95']:.1%}, windows over 2 % {row['over']:.1%}, preemptions a job {row['preempted']:.2f}, "
+            f"P95 {row['p95']:.1%}, worst while a job fits {row['fits']:.2%}, windows over 2 % {row['over']:.1%}, "
+            f"preemptions a job {row['preempted']:.2f}, "
             f"cycles {row['cycles']}, rounds a job {row['rounds']:.2f}",
             flush=True,
         )
     fair, unfair = rows["fair"], rows["unfair"]
     print(f"  fair over unfair: mean {fair['mean'] / unfair['mean']:.3f}, use {fair['use'] / unfair['use']:.4f}")
+    free = ideal(case, "free")
+    told = ", ".join(f"{order} {ideal(case, order) / free:.3f}" for order in ("shortest", "debt"))
+    print(f"  ideal: mean completion {free:.3f} h; with guarantees, and the rest by: {told}", flush=True)
+
+
+def ideal(case: Case, order: Literal["free", "shortest", "debt"]) -> float:
+    """Return the mean completion, in hours, if run times are known and changes are free."""
+    jobs = [(arrival.at / SECOND, *_size(arrival), arrival.tenant) for arrival in case.workload.arrivals]
+    left = [seconds for _, seconds, _, _ in jobs]
+    devices, life = sum(len(node.devices) for node in case.nodes), case.shares.half_life / SECOND
+    owed = dict.fromkeys(case.guaranteed, 0.0)
+    present: list[int] = []
+    now, total, coming = 0.0, 0.0, 0
+    while present or coming < len(jobs):
+        present.sort(key=lambda number: left[number])
+        free, held, running, waiting = devices, dict.fromkeys(owed, 0), list[int](), list[int]()
+        for number in present:
+            size, tenant = jobs[number][2:]
+            if order != "free" and size <= min(free, case.guaranteed[tenant] - held[tenant]):
+                free, held[tenant] = free - size, held[tenant] + size
+                running.append(number)
+            else:
+                waiting.append(number)
+        if order == "debt":
+            waiting.sort(key=lambda number: owed[jobs[number][3]] / case.guaranteed[jobs[number][3]])
+        for number in waiting:
+            size, tenant = jobs[number][2:]
+            if size <= free:
+                free, held[tenant] = free - size, held[tenant] + size
+                running.append(number)
+        until = min([left[number] for number in running], default=inf)
+        until = min(until, jobs[coming][0] - now if coming < len(jobs) else inf, IDEAL_SECONDS)
+        for tenant, amount in held.items():
+            borrowed = max(0.0, amount - case.guaranteed[tenant])
+            owed[tenant] = owed[tenant] * 2 ** (-until / life) + borrowed * until
+        now += until
+        for number in running:
+            left[number] -= until
+            if left[number] <= 1e-6:
+                present.remove(number)
+                total += now - jobs[number][0]
+        while coming < len(jobs) and jobs[coming][0] <= now:
+            present.append(coming)
+            coming += 1
+    return total / len(jobs) / (HOUR / SECOND)
+
+
+def _size(arrival: Arrival) -> tuple[float, int]:
+    """Return the run time in seconds and the devices of a job."""
+    unit, truth = arrival.units[0], arrival.truths["main"]
+    seconds = truth.pace.seconds if isinstance(truth.pace, Steady) else unit.declared / SECOND
+    return seconds, unit.shape.gpus * len(unit.tasks)
 
 
 class Steps:
@@ -207,15 +268,20 @@ def figures(case: Case, result: Result) -> dict[str, Any]:
         add(asks[job.tenant], job.submitted, job.ended if job.ended >= 0 else last, job.devices)
     for span in result.spans:
         add(held[tenant[span.job]], span.since, span.until or last, len(span.devices))
-    short = []
+    short, fits = [], [0.0]
     for name, guaranteed in case.guaranteed.items():
         entitled = Steps(capped(asks[name], guaranteed))
+        jobs = [job for job in result.jobs if job.tenant == name]
+        spans = [span for span in result.spans if tenant[span.job] == name]
+        unused = Steps(unfit(jobs, spans, guaranteed, last))
         got = Steps(capped(held[name], guaranteed))
         for begin in range(0, max(1, last - WINDOW), STEP):
             end = min(last, begin + WINDOW)
             due = entitled.until(end) - entitled.until(begin)
             if due > 0.01 * guaranteed * (end - begin):
-                short.append(max(0.0, 1 - (got.until(end) - got.until(begin)) / due))
+                received = got.until(end) - got.until(begin)
+                short.append(max(0.0, 1 - received / due))
+                fits.append(1 - (received + unused.until(end) - unused.until(begin)) / due)
     short.sort()
     done = [job for job in result.jobs if job.ended >= 0]
     devices = sum(len(node.devices) for node in case.nodes)
@@ -224,6 +290,7 @@ def figures(case: Case, result: Result) -> dict[str, Any]:
         "mean": fmean(job.completion for job in done) / HOUR,
         "use": use,
         "worst": short[-1] if short else 0.0,
+        "fits": max(fits),
         "p95": short[int(0.95 * (len(short) - 1))] if short else 0.0,
         "over": sum(one > 0.02 for one in short) / max(1, len(short)),
         "preempted": sum(job.preempted for job in result.jobs) / len(result.jobs),
@@ -241,6 +308,28 @@ def capped(changes: dict[int, float], most: float) -> dict[int, float]:
             capped_at[at] = now - before
             before = now
     return capped_at
+
+
+def unfit(jobs: Sequence[JobResult], spans: Sequence[Span], most: float, last: int) -> dict[int, float]:
+    """Return the changes of the unused part of a guarantee of `most` devices while waiting jobs are all larger."""
+    size = {job.id: job.devices for job in jobs}
+    changes = [(job.submitted, job.id, 1, 0) for job in jobs]
+    changes += [(job.ended if job.ended >= 0 else last, job.id, -1, 0) for job in jobs]
+    changes += [(span.since, span.job, 0, len(span.devices)) for span in spans]
+    changes += [(span.until or last, span.job, 0, -len(span.devices)) for span in spans]
+    present, held = set[str](), Counter[str]()
+    found, before = dict[int, float](), 0.0
+    for at, job, comes, more in sorted(changes):
+        if comes:
+            (present.add if comes > 0 else present.discard)(job)
+        held[job] += more
+        unused = most - held.total()
+        waiting = [size[one] for one in present if not held[one]]
+        now = min(unused, sum(waiting)) if waiting and 0 < unused < min(waiting) else 0.0
+        if now != before:
+            found[at] = found.get(at, 0.0) + now - before
+            before = now
+    return found
 
 
 # --- eviction cycles -------------------------------------------------------------------------------------------------

@@ -193,6 +193,8 @@ class Snapshot:
         """Yield these pieces of its files, each once. Raises Conflict if a file has changed since it was scanned."""
         left = set(wanted)
         for entry in self.entries if left else ():
+            if not left:
+                return
             if entry.kind not in ("file", "program"):
                 continue
             for number, piece in enumerate(entry.hashes()):
