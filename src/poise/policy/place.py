@@ -147,6 +147,10 @@ class Draft:
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
         self._meanwhile: dict[Shape, list[int]] = {}
+        self.ranked: dict[tuple[Shape, int], Ints] = {}
+        """Rows by what they lack for a shape and a number of tasks, until the next placement (`reclaim`)."""
+        self.soonest: dict[Shape, dict[int, int | None]] = {}
+        """The instants from which rows may have room for a shape, likewise; None: never."""
         self._kind: list[int] = fleet.kind.tolist()
 
     # --- queries -----------------------------------------------------------------------------------------------------
@@ -314,12 +318,9 @@ class Draft:
             self._take_devices(row, shape, devices)
         elif row in self._rooms:
             self._rooms[row].take(shape, ())
-        self._add(row, shape, 1)
-        self._taken += 1
+        self._count(row, shape, 1)
         if brief:
             self._add_to_pool(row, shape)
-        self._summaries.clear()
-        self._now = None
         return Spot(self.fleet.names[row], devices)
 
     def take_many(self, row: int, candidate: Candidate, shape: Shape, count: int, *, brief: bool = False) -> list[Spot]:
@@ -328,10 +329,7 @@ class Draft:
         if not alike or brief or count == 1 or self._spread:
             return [self.take(row, candidate, shape, brief=brief) for _ in range(count)]
         name = self.fleet.names[row]
-        self._add(row, shape, count)
-        self._taken += count
-        self._summaries.clear()
-        self._now = None
+        self._count(row, shape, count)
         if not shape.gpus:
             return [Spot(name)] * count
         return [Spot(name, devices) for devices in self._take_alike(row, shape, count)]
@@ -344,8 +342,6 @@ class Draft:
         self._add(row, shape, tasks)
         if shape.share != WHOLE:  # else others could take whole devices
             self.free[DEVICES, row] -= shape.gpus * tasks
-        self._summaries.clear()
-        self._now = None
 
     def whole_devices_free(self, model: int = -1) -> int:
         """Return how many devices of open nodes are wholly free; of one model only, if `model` is given."""
@@ -508,10 +504,19 @@ class Draft:
             return True
         return self.room(row).pick_devices(shape, able.models) is not None
 
+    def _count(self, row: int, shape: Shape, tasks: int) -> None:
+        """Count tasks that were placed."""
+        self._add(row, shape, tasks)
+        self._taken += tasks
+        self.ranked.clear()
+        self.soonest.clear()
+
     def _add(self, row: int, shape: Shape, tasks: int) -> None:
         free = self.free
         self._changed.append(row)
         self._meanwhile.clear()
+        self._summaries.clear()
+        self._now = None
         free[CPU, row] -= shape.cpu * tasks
         if shape.memory:
             free[MEMORY, row] -= shape.memory * tasks

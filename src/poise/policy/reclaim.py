@@ -55,6 +55,9 @@ LOOKED_AT = 32
 """Maximum number of nodes examined closely for room to come, those nearest to having it first; a gang adds one for each
 further task."""
 
+RESERVED_NEXT = 4
+"""Number of further nodes examined for room to come at once: they take the place of nodes where room is then kept."""
+
 MIN_RUN = 30 * SECOND
 """Minimum run time before preemption: most of a shorter run is startup and saving."""
 
@@ -351,9 +354,9 @@ def reserve(shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
     """Return the earliest start of the unit if nothing else were placed; None if it could never start."""
     now = draft.view.now
     slots: list[tuple[int, int]] = []  # the earliest openings found so far
-    for earliest, row in _earliest(draft, shape, _nearest(draft, shape, tasks)):
+    for earliest, row in _earliest(draft, shape, tasks):
         before = slots[-1][0] if len(slots) == tasks else None
-        if before is not None and earliest > before:
+        if before is not None and (earliest, row) > slots[-1]:
             break
         slots += [(at, row) for at in openings_on(draft, row, shape, _most_on(shape, tasks), now, before, earliest)]
         slots = sorted(slots)[:tasks]
@@ -632,9 +635,26 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     lack least first. With `yielding_to`, count what that unit may preempt as free, and return only rows that lack
     nothing.
     """
-    fleet, able = draft.fleet, draft.able(shape)
-    if len(draft.kept) == len(fleet):
+    kept, most = draft.kept, LOOKED_AT + tasks - 1
+    if len(kept) == len(draft.fleet):
         return []
+    if yielding_to is not None:
+        ranked = _ranked(draft, shape, tasks, yielding_to)
+    else:  # kept room changes no other row
+        known = draft.ranked.get((shape, tasks))
+        ranked = draft.ranked[shape, tasks] = _ranked(draft, shape, tasks) if known is None else known
+    grouped = shape.where.groups and tasks > 1
+    rows = (ranked if grouped else ranked[: most + len(kept)]).tolist()
+    if kept:  # as if the units with kept room had started and never ended
+        rows = [row for row in rows if row not in kept]
+    if grouped:
+        rows = _of_groups(draft, shape, np.array(rows, np.int64), tasks).tolist()
+    return rows[:most]
+
+
+def _ranked(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | None = None) -> Ints:
+    """Return the rows of `_nearest` without its limit, those with kept room too."""
+    fleet, able = draft.fleet, draft.able(shape)
     asks = {CPU: shape.cpu, MEMORY: shape.memory, NETWORK: shape.network, DEVICES: shape.gpus}
     resources = [resource for resource, need in asks.items() if need]
     free = np.maximum(draft.free[resources], 0)
@@ -642,8 +662,6 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
         for lower in range(yielding_to.priority + 1, CLASSES):
             free += fleet.yielding[lower][resources]
     mask: Bools = able.where & (fleet.closed == 0)
-    if draft.kept:
-        mask[list(draft.kept)] = False  # as if the units with kept room had started and never ended
     needs = np.array([[need] for need in asks.values() if need])
     if _most_on(shape, tasks) > 1 and yielding_to is None:
         needs = needs * np.clip(able.room[fleet.kind], 1, tasks)
@@ -654,11 +672,8 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     if yielding_to is not None:
         mask &= lacks <= 0
     rows = mask.nonzero()[0]
-    rows = rows[lacks[rows].argsort(kind="stable")]
-    if shape.where.groups and tasks > 1:
-        rows = _of_groups(draft, shape, rows, tasks)
-    found: list[int] = rows[: LOOKED_AT + tasks - 1].tolist()
-    return found
+    ranked: Ints = rows[lacks[rows].argsort(kind="stable")]
+    return ranked
 
 
 def _of_groups(draft: Draft, shape: Shape, rows: Ints, tasks: int) -> Ints:
@@ -706,12 +721,16 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> li
     return rows
 
 
-def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
+def _earliest(draft: Draft, shape: Shape, tasks: int) -> list[tuple[int, int]]:
     """Return (instant, row) of the rows that will have devices for one task, the soonest first."""
-    if not rows:
-        return []
-    free = np.maximum(draft.share[rows], 0).sum(axis=1)
-    return draft.running.soonest(np.array(rows), shape.gpus * shape.share - free)
+    rows, known = _nearest(draft, shape, tasks), draft.soonest.setdefault(shape, {})
+    if not known.keys() >= set(rows):
+        ahead = draft.ranked[shape, tasks][: LOOKED_AT + tasks + len(draft.kept) + RESERVED_NEXT].tolist()
+        unknown = [row for row in dict.fromkeys((*rows, *ahead)) if row not in known]
+        free = np.maximum(draft.share[unknown], 0).sum(axis=1)
+        ats = draft.running.soonest(np.array(unknown), shape.gpus * shape.share - free)
+        known.update(zip(unknown, ats, strict=True))
+    return sorted([(at, row) for row in rows if (at := known[row]) is not None])
 
 
 def openings_on(

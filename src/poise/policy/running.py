@@ -188,17 +188,17 @@ class Running:
             known = self._endings_on[row] = list(zip(found.at[of].tolist(), found.number[of].tolist(), strict=True))
         return known
 
-    def soonest(self, rows: Ints, lacks: Ints) -> list[tuple[int, int]]:
-        """Return, for each of these rows that ever will have as many more thousandths of devices free as it lacks, the
-        instant and the row, the soonest first. A row that lacks nothing has them now.
+    def soonest(self, rows: Ints, lacks: Ints) -> list[int | None]:
+        """Return the instant at which each of these rows will have as many more thousandths of devices free as it
+        lacks; None where it never will. A row that lacks nothing has them now.
         """
         found = self._endings
         places = found.freed.searchsorted(found.before[rows] + lacks)
-        could = ((lacks <= 0) | (places < found.first[rows + 1])).nonzero()[0]
-        rows = rows[could]
-        ats = np.where(lacks[could] > 0, found.at[places[could]], self._now)
-        soonest = np.lexsort((rows, ats))
-        return list(zip(ats[soonest].tolist(), rows[soonest].tolist(), strict=True))
+        ats = np.where(lacks > 0, found.at[places], self._now).tolist()
+        never = ((lacks > 0) & (places >= found.first[rows + 1])).nonzero()[0].tolist()
+        for place in never:
+            ats[place] = None
+        return ats
 
     @cached_property
     def _endings(self) -> _Endings:
