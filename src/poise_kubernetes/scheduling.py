@@ -33,7 +33,7 @@ from poise.drivers.kubernetes.watching import Watched
 from poise.drivers.places import log_paths
 from poise.drivers.security import read_token
 from poise.drivers.sockets import connect as reach_socket
-from poise.drivers.system import SystemClock
+from poise.drivers.system import SystemClock, settle_memory
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, NotFound, PoiseError
 from poise.kernel.frames import Broken, Frames
@@ -215,6 +215,8 @@ class Scheduler:
         threading.Thread(target=self._submit_all, name="poise-submit", daemon=True).start()
         telling = asyncio.create_task(self._tell_reasons())
         try:
+            self._look()
+            settle_memory()  # a full collection with all these nodes would stop each Pod that arrives for 50 ms
             while not until():
                 self._look()
                 await asyncio.sleep(LOOK_SECONDS)

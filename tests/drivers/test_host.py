@@ -26,8 +26,9 @@ from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import AddToken, Submit
 from poise.model.decisions import Plan
-from poise.model.events import Event, JobSubmitted, NodeLost, NodeSuspected, decode_event, encode_event
+from poise.model.events import Event, JobSubmitted, NodeLost, NodeSuspected, Placed, decode_event, encode_event
 from poise.model.messages import Beat, Desired, Heard, Hello
+from poise.model.observed import Happened
 from poise.model.resources import Node
 from poise.model.spec import compile_spec
 from poise.model.tenants import Role
@@ -333,6 +334,27 @@ def test_a_turn_takes_in_a_part_of_what_has_come_and_the_next_ones_the_rest(tmp_
 
     seen = asyncio.run(live())
     assert max(later - earlier for earlier, later in zip([0, *seen], seen, strict=False)) <= AT_ONCE
+
+
+def test_work_that_fits_is_placed_by_the_commit_that_accepts_it(tmp_path: Path) -> None:
+    """A launch waits for one write of the disk, and not for two."""
+    hand, channel, commits = ByHand(), Heeded(), list[list[type[Event]]]()
+    store: SqliteStore[Event] = SqliteStore(tmp_path / "log.db", encode_event, decode_event)
+    controller = Controller(load_ledger(store), Settings(policy="poise"))
+    host = Host(controller, store, hand, InlineDecider(POLICY), hand, tell=print)
+    host.begin(boot="boot", boottime=0)
+    node = Node(name="n1", incarnation="1", cpu=1000, memory=2**30)
+    host.connect(node, host.accepted(), channel)
+    host.hear("n1", channel, Hello(node=node))
+    hand.pass_by(SECOND // 10)
+    host.observe = lambda of: commits.append([type(one) for one in of.events]) if isinstance(of, Happened) else None
+    compiled = compile_spec({"run": ["true"]}, wall=0.0)
+    host.ask(lambda request: Submit(request, compiled), lambda _: None)
+    hand.pass_by(SECOND // 10)
+    host.end()
+    [commit] = commits
+    assert commit[0] is JobSubmitted
+    assert Placed in commit
 
 
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])

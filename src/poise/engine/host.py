@@ -349,8 +349,9 @@ class Host:
         """Carry out effects of the controller; `view_took` is the time in which the view was made, if there is one."""
         appends: list[Event] = []
         expected, is_due = -1, False
-        for effect in effects:
-            match effect:
+        left = deque(effects)
+        while left:
+            match effect := left.popleft():
                 case messages.Append():
                     if not appends:
                         expected = effect.expected
@@ -383,6 +384,7 @@ class Host:
                 case messages.Decide():
                     asked = _Asked(self.clock.now(), view_took)
                     self._decider.decide(effect.view, partial(self._on_plan, effect.view, asked))
+                    left.extend(self._planned_at_once())
                 case messages.Hang():
                     channel = self._channels.pop(effect.node, None)
                     if channel is not None:
@@ -396,6 +398,15 @@ class Host:
                         self._saw(self._noticing.room(self.clock.now()))
         if self._append(appends, expected) and is_due:
             self._save()
+
+    def _planned_at_once(self) -> Sequence[messages.Effect]:
+        """Apply a plan that is there already, so that one commit makes work and its places durable. A large plan, or
+        one behind other messages, is left to the next turn. That turn comes in any case, to decide on what is left.
+        """
+        planned = self._planned
+        if len(self._inbox) != 1 or not planned or len(planned[0].plan.decisions) > AT_ONCE:
+            return ()
+        return self._handle(self._inbox.popleft(), self.clock.now())
 
     def _on_plan(self, view: Snapshot, asked: _Asked, plan: Plan) -> None:
         self._planned.append(_Planned(plan, self.clock.now(), asked))

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
     """A part of an object; unknown fields are ignored."""
 
 
