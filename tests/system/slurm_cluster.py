@@ -28,6 +28,9 @@ COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun", "sacct")
 CPUS, MEMORY = 2, 1024
 """CPUs and MiB of each node, whatever this machine has."""
 
+START_SECONDS = 600.0
+"""Until a thousand nodes have started on a busy machine."""
+
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -54,6 +57,8 @@ SelectTypeParameters=CR_CPU_Memory
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/filetxt
+JobCompLoc={run}/completed
 MinJobAge=2
 KillWait=5
 JobRequeue=1
@@ -91,7 +96,8 @@ class SlurmCluster:
         self.start_control()
         for name in self.names:
             self._start("slurmd", "-D", "-N", name, "-d", str(DEBIAN / "usr/sbin/slurmstepd-wlm"), called=name)
-        until(lambda: self.states() == dict.fromkeys(self.names, "idle"), "all nodes are idle", self.messages)
+        idle = dict.fromkeys(self.names, "idle")
+        until(lambda: self.states() == idle, "all nodes are idle", self.messages, seconds=START_SECONDS)
 
     def start_control(self) -> None:
         """Slurmctld, which goes on from the state that it saved."""
@@ -130,6 +136,13 @@ class SlurmCluster:
         """The states of all jobs that have not ended, by id."""
         lines = self.call("squeue", "-h", "-o", "%i %T").split("\n")
         return dict(line.split()[:2] for line in lines if line)
+
+    def completed(self, name: str) -> list[dict[str, str]]:
+        """The fields of all jobs of this name that have ended, each run of a requeued one by itself."""
+        file = self.run / "completed"
+        lines = file.read_text().splitlines() if file.exists() else []
+        jobs = [dict(field.partition("=")[::2] for field in line.split()) for line in lines]
+        return [job for job in jobs if job["Name"] == name]
 
     def calls(self, command: str) -> int:
         """How often a command was called by its script."""

@@ -1,0 +1,374 @@
+"""Compare Poise with HyperQueue on a real Slurm: a campaign of 10,000 mixed tasks in pilots.
+
+    python benchmarks/slurm_hyperqueue.py [--tasks 10000] [--nodes 16] [--rounds 1] [--json]
+    python benchmarks/slurm_hyperqueue.py --others 1000       # 1,000 nodes, with the jobs of other users
+    python benchmarks/slurm_hyperqueue.py --faults            # Poise alone, while allocations and slurmctld are killed
+
+One machine acts as nodes of two CPUs each (Debian's Slurm 22.05, a slurmd for each node). A task is a shell that sleeps:
+of ten, seven for 0.05 s, two for 0.5 s and one for 2 s, and writes a line before and after it. Seconds count from the
+first submission until the last line. Both systems may hold `--nodes` nodes, and give idle ones back after 10 s.
+
+*HyperQueue* is its server and its workers, with its allocator written again (`peers/hyperqueue_slurm.py`). Each of
+`QUEUES` runs a tenth of the campaign first, and the fastest one is used for all of it. *Poise* chooses its allocations
+itself.
+
+With `--others NODES`, jobs of another account keep the cluster full. They are drawn by seed from the Philly trace: eight
+nodes for each GPU of the trace, a twentieth of the duration, at most ten minutes. Their time limits are one to four
+times as long; these factors are invented, since the trace has no limits. The Slurm emulator of Debian does not start:
+its slurmctld is built for front ends, and its library is not.
+
+With `--faults`, every few seconds one of these happens: an allocation is cancelled, an allocation is requeued, slurmctld
+is killed and started again. The partition's limit is a minute, so allocations also end by it.
+"""
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import peers
+from harness import Figure, absent, program, ratio, say
+from slurm_campaign import SLEEPS
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+IDLE = 10
+TURN_SECONDS = 1800.0
+TRACE = Path("../shared/data/philly/philly.csv.gz")
+STATUS = ("squeue", "sinfo", "scontrol", "sacct")
+
+
+class Queue(NamedTuple):
+    """Options of `hq alloc add slurm`: `backlog`, `max-workers-per-alloc`, `time-limit` in minutes."""
+
+    backlog: int
+    workers: int
+    minutes: int
+
+
+QUEUES = (Queue(1, 1, 10), Queue(4, 1, 10), Queue(16, 1, 10), Queue(16, 1, 1), Queue(4, 4, 10))
+
+
+class Turn(NamedTuple):
+    """A campaign: its `seconds`, the CPU seconds of its allocations, how many there were, the calls of `sbatch`, the
+    status calls per minute, and the tasks that ended never, or more than once, or began more than once.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    allocations: int
+    asked: int
+    status: float
+    lost: int
+    twice: int
+    again: int
+
+
+class Campaign:
+    """The tasks of one turn; each notes its start and end."""
+
+    def __init__(self, folder: Path, tasks: int) -> None:
+        self.folder, self.tasks = Path(tempfile.mkdtemp(dir=folder)), tasks
+        self.file, self._begun, self._ended = (self.folder / name for name in ("commands", "begun", "ended"))
+        self._begun.touch()
+        self._ended.touch()
+        lines = (self._line(number, SLEEPS[number % len(SLEEPS)]) for number in range(tasks))
+        self.file.write_text("".join(f"{line}\n" for line in lines))
+
+    def _line(self, number: int, seconds: str) -> str:
+        return f"echo {number} >> {self._begun}; sleep {seconds}; echo {number} >> {self._ended}"
+
+    def ended(self) -> Counter[str]:
+        return Counter(self._ended.read_text().split())
+
+    def begun(self) -> Counter[str]:
+        return Counter(self._begun.read_text().split())
+
+
+def measured(cluster: Any, name: str, campaign: Campaign, run: Callable[[], float]) -> Turn:
+    """Run a campaign, wait until its allocations, which are jobs of this name, have ended, and count."""
+    from system.living import until
+
+    before, since = [cluster.calls(command) for command in ("sbatch", *STATUS)], len(cluster.completed(name))
+    begun = time.monotonic()
+    seconds = run()
+    until(lambda: not held(cluster, name), "its allocations have ended", cluster.messages, seconds=TURN_SECONDS)
+    minutes = (time.monotonic() - begun) / 60
+    asked, *status = (
+        cluster.calls(command) - was for command, was in zip(("sbatch", *STATUS), before, strict=True)
+    )
+    jobs = cluster.completed(name)[since:]
+    ended = campaign.ended()
+    turn = Turn(
+        seconds=seconds,
+        cpu_seconds=sum(map(cpu_seconds, jobs)),
+        allocations=len({job["JobId"] for job in jobs}),
+        asked=asked,
+        status=sum(status) / minutes,
+        lost=campaign.tasks - len(ended),
+        twice=sum(count > 1 for count in ended.values()),
+        again=sum(count > 1 for count in campaign.begun().values()),
+    )
+    say(f"{name}: {turn}")
+    return turn
+
+
+def held(cluster: Any, name: str) -> list[str]:
+    return [str(job) for job in cluster.call("squeue", "-h", "-n", name, "-o", "%i").split()]
+
+
+def cpu_seconds(job: dict[str, str]) -> float:
+    begun, ended = (datetime.fromisoformat(job[field]) for field in ("StartTime", "EndTime"))
+    return (ended - begun).total_seconds() * int(job["ProcCnt"])
+
+
+def with_hyperqueue(cluster: Any, queue: Queue, nodes: int, tasks: int) -> Turn:
+    campaign = Campaign(cluster.run, tasks)
+    numbers = [str(number) for number in (*queue, nodes, IDLE)]
+    script = str(peers.SCRIPTS / "hyperqueue_slurm.py")
+    command = [peers.python_of(peers.FOLDER.resolve(), peers.PEERS["hyperqueue"]), script, "run", str(campaign.file)]
+    options = ["--partition=main", "--exclusive", "--output=/dev/null"]
+
+    def run() -> float:
+        done = subprocess.run(
+            [*command, *numbers, *options],
+            env={**os.environ, **cluster.variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=True,
+            timeout=TURN_SECONDS,
+        )
+        seconds: float = json.loads(done.stdout.splitlines()[-1])["seconds"]
+        return seconds
+
+    say(f"HyperQueue, {queue}, {tasks} tasks")
+    return measured(cluster, "hq", campaign, run)
+
+
+def with_poise(on: Any, tasks: int) -> Turn:
+    from system.living import until
+
+    campaign, client = Campaign(on.cluster.run, tasks), on.living.client()
+
+    def run() -> float:
+        begun = time.monotonic()
+        specs = (
+            {
+                "run": ["/bin/sh", "-c", line],
+                "resources": {"cpu": 1},
+                "expect": f"{SLEEPS[number % len(SLEEPS)]}s",
+                "retries": 10,
+            }
+            for number, line in enumerate(campaign.file.read_text().splitlines())
+        )
+        for receipt in client.submit_stream(specs):
+            if receipt.error is not None:
+                raise RuntimeError(receipt.error.message)
+        until(lambda: len(campaign.ended()) == tasks, "all have ended", on.messages, seconds=TURN_SECONDS)
+        seconds = time.monotonic() - begun
+        until(lambda: not client.status().unfinished, "Poise knows it", on.messages)
+        return seconds
+
+    return measured(on.cluster, "poise", campaign, run)
+
+
+# --- jobs of other users ---------------------------------------------------------------------------------------------
+
+ACCOUNT = "65534"  # nobody
+WAITING = 50
+NODES_OF_GPU, SHORTER, SHORTEST, LONGEST = 8, 20, 5, 600
+FILL_SECONDS = 30.0
+
+
+def jobs_of_others(nodes: int, seed: int) -> Iterator[tuple[int, int, int]]:
+    """Yield nodes, seconds and the limit in minutes of each job."""
+    with gzip.open(TRACE, "rt") as file:
+        rows = [(int(row["num_gpus"]), float(row["duration"])) for row in csv.DictReader(file)]
+    draw = random.Random(seed)
+    while True:
+        gpus, duration = draw.choice(rows)
+        seconds = min(LONGEST, max(SHORTEST, round(duration / SHORTER)))
+        yield min(nodes // 2, gpus * NODES_OF_GPU), seconds, -(-round(seconds * draw.uniform(1, 4)) // 60)
+
+
+@contextmanager
+def others(cluster: Any, nodes: int, seed: int) -> Iterator[None]:
+    """Keep the cluster full with jobs of another account."""
+    from system.living import until
+
+    stop = threading.Event()
+
+    def feed() -> None:
+        jobs = jobs_of_others(nodes, seed)
+        while not stop.wait(1.0):
+            waiting = cluster.call("squeue", "-h", "-n", "others", "-t", "PD", "-o", "%i").split()
+            for count, seconds, minutes in itertools.islice(jobs, max(0, WAITING - len(waiting))):
+                options = ("--job-name=others", f"--uid={ACCOUNT}", "--chdir=/", "--output=/dev/null", "--exclusive")
+                shape = (f"--nodes={count}", f"--time={minutes}", "--wrap", f"exec sleep {seconds}")
+                cluster.call("sbatch", *options, *shape)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        time.sleep(FILL_SECONDS)
+        yield
+    finally:
+        stop.set()
+        feeder.join()
+        cluster.call("scancel", "--name=others")
+        until(lambda: not held(cluster, "others"), "their jobs have ended", cluster.messages, seconds=600)
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+BETWEEN, AWAY = 8.0, 10.0
+
+
+@contextmanager
+def faults(cluster: Any, counts: Counter[str]) -> Iterator[None]:
+    """Until the block ends, cancel or requeue an allocation, or kill slurmctld for some seconds, in turns."""
+    stop = threading.Event()
+
+    def cause() -> None:
+        for kind in itertools.cycle(("scancel", "requeue", "slurmctld")):
+            if stop.wait(BETWEEN):
+                return
+            running = cluster.call("squeue", "-h", "-n", "poise", "-t", "R", "-o", "%i").split()
+            if not running:
+                continue
+            counts[kind] += 1
+            if kind == "scancel":
+                cluster.call("scancel", running[0])
+            elif kind == "requeue":
+                cluster.call("scontrol", "requeue", running[0])
+                time.sleep(1)
+                cluster.call("scontrol", "update", f"JobId={running[0]}", "StartTime=now")
+            else:
+                cluster.kill("slurmctld")
+                time.sleep(AWAY)
+                cluster.start_control()
+
+    causing = threading.Thread(target=cause)
+    causing.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        causing.join()
+
+
+# --- the program -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def poise_on(count: int, settings: str) -> Iterator[Any]:
+    """A Slurm of `count` nodes, and Poise on it."""
+    from system.living import Living
+    from system.onslurm import OnSlurm
+    from system.slurm_cluster import slurm
+
+    with slurm(count) as cluster:
+        living = Living()
+        try:
+            on = OnSlurm(cluster, living)
+            on.up(settings)
+            yield on
+        finally:
+            living.destroy()
+
+
+def measure(tasks: int, nodes: int, rounds: int, busy: int) -> list[Figure]:
+    pairs: list[tuple[Turn, Turn]] = []
+    with poise_on(busy or nodes, f"slurm:main,nodes={nodes},idle={IDLE}") as on:
+        for seed in range(rounds):
+
+            def turn(run: Callable[[], Turn], seed: int = seed) -> Turn:
+                if not busy:
+                    return run()
+                with others(on.cluster, busy, seed):
+                    return run()
+
+            trials = {queue: turn(lambda q=queue: with_hyperqueue(on.cluster, q, nodes, tasks // 10)) for queue in QUEUES}
+            best = min(trials, key=lambda queue: trials[queue].seconds)
+            theirs = turn(lambda best=best: with_hyperqueue(on.cluster, best, nodes, tasks))
+            pairs.append((turn(lambda: with_poise(on, tasks)), theirs))
+    ours, hyperqueue = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    where = f"{busy} nodes with jobs of others" if busy else f"{nodes} idle nodes"
+    return [
+        Figure(name=f"{tasks} mixed tasks, {where}, HyperQueue", unit="s", values=[one.seconds for one in hyperqueue]),
+        Figure(name="the same, Poise", unit="s", values=[one.seconds for one in ours]),
+        ratio(
+            "makespan, Poise / HyperQueue",
+            [one.seconds for one in ours],
+            [one.seconds for one in hyperqueue],
+            limit=0.8,
+        ),
+        ratio(
+            "CPU hours, Poise / HyperQueue",
+            [one.cpu_seconds for one in ours],
+            [one.cpu_seconds for one in hyperqueue],
+            limit=1.0,
+        ),
+        *counted(ours),
+    ]
+
+
+def counted(turns: list[Turn]) -> list[Figure]:
+    return [
+        Figure(name="allocations of Poise", unit="", values=[float(one.allocations) for one in turns]),
+        Figure(name="`sbatch` calls per allocation", unit="x", values=[one.asked / one.allocations for one in turns], limit=1.0),
+        Figure(name="status calls per minute", unit="", values=[one.status for one in turns], limit=2.0),
+        Figure(name="tasks lost", unit="", values=[float(one.lost) for one in turns], limit=0.0),
+        Figure(name="tasks that ended twice", unit="", values=[float(one.twice) for one in turns], limit=0.0),
+        Figure(name="tasks that began again", unit="", values=[float(one.again) for one in turns]),
+    ]
+
+
+def measure_faults(tasks: int, nodes: int) -> list[Figure]:
+    counts: Counter[str] = Counter()
+    with poise_on(nodes, f"slurm:main,nodes={nodes},idle={IDLE},time=1m,drain=10s") as on, faults(on.cluster, counts):
+        turn = with_poise(on, tasks)
+        walltime = sum(job["JobState"] == "TIMEOUT" for job in on.cluster.completed("poise"))
+    happened = [Figure(name=f"{kind}, times", unit="", values=[float(count)]) for kind, count in counts.items()]
+    return [*happened, Figure(name="ended by the limit", unit="", values=[float(walltime)]), *counted([turn])]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="a campaign on Slurm, by Poise and by HyperQueue")
+    parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--others", type=int, default=0, metavar="NODES")
+    parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+
+    def run() -> list[Figure]:
+        from system.slurm_cluster import DEBIAN
+
+        if not (DEBIAN / "usr/sbin/slurmctld-wlm").exists():
+            return [absent("a campaign on Slurm", "`make servers` unpacks Slurm")]
+        if options.faults:
+            return measure_faults(options.tasks, options.nodes)
+        return measure(options.tasks, options.nodes, options.rounds, options.others)
+
+    return program(run, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
