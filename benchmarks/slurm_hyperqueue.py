@@ -4,7 +4,7 @@
     python benchmarks/slurm_hyperqueue.py --others 1000       # 1,000 nodes, with the jobs of other users
     python benchmarks/slurm_hyperqueue.py --faults            # Poise alone, while allocations and slurmctld are killed
 
-One machine acts as nodes of two CPUs each (Debian's Slurm 22.05, a slurmd for each node). A task is a shell that sleeps:
+One machine acts as nodes of two CPUs each (Debian's Slurm 22.05, a slurmd for each). A task is a shell that sleeps:
 of ten, seven for 0.05 s, two for 0.5 s and one for 2 s, and writes a line before and after it. Seconds count from the
 first submission until the last line. Both systems may hold `--nodes` nodes, and give idle ones back after 10 s.
 
@@ -12,13 +12,13 @@ first submission until the last line. Both systems may hold `--nodes` nodes, and
 `QUEUES` runs a tenth of the campaign first, and the fastest one is used for all of it. *Poise* chooses its allocations
 itself.
 
-With `--others NODES`, jobs of another account keep the cluster full. They are drawn by seed from the Philly trace: eight
-nodes for each GPU of the trace, a twentieth of the duration, at most ten minutes. Their time limits are one to four
-times as long; these factors are invented, since the trace has no limits. The Slurm emulator of Debian does not start:
-its slurmctld is built for front ends, and its library is not.
+With `--others NODES`, jobs of another account keep the cluster full. They are drawn by seed from the Philly trace:
+eight nodes for each GPU of the trace, a twentieth of the duration, at most ten minutes. Their time limits are one to
+four times as long; these factors are invented, since the trace has no limits. Each node is a slurmd, because Debian's
+emulator of Slurm does not start: its slurmctld is built for front ends, and the library that it uses is not.
 
-With `--faults`, every few seconds one of these happens: an allocation is cancelled, an allocation is requeued, slurmctld
-is killed and started again. The partition's limit is a minute, so allocations also end by it.
+With `--faults`, every few seconds one of these happens: an allocation is cancelled, an allocation is requeued, or
+slurmctld is killed and started again. Allocations last a minute, so they also end by their limit.
 """
 
 import argparse
@@ -108,9 +108,7 @@ def measured(cluster: Any, name: str, campaign: Campaign, run: Callable[[], floa
     seconds = run()
     until(lambda: not held(cluster, name), "its allocations have ended", cluster.messages, seconds=TURN_SECONDS)
     minutes = (time.monotonic() - begun) / 60
-    asked, *status = (
-        cluster.calls(command) - was for command, was in zip(("sbatch", *STATUS), before, strict=True)
-    )
+    asked, *status = (cluster.calls(command) - was for command, was in zip(("sbatch", *STATUS), before, strict=True))
     jobs = cluster.completed(name)[since:]
     ended = campaign.ended()
     turn = Turn(
@@ -172,7 +170,6 @@ def with_poise(on: Any, tasks: int) -> Turn:
                 "run": ["/bin/sh", "-c", line],
                 "resources": {"cpu": 1},
                 "expect": f"{SLEEPS[number % len(SLEEPS)]}s",
-                "retries": 10,
             }
             for number, line in enumerate(campaign.file.read_text().splitlines())
         )
@@ -303,7 +300,9 @@ def measure(tasks: int, nodes: int, rounds: int, busy: int) -> list[Figure]:
                 with others(on.cluster, busy, seed):
                     return run()
 
-            trials = {queue: turn(lambda q=queue: with_hyperqueue(on.cluster, q, nodes, tasks // 10)) for queue in QUEUES}
+            trials = {
+                queue: turn(lambda q=queue: with_hyperqueue(on.cluster, q, nodes, tasks // 10)) for queue in QUEUES
+            }
             best = min(trials, key=lambda queue: trials[queue].seconds)
             theirs = turn(lambda best=best: with_hyperqueue(on.cluster, best, nodes, tasks))
             pairs.append((turn(lambda: with_poise(on, tasks)), theirs))
@@ -331,7 +330,12 @@ def measure(tasks: int, nodes: int, rounds: int, busy: int) -> list[Figure]:
 def counted(turns: list[Turn]) -> list[Figure]:
     return [
         Figure(name="allocations of Poise", unit="", values=[float(one.allocations) for one in turns]),
-        Figure(name="`sbatch` calls per allocation", unit="x", values=[one.asked / one.allocations for one in turns], limit=1.0),
+        Figure(
+            name="`sbatch` calls per allocation",
+            unit="x",
+            values=[one.asked / one.allocations for one in turns],
+            limit=1.0,
+        ),
         Figure(name="status calls per minute", unit="", values=[one.status for one in turns], limit=2.0),
         Figure(name="tasks lost", unit="", values=[float(one.lost) for one in turns], limit=0.0),
         Figure(name="tasks that ended twice", unit="", values=[float(one.twice) for one in turns], limit=0.0),

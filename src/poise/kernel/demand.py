@@ -1,8 +1,10 @@
 """Waiting work by its request, for a system that allocates machines.
 
-Pure and bounded: with very many kinds of work, the report has the first ones in the order in which they are served.
+Pure and bounded: with very many kinds of work, the report has the first ones in the order in which they are served. The
+others count as the mean of the reported kinds with the same request.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import chain, islice
@@ -23,7 +25,9 @@ Amount = Literal["tasks", "cpu", "memory", "gpus"]
 Extent = Literal["waiting", "unfinished"]
 
 KINDS = 64
-"""Maximum number of kinds of work in a report."""
+"""Maximum number of kinds of work in a report, but for kinds with a request that no other one has: there are at most as
+many of these again.
+"""
 
 COUNTED = 4096
 """Maximum number of waiting units to examine one by one; further ones of a queue count like its last examined one. The
@@ -33,7 +37,10 @@ same limit applies to running units.
 OPENINGS = 64
 """Maximum number of openings in a quote for existing nodes."""
 
-_Kind = tuple[str, int, str]
+_Request = tuple[str, int]
+"""The shape of each task, and how many of them start together."""
+
+_Kind = tuple[_Request, str]
 
 
 def demand(ledger: Ledger, now: int, counted: int = COUNTED) -> DemandReport:
@@ -112,6 +119,7 @@ def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
     entry.
     """
     found: dict[_Kind, Demand] = {}
+    more: Counter[_Request] = Counter()  # tasks of further kinds
     left = counted
     for unit in islice(ledger.active.recovering.values(), counted):  # work of lost nodes
         if unit.free_at <= now:
@@ -119,19 +127,40 @@ def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
     for unit in islice(ledger.active.values(), counted):  # work to move off drained nodes
         if unit.spec.preemptible and any(_hands_over(ledger, task.node) for task in unit.tasks if task.active):
             _count(found, ledger, unit, 1)
+    requests = {request for request, _ in found}
     for queue in ledger.queues.values():
-        seen = 0
+        seen, kind = 0, _kind_of(next(iter(queue.values())))
+        request, _ = kind
+        if kind not in found and len(found) >= KINDS and (request in requests or len(requests) >= KINDS):
+            more[request] += sum(len(unit.tasks) for unit in queue.values())
+            continue
         for unit in queue.values():
             if seen and left <= 0:
                 break
             seen, left = seen + 1, left - 1
             if unit.free_at <= now:
                 _count(found, ledger, unit, 1)
+                requests.add(request)
         if seen < len(queue):
             _count(found, ledger, unit, len(queue) - seen)
-        if len(found) >= KINDS:
-            break
+    for request, tasks in more.items():
+        _count_further(found, request, tasks)
     return [msgspec.structs.replace(work, key=_text_of(kind)) for kind, work in found.items()]
+
+
+def _count_further(found: dict[_Kind, Demand], request: _Request, tasks: int) -> None:
+    """Count tasks of unreported kinds in one entry with their request, by the mean of all such entries."""
+    same = {kind: work for kind, work in found.items() if kind[0] == request}
+    if same:
+        kind, work = next(iter(same.items()))
+        known = sum(one.tasks for one in same.values())
+        found[kind] = msgspec.structs.replace(
+            work,
+            tasks=work.tasks + tasks,
+            work=work.work + sum(one.work for one in same.values()) * tasks // known,
+            longest=max(one.longest for one in same.values()),
+            unknown=work.unknown + sum(one.unknown for one in same.values()) * tasks // known,
+        )
 
 
 def _hands_over(ledger: Ledger, node: str) -> bool:
@@ -158,7 +187,7 @@ def _left_by_node(ledger: Ledger, now: int, counted: int) -> dict[str, list[int]
 
 
 def _kind_of(unit: UnitState) -> _Kind:
-    return unit.shape.key(), unit.spec.least or len(unit.tasks), unit.spec.kind
+    return (unit.shape.key(), unit.spec.least or len(unit.tasks)), unit.spec.kind
 
 
 def _text_of(kind: _Kind) -> str:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from poise.kernel.demand import backlog, demand, key_of, quotes_here
+from poise.kernel.demand import KINDS, backlog, demand, key_of, quotes_here
 from poise.kernel.messages import Drain, GiveUp
 from poise.model.reports import Opening
 from poise.model.resources import ALLOCATED
@@ -63,6 +63,18 @@ def test_work_behind_the_first_of_a_long_queue_counts_as_the_last_that_was_looke
         world.job(f"a{number}", cpu=2, expect="1s")
     whole = demand(world.ledger, world.now)
     assert demand(world.ledger, world.now, counted=3) == whole
+
+
+def test_kinds_beyond_the_limit_count_as_the_mean_of_those_with_their_request() -> None:
+    world = World()
+    for number in range(KINDS + 8):
+        world.job(f"a{number}", cpu=2, expect=f"{1 + 2 * (number % 2)}s", **{"class": f"class{number}"})
+    world.job("large", cpu=4, expect="2s", **{"class": "large"})
+    entries = demand(world.ledger, world.now).waits
+    assert len(entries) == KINDS + 1
+    assert sum(entry.tasks for entry in entries if entry.cpu == 2000) == KINDS + 8
+    assert sum(entry.work for entry in entries if entry.cpu == 2000) == (KINDS + 8) * 2 * SECOND
+    assert sum(entry.tasks for entry in entries if entry.cpu == 4000) == 1
 
 
 def test_work_that_is_larger_than_an_allocated_node_is_taken_since_a_larger_one_may_be_allocated() -> None:
