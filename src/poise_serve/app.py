@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from poise.drivers.exposition import CONTENT_TYPE, text_of
@@ -69,6 +70,10 @@ from poise_serve.wire import MOST_BODIES, Answer, error_body
 JSON = "application/json"
 CACHE = "/cache/"
 FORGET = ("DELETE",)
+BELOW_PREFIX = f"{PREFIX}/"
+
+_READ = frozenset({b"x-request-timeout-seconds", b"x-poise-lane", b"x-poise-tenant", b"cache-control"})
+"""Headers of requests to services."""
 
 
 class Gateway:
@@ -109,36 +114,40 @@ class Gateway:
         """
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
-        service = self._fronts[name]
+        service = self._front(name)
         timeout, deferred, asker = 0, False, Asker(client=client_of(scope))
         for header, value in scope["headers"]:
+            if header not in _READ:
+                continue
             if header == b"x-request-timeout-seconds":
                 timeout = _seconds(value)
             elif header == b"x-poise-lane":
                 deferred = _is_deferred(value)
-            elif header in (b"x-poise-tenant", b"cache-control"):
+            else:
                 asker = _saying(asker, header, value)
         return service, timeout, deferred, asker
 
     def _admit_named(self, name: str, scope: Scope) -> tuple[Asked, int, bool, Asker]:
         service, timeout, deferred, asker = self.admit(self._name(f"/predict/{name}"), scope)
-        return service, timeout, deferred, asker._replace(came=came_at(scope))
+        return service, timeout, deferred, replace(asker, came=came_at(scope))
 
     def _name(self, path: str) -> str:
-        """Return the name of the requested service. Raises `Refused`."""
+        """Return the name of the requested service, which may be unknown."""
         name = path[len("/predict") :].lstrip("/")
-        if not name and len(self._fronts) == 1:
-            name = next(iter(self._fronts))
-        if name in self._fronts:
-            return name
-        raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._fronts)}")
+        return next(iter(self._fronts)) if not name and len(self._fronts) == 1 else name
+
+    def _front(self, name: str) -> Asked:
+        """Return the receiver of requests to this service. Raises `Refused`."""
+        if (found := self._fronts.get(name)) is None:
+            raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._fronts)}")
+        return found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if self.rest is not None and is_api(path):
             await self.rest(scope, receive, send)
             return
-        if path == PREFIX or path.startswith(f"{PREFIX}/"):
+        if path == PREFIX or path.startswith(BELOW_PREFIX):
             await self.kserve(scope, receive, send)
             return
         if self._peers is not None and self._peers.links.is_open and path == PEERS:
@@ -207,8 +216,8 @@ class Gateway:
                 told.set_result(one)
 
         try:
-            service = self._fronts[self._name(scope["path"])]  # another version may serve since the body began
-            asker = asker._replace(came=came_at(scope))  # its body may have taken long
+            service = self._front(name)  # another version may serve since the body began
+            asker = replace(asker, came=came_at(scope))  # its body may have taken long
             number = service.ask(body, tell, timeout, deferred, asker)
             try:
                 made = told.result() if told.done() else await until_gone(scope, told)
@@ -216,14 +225,14 @@ class Gateway:
                 service.cancel(number)
                 raise
         finally:
-            self.room.give_back(len(body), client_of(scope))
+            self.room.give_back(len(body), asker.client)
         if isinstance(made, Refuse):
             raise refusal(made)
         return made
 
     def _methods(self, path: str) -> tuple[str, ...]:
         if path == "/predict" or path.startswith("/predict/"):
-            self._name(path)
+            self._front(self._name(path))
             return ASK
         if path in ("/healthz", "/readyz", "/metrics", "/canaries", "/openapi.json"):
             return READ
@@ -282,7 +291,9 @@ class Gateway:
 
 def _notes(made: Answer) -> list[tuple[bytes, bytes]]:
     """Return the headers that describe the source of an answer."""
-    lines = made.note.encode().split(b"\r\n") if isinstance(made, Noted) else []
+    if not isinstance(made, Noted):
+        return []
+    lines = made.note.encode().split(b"\r\n")
     return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
 
 

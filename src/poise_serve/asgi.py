@@ -108,9 +108,9 @@ class Gone(Exception):
 
 async def whole_body(scope: Scope, receive: Receive, most: int, room: Room) -> bytes:
     """Read a request's body. A too large Content-Length is refused before buffering. The caller gives back its room."""
-    said = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if said.isdigit() and int(said) > most:
-        raise TooLarge
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > most:
+            raise TooLarge
     parts, seen, client = [], 0, client_of(scope)
     try:
         while True:

@@ -86,13 +86,13 @@ class Door:
                     await answer(send, 204, b"", [*shared, *_preflight(headers)])
                     return
                 send = _with(send, shared)
-            await self._enter(scope, receive, send, _secret(headers))
+            await self._enter(scope, receive, send, headers)
         except Refused as error:
             more = [(name.encode(), value.encode()) for name, value in error.headers.items()]
             body = problem(scope["path"], error.status, error.message)
             await answer(send, error.status, body, [(b"content-type", b"application/json"), *more])
 
-    async def _enter(self, scope: Scope, receive: Receive, send: Send, secret: str) -> None:
+    async def _enter(self, scope: Scope, receive: Receive, send: Send, headers: MutableMapping[bytes, str]) -> None:
         needed = _needed(scope["method"], scope["path"])
         if self._keys is None or self._usage is None or needed is None:
             if needed == "admin":
@@ -101,7 +101,7 @@ class Door:
                 raise Refused(403, "only programs on this machine may forget answers; `poise serve --keys` lets others")
             await self._app(scope, receive, send)
             return
-        holder = await self._keys.holder(secret)
+        holder = await self._keys.holder(_secret(headers))
         try:
             if needed and needed not in holder.scopes:
                 raise Refused(403, f"the key `{holder.name}` has not the scope `{needed}`")
@@ -124,7 +124,7 @@ class Door:
 
     def _check_host(self, host: str) -> None:
         """Check the Host header. It may be missing, as in HTTP/1.0; browsers always send it."""
-        if not host or _is_address(name := _name(host)) or name in self._names:
+        if not host or _is_address(host) or (name := _name(host)) in self._names:
             return
         message = (
             f"the Host `{host[:80]}` is not this machine; `poise serve --host-name {name[:80] or 'NAME'}` adds a name"
@@ -237,10 +237,10 @@ def _name(host: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _is_address(name: str) -> bool:
-    """Whether the host is an IP address, which is safe: DNS rebinding needs a name."""
+def _is_address(host: str) -> bool:
+    """Whether a Host header is an IP address, which is safe: DNS rebinding needs a name."""
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(_name(host))
     except ValueError:
         return False
     return True

@@ -17,6 +17,9 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, MutableMapping
+from email.utils import formatdate
+from functools import lru_cache
+from http.client import responses
 from typing import Any, cast
 
 from aiohttp import hdrs, web
@@ -246,8 +249,7 @@ class Exchange:
         self._request = request
         self._connection = connection
         self._is_whole = False
-        self._status = 200
-        self._headers: CIMultiDict[str] = CIMultiDict()
+        self._start: MutableMapping[str, Any] = {}
         self.answer: web.StreamResponse | None = None
 
     def scope(self) -> Scope:
@@ -294,38 +296,78 @@ class Exchange:
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Send a message; do nothing if the client has gone, which `receive` reports."""
         if message["type"] == "http.response.start":
-            self._status = message["status"]
-            for name, value in message["headers"]:
-                self._headers.add(name.decode("latin-1"), value.decode("latin-1"))
+            self._start = message
             return
         body, is_last = message.get("body", b""), not message.get("more_body", False)
         try:
-            if self.answer is None:
-                self.answer = made = self._made(body if is_last else None)
-                await made.prepare(self._request)
-            if body and not isinstance(self.answer, web.Response):
-                await self.answer.write(body)
+            if self.answer is not None or not is_last:
+                await self._write_part(body)
+            else:
+                await self._write_whole(body)
             if is_last:
-                await self.answer.write_eof()
+                await cast(web.StreamResponse, self.answer).write_eof()
                 self._connection.refuse_rest(self._request)
         except ConnectionError:
             return
 
-    def _made(self, whole: bytes | None) -> web.StreamResponse:
-        """Return the response, with its body if that is complete."""
-        headers, connection = self._headers, self._connection
-        headers.setdefault(hdrs.SERVER, "poise")
-        if whole is None:
-            made = web.StreamResponse(status=self._status, headers=headers)
-            if self._request.version < (1, 1) and hdrs.CONTENT_LENGTH not in headers:
-                made.force_close()  # only the close marks the end of the body
-        else:
-            headers.popall(hdrs.CONTENT_LENGTH, None)
-            made = web.Response(status=self._status, headers=headers, body=whole)
-        if connection.is_ending or not self._request.content.is_eof():
-            made.force_close()
-        connection.is_begun = True
-        return made
+    async def _write_part(self, body: bytes) -> None:
+        if self.answer is None:
+            headers, is_last = self._begin()
+            self.answer = made = web.StreamResponse(status=self._start["status"], headers=headers)
+            # in HTTP/1.0, only the close marks the end of the body
+            if is_last or (self._request.version < (1, 1) and hdrs.CONTENT_LENGTH not in headers):
+                made.force_close()
+            await made.prepare(self._request)
+        if body:
+            await self.answer.write(body)
+
+    async def _write_whole(self, body: bytes) -> None:
+        """Write an answer in one piece. aiohttp's own `Response` would take a tenth of the time of a small request."""
+        request, status = self._request, self._start["status"]
+        headers, is_last = self._begin()
+        headers.popall(hdrs.CONTENT_LENGTH, None)
+        is_head = request.method == hdrs.METH_HEAD
+        if status not in _WITHOUT_BODY and (body or not is_head):
+            headers[hdrs.CONTENT_LENGTH] = str(len(body))
+        headers[hdrs.DATE] = _date(int(time.time()))
+        is_old = request.version < (1, 1)
+        keeps = not is_last and request.keep_alive
+        if keeps == is_old:
+            headers[hdrs.CONNECTION] = "keep-alive" if keeps else "close"
+        self.answer = Written(keeps)
+        writer = request.writer
+        await writer.write_headers(f"HTTP/1.{0 if is_old else 1} {status} {responses.get(status, '')}", headers)
+        await writer.write_eof(b"" if is_head or status in _WITHOUT_BODY else body)
+
+    def _begin(self) -> tuple[CIMultiDict[str], bool]:
+        """Begin an answer. Returns its headers, and whether its connection is closed then."""
+        self._connection.is_begun = True
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start["headers"]]
+        made = CIMultiDict(headers)
+        made.setdefault(hdrs.SERVER, "poise")
+        return made, self._connection.is_ending or not self._request.content.is_eof()
+
+
+class Written(web.StreamResponse):
+    """Tells aiohttp that an answer is written, and whether the connection is kept."""
+
+    def __init__(self, keeps: bool) -> None:
+        self._keeps = keeps
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._keeps
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Do nothing."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Do nothing."""
+
+
+@lru_cache(maxsize=1)
+def _date(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
 
 
 class Server(web.Server):
@@ -439,6 +481,7 @@ def _nothing() -> None:
     """Do nothing: the client has gone and waits for no answer."""
 
 
+_WITHOUT_BODY = frozenset({*range(100, 200), 204, 304})
 _OF_CODED = (b"content-encoding", b"content-length")
 _JSON = {hdrs.CONTENT_TYPE: "application/json"}
 

@@ -9,6 +9,8 @@ pending. Models that decode bytes themselves need no JSON parsing, and are not l
 import asyncio
 from collections import deque
 
+from msgspec.structs import replace
+
 from poise.units import SECOND
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.service import ANYBODY, Asked, Asker, Service, Tell
@@ -105,7 +107,7 @@ class Large:
         question.began = loop.time()
         self._asked[question.number] = question
         left = max(1, int((question.due - question.began) * SECOND))
-        asker = question.asker._replace(came=0)  # what is left of its time begins now
+        asker = replace(question.asker, came=0)  # what is left of its time begins now
         number = self._behind.ask(question.body, lambda told: self._told(question, told), left, True, asker)
         question.behind = number
 

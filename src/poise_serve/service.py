@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from poise.drivers import sockets
 from poise.model.servicefile import MOST_AT_ONCE
@@ -60,7 +61,7 @@ DIALLED_AGAIN = 1.0
 Tell = Callable[["Answer | Refuse"], None]
 
 
-class Asker(NamedTuple):
+class Asker(msgspec.Struct, frozen=True):
     """The requesting tenant, and whether it may `use` a cached answer and `keep` (store) its own in the cache.
     `client`: its key, otherwise its address. `came`: when the gateway got the request, 0 for now.
     """
@@ -76,11 +77,11 @@ class Asker(NamedTuple):
         if name == b"x-poise-tenant":
             tenant = value.decode("latin-1")
             check_name(tenant, "X-Poise-Tenant")
-            return self._replace(tenant=tenant)
+            return replace(self, tenant=tenant)
         if name == b"cache-control":
             said = [one.strip().lower() for one in value.split(b",")]
             keep = self.keep and b"no-store" not in said
-            return self._replace(keep=keep, use=keep and self.use and b"no-cache" not in said)
+            return replace(self, keep=keep, use=keep and self.use and b"no-cache" not in said)
         return self
 
 
@@ -101,7 +102,7 @@ Listener = Callable[[bytes, "Answer | Refuse", int], None]
 """Called for each answered or refused request with its body, the outcome, and nanoseconds since its arrival."""
 
 
-class Pending(NamedTuple):
+class Pending(msgspec.Struct):
     """A request with a waiting client. A `patient` one may miss the latency objective."""
 
     body: bytes
@@ -433,7 +434,7 @@ class Service:
         effects = self.batcher.down(name, now, how)
         for place, effect in enumerate(effects):
             if isinstance(effect, Refuse) and (pause := held.get(lost.get(effect.request, b""), 0)):
-                effects[place] = msgspec.structs.replace(effect, message=f"{effect.message}; {_for_how_long(pause)}")
+                effects[place] = replace(effect, message=f"{effect.message}; {_for_how_long(pause)}")
         self._do(effects, now)
 
     def slot_of(self, slots: Sequence[str], number: int) -> str:
@@ -499,10 +500,10 @@ class Service:
         if stream is None and not request.over and (pending := self._pending.get(request.number)) is not None:
             stream = Stream(name, partial(self.cancel, request.number))
             self._streams[request.number] = stream
-            self._pending[request.number] = pending._replace(tell=lambda _: None)
+            tell, pending.tell = pending.tell, lambda _: None
             self._drop(request.number, but=name)
             asyncio.get_running_loop().call_later((request.due - now) / SECOND, self._is_late, request.number, stream)
-            pending.tell(Streamed(200, part.kind, b"", stream))
+            tell(Streamed(200, part.kind, b"", stream))
         if stream is None or stream.slot != name:
             self._channels[name].drop(part.number)
             return
@@ -612,8 +613,7 @@ class Service:
 
     def _arm(self, now: int) -> None:
         """Set the timer to the batcher's next wakeup. Keep a current timer that fires earlier."""
-        due = self.batcher.wakeup()
-        if due is None or self.batcher.is_gathering:
+        if self.batcher.is_gathering or (due := self.batcher.wakeup()) is None:
             return
         if self._timer is not None:
             if now < self._timer_at <= due:

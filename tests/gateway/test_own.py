@@ -7,6 +7,7 @@ from typing import cast
 
 import openai
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from gateway.front import WEB, client
@@ -82,7 +83,7 @@ def test_who_asks_and_what_may_be_kept_of_it_are_handed_on() -> None:
         assert ask(url, x_poise_tenant="blue", cache_control="max-age=3, no-cache") == 200
         assert ask(url, cache_control="no-store") == 200
         here = Asker(client="127.0.0.1")
-        assert own.askers == [here, here._replace(tenant="blue", use=False), here._replace(use=False, keep=False)]
+        assert own.askers == [here, replace(here, tenant="blue", use=False), replace(here, use=False, keep=False)]
         assert ask(url, x_poise_tenant="a b") == 400
 
 

@@ -23,12 +23,14 @@ def text_of(registry: CollectorRegistry) -> bytes:
 def text(families: Families) -> bytes:
     """Return these metrics, and those of this process (CPU, memory, open files, start time)."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Given(families))
+    registry.register(Given(families))
     ProcessCollector(registry=registry)
     return text_of(registry)
 
 
-class _Given(Collector):
+class Given(Collector):
+    """Shows the current values of these metrics. Another thread may add labels meanwhile."""
+
     def __init__(self, families: Families) -> None:
         self._families = families
 
@@ -40,7 +42,7 @@ class _Given(Collector):
 def _plain(metric: Metric, values: Values) -> Family:
     make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = make(metric.name, metric.about, labels=metric.labels)
-    for labels, value in values.items():
+    for labels, value in list(values.items()):
         if isinstance(value, Bins):
             raise TypeError(f"{metric.name} is no histogram")
         family.add_metric(labels, value)
@@ -50,11 +52,11 @@ def _plain(metric: Metric, values: Values) -> Family:
 def _histogram(metric: Metric, values: Mapping[tuple[str, ...], object]) -> Family:
     family = HistogramMetricFamily(metric.name, metric.about, labels=metric.labels)
     bounds = [*map(floatToGoString, metric.buckets), "+Inf"]
-    for labels, bins in values.items():
+    for labels, bins in list(values.items()):
         if not isinstance(bins, Bins):
             raise TypeError(f"{metric.name} is a histogram")
         family.add_metric(labels, list(zip(bounds, accumulate(bins.counts), strict=True)), bins.total)
     return family
 
 
-__all__ = ["CONTENT_TYPE", "text", "text_of"]
+__all__ = ["CONTENT_TYPE", "Given", "text", "text_of"]

@@ -1,5 +1,6 @@
 """Metrics, independent of any library: their declarations, and their values by labels."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Literal
 
@@ -39,12 +40,7 @@ class Bins:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        for place, bound in enumerate(self.bounds):
-            if value <= bound:
-                self.counts[place] += 1
-                break
-        else:
-            self.counts[-1] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def copy(self) -> "Bins":

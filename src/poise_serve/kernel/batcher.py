@@ -237,11 +237,12 @@ class Batcher:
         self._count(now)
         if not self.replicas and not self._down:
             self._down = now
-        if self.waiting >= limits.queue:
+        waiting = self.waiting
+        if waiting >= limits.queue:
             clears = self._clears_in(now) if self.replicas else self._starts_in(now)
             return [Refuse(number, "full", f"{limits.queue} requests wait already", clears, clears)]
         patience = min(timeout, limits.timeout) if timeout else limits.timeout
-        ahead = self.waiting if deferred else len(self._lanes[0]) + sum(map(len, self._again))
+        ahead = waiting if deferred else waiting - len(self._lanes[1])
         done = foreseen(now, ahead, self._open(now))
         takes = now - came + int((done - now) * self.margin)
         if limits.objective and ahead and not deferred and takes > limits.objective:
@@ -525,8 +526,8 @@ class Batcher:
 
     def _open(self, now: int) -> list[tuple[Curve, int]]:
         open_ones = [replica for replica in self.replicas.values() if not replica.draining]
-        in_time = [replica for replica in open_ones if not self._is_overdue(replica, now)]
-        return [(replica.curve, replica.free) for replica in in_time or open_ones]
+        in_time = [(replica.curve, replica.free) for replica in open_ones if not self._is_overdue(replica, now)]
+        return in_time or [(replica.curve, replica.free) for replica in open_ones]
 
     def _overdue(self, now: int, waited: float = 0.0) -> Request | None:
         """Return a request of an overdue replica that has waited for this fraction of its timeout. Only one that no
