@@ -350,12 +350,25 @@ PERCEPTRON = batches((1, 3.5), (2, 7.5), (3, 10.9), (4, 6.8), (5, 7.8), (8, 8.1)
 CAPACITY = 32 / 0.0173
 
 
-def perceptron(rate: float, seconds: float, limits: Limits) -> ServiceTwin:
+def perceptron(rate: float, seconds: float, limits: Limits, twin: type[ServiceTwin] = ServiceTwin) -> ServiceTwin:
     chance, now, asked = Random(1), 0.0, []  # noqa: S311 drawn anew each time
     while (now := now + chance.expovariate(rate)) < seconds:
         asked.append(Request(round(now * SECOND)))
     serving = Serving(servers=(PERCEPTRON,), spread=0.15)
-    return ServiceTwin(limits, serving, Open(asked))
+    return twin(limits, serving, Open(asked))
+
+
+class Disturbed(ServiceTwin):
+    """A machine that is half as slow again in a tenth of a second of every two."""
+
+    def _varied(self, takes: float) -> int:
+        return round(super()._varied(takes) * (1.5 if self.now % (2 * SECOND) > 1.9 * SECOND else 1))
+
+
+def test_the_objective_holds_on_a_machine_that_is_disturbed_now_and_then() -> None:
+    stories = perceptron(1.5 * CAPACITY, 16, Limits(batch=32, objective=100 * MILLISECOND), Disturbed).run()
+    answered = sorted(story.took for story in stories if not story.why and story.came > 3 * SECOND)
+    assert answered[int(0.99 * len(answered))] < 100 * MILLISECOND
 
 
 def test_under_an_overload_no_more_is_refused_than_is_too_much() -> None:
