@@ -20,7 +20,7 @@ counted. `as it is` is `forecast` without a fit: its target is the allowed fract
 fraction of the requests above the capacity.
 
 `--bound` prints instead the optimum of a family of rules that provide a forecast plus a number of spreads, with all
-constants chosen in hindsight for each trace. `--halves` fits `forecast` to the first half of each trace, and prints the
+constants chosen in hindsight for each trace, and the cost with risk bought at one price (`priced`). `--halves` fits `forecast` to the first half of each trace, and prints the
 second half with the number so found, and the optimum of that family for each half. `--theories` measures changes to
 `forecast` on the first half, with the number of spreads chosen in hindsight.
 """
@@ -257,7 +257,42 @@ def theories(rates: Sequence[float], allowed: float, first: int) -> Iterator[tup
     for part in (0.25, 0.5):
         guess = np.maximum(mean, last * np.exp(part * np.clip(yesterday, -1, 1)))
         yield f"with {part:.0%} of yesterday's change", cost(guess, spread_of(guess, np.abs(believed - guess)))
+    yield "risk bought at one price, in hindsight", priced(rates, allowed, first)
 
+
+def priced(rates: Sequence[float], allowed: float, first: int) -> float:
+    """Return the cost if the capacity of each window is bought at one price for a violated window: as much as minimizes
+    capacity plus price times risk. The risk is read off the `NEIGHBORS` windows that were most like it in spread,
+    last change, yesterday's change, level and hour, earlier or later. The price and a margin are chosen in hindsight.
+    """
+    came, believed = np.array(rates), np.array(_believed(rates))
+    last, mean, least = _shifted(believed, 1), _moving(believed, RECENCY), came.max() / WHOLE
+    forecast = np.maximum(np.maximum(last, mean), 1e-9)
+    errors = np.abs(believed - forecast)
+    spread = (_moving(errors, LONG) + _moving(errors, SOON)) / 2 / forecast + BLUR
+    hour = 2 * np.pi * np.arange(len(came)) / DAY
+
+    def change(back: int) -> Floats:
+        before = np.maximum(_shifted(believed, back + 1), 1e-9)
+        return np.clip(np.log(np.maximum(_shifted(believed, back), 1e-9) / before), -1, 1)
+
+    like = np.stack([np.log(spread), change(1), change(DAY), np.log(forecast), np.sin(hour), np.cos(hour)], 1)[first:]
+    like = (like - like.mean(0)) / like.std(0)
+    apart = ((like[:, None] - like[None]) ** 2).sum(-1)
+    np.fill_diagonal(apart, inf)
+    exceeded = np.log(np.maximum(came, 1e-9) / forecast)[first:]
+    known = -np.sort(-exceeded[apart.argsort(1)[:, :NEIGHBORS]], 1)[:, : NEIGHBORS // 3]
+    risk, wanted, best = np.arange(known.shape[1]) / NEIGHBORS, came[first:], inf
+    for margin, price in product((0.0, 0.01, 0.02, 0.04, 0.08), np.geomspace(0.1, 1000, 60)):
+        choices = np.maximum(forecast[first:, None] * np.exp(known + margin), least)
+        provided = choices[np.arange(len(wanted)), (choices + price * came.mean() * risk).argmin(1)]
+        if np.mean(wanted > provided) <= allowed:
+            best = min(best, float(provided.sum() / wanted.sum()))
+    return best
+
+
+NEIGHBORS = 100
+"""Windows from which `priced` reads the risk of a window."""
 
 CHANGES = (-0.1, -0.03, 0.03, 0.1)
 """Limits of the kinds of the last change, in its logarithm."""
@@ -348,7 +383,8 @@ def main() -> int:
     shares = [float(share) for share in given.shares.split(",")]
     if given.bound:
         for share, (trace, rates) in product(shares, traces):
-            print(f"{trace}, at most {share:.0%} violated: {best_of_family(rates, share, given.first):.3f}")
+            best, bought = best_of_family(rates, share, given.first), priced(rates, share, given.first)
+            print(f"{trace}, at most {share:.0%} violated: {best:.3f}, at one price {bought:.3f}")
         return 0
     if given.theories:
         print(f"| change | {' | '.join(trace for trace, _ in traces)} |\n| --- |{' --- |' * len(traces)}")

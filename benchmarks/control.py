@@ -1,6 +1,6 @@
 """Measure step responses of the controller that sets the concurrency of upstreams, with its own damping and without.
 
-    python benchmarks/control.py [--loops] [--noise 0.2] [--json]
+    python benchmarks/control.py [--loops | --memory] [--noise 0.2] [--json]
 
 The plant responds to the logarithm of the limit with `gain` times its change, `delay` steps later, and is measured with
 noise (standard deviation of the logarithm). The target is a factor of 7.4 (e squared) above the beginning. `settles` is
@@ -9,6 +9,13 @@ and `rest` the root mean square error of the last 60 of 200 steps.
 
 `--loops` measures control loops of rules instead, with automatic gains and with those that a relay finds. The signal is
 `gain` times twice the target at a full output, `delay` steps later, through a first-order lag of 0.7.
+
+`--memory` measures memory limits that follow peaks (`poise.policy.memory`) for delays of 0 to 72 hours and noise of 0 to
+30 %. An attempt an hour has a peak that is known `delay` hours later; its level is 8 GiB for 30 days, then 2 GiB, then 8
+GiB again. `down` is the number of days after the step down until the limit stays below half of what it was, `ran out` the
+attempts that exceed their limit after the step up, `at rest` the part of attempts that exceed it in the last 10 days of
+each level, `slack` the mean part of the limit that is unused there, and `changes` the number of changes of the limit a
+day there.
 """
 
 import argparse
@@ -21,10 +28,10 @@ import msgspec
 
 from poise.model.control import Control, Gains
 from poise.model.expressions import Compare, Read
-from poise.policy import control
+from poise.policy import control, memory
 from poise.policy.pid import Damping, Pid, damped
 from poise.policy.relay import RELAY, oscillation
-from poise.units import SECOND
+from poise.units import HOUR, SECOND
 from poise_serve.kernel.resilience import GAINS, NOISE
 
 STEPS, LAST, TARGET, MOST, NEAR = 200, 60, 2.0, 4.2, 0.2
@@ -56,14 +63,14 @@ def summed(gains: str, gain: float, delay: int, errors: list[float], over: float
 
 def response(gain: float, delay: int, noise: float, *, damps: bool, seed: int = 1) -> Response:
     random, pid, damping = Random(seed), Pid(GAINS, 0.0, MOST), Damping()
-    memory, outputs, errors = pid.begin(0.0), [0.0] * (delay + 1), []
+    course, outputs, errors = pid.begin(0.0), [0.0] * (delay + 1), []
     for _ in range(STEPS):
         reached = gain * outputs[-1 - delay]
         measured = reached + random.gauss(0, noise)
         if damps:
             damping = damped(damping, TARGET - measured, NOISE)
-        memory = pid.step(memory, TARGET, measured, SECOND, damping.factor)
-        outputs.append(memory.output)
+        course = pid.step(course, TARGET, measured, SECOND, damping.factor)
+        outputs.append(course.output)
         errors.append(TARGET - reached)
     return summed("damped" if damps else "fixed", gain, delay, errors, exp(max(0.0, -min(errors))))
 
@@ -102,12 +109,67 @@ def loops(noise: float) -> list[Response]:
     return rows
 
 
+class Followed(msgspec.Struct, frozen=True, kw_only=True):
+    """How a memory limit follows peaks. `down` in days."""
+
+    delay: int
+    noise: float
+    down: float
+    ran_out: int
+    at_rest: float
+    slack: float
+    changes: float
+
+
+def followed(delay: int, noise: float, seed: int = 1) -> Followed:
+    random, limits, peaks, needs = Random(seed), [16 << 30], list[int](), list[memory.Need]()
+    for hour in range(3 * LEVEL_DAYS * 24):
+        level, limit = LEVELS[hour // (LEVEL_DAYS * 24)], limits[-1]
+        peak = int(level * random.lognormvariate(0, noise))
+        needs.append(memory.Need((hour + delay) * HOUR, memory.needed(min(peak, limit), ran_out=peak > limit)))
+        known = needs[max(0, hour - 24 * REMEMBERED) : max(0, hour - delay)]
+        limits.append(memory.fitted(limit, memory.quantile(known, hour * HOUR), MARGIN))
+        peaks.append(peak)
+    step = LEVEL_DAYS * 24
+    exceeded = [peak > limit for peak, limit in zip(peaks, limits, strict=False)]
+    low = [hour for hour in range(step, 2 * step) if limits[hour] > limits[step] / 2]
+    rest = [hour for end in (1, 2, 3) for hour in range(end * step - 240, end * step)]
+    return Followed(
+        delay=delay,
+        noise=noise,
+        down=(max(low) + 1 - step) / 24,
+        ran_out=sum(exceeded[2 * step :]),
+        at_rest=sum(exceeded[hour] for hour in rest) / len(rest),
+        slack=sum(1 - min(1.0, peaks[hour] / limits[hour]) for hour in rest) / len(rest),
+        changes=sum(limits[hour] != limits[hour + 1] for hour in rest) / (len(rest) / 24),
+    )
+
+
+LEVELS, LEVEL_DAYS, REMEMBERED, MARGIN = (8 << 30, 2 << 30, 8 << 30), 30, 20, 0.15
+
+
+def print_followed(rows: list[Followed]) -> None:
+    print("| delay, hours | noise | down, days | ran out | at rest | slack | changes a day |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        figures = f"{row.down:.1f} | {row.ran_out} | {row.at_rest:.1%} | {row.slack:.0%} | {row.changes:.2f}"
+        print(f"| {row.delay} | {row.noise:.0%} | {figures} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--loops", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if given.memory:
+        limits = [followed(delay, noise) for delay in (0, 6, 24, 72) for noise in (0.0, 0.1, 0.3)]
+        if given.json:
+            print(json.dumps(msgspec.to_builtins(limits), indent=2))
+        else:
+            print_followed(limits)
+        return 0
     plants = [(gain, delay) for gain in GAINS_OF_PLANTS for delay in DELAYS]
     if given.loops:
         rows = loops(given.noise)

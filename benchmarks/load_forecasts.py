@@ -1,6 +1,6 @@
 """Measure the forecasts of `poise forecast` on recorded loads: their errors, and how often their intervals hold.
 
-    python benchmarks/load_forecasts.py [--data ../shared/data] [--json]
+    python benchmarks/load_forecasts.py [--data ../shared/data] [--halves] [--json]
 
 Requests per second of three services (servegen-alibaba, 14 days) and jobs per hour of a cluster (Philly, 75 days), in
 windows of an hour. Each forecast is made from what was known then, and judged when its window has ended. No constant of
@@ -9,6 +9,10 @@ the forecaster was chosen on these data.
 `coverage` is the part of windows inside the 80 % interval; the target is 75 to 85 %. `error` is the mean absolute error
 over the mean load; `naive` is that of the load one season before, `max of six` that of the largest of the last six
 windows.
+
+`--halves` prints the coverage of each half of the judged windows, and its standard error. Errors a day ahead last for
+many windows, so the standard error counts independent windows: their number divided by one plus twice the sum of the
+correlations of successive hits, up to the first that is not positive (Bartlett, 1946).
 """
 
 import argparse
@@ -20,8 +24,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from poise.policy.load import LoadForecaster
+from poise.policy.load import LEVEL, LoadForecaster
 from poise.units import HOUR
 from poise_lab.traces.formats import read_trace
 
@@ -76,13 +81,52 @@ def judged(load: str, values: Sequence[float]) -> Iterator[Row]:
         )
 
 
+def hits(values: Sequence[float], ahead: int) -> list[bool]:
+    """Return, for each judged window, whether the interval held it."""
+    forecaster, found, before = LoadForecaster(HOUR, max(DISTANCES)), list[bool](), (0, 0.0)
+    for hour, value in enumerate(values):
+        forecaster.learn(hour * HOUR, value)
+        told = forecaster.accuracy(ahead)
+        now = (told.judged, told.coverage * told.judged)
+        if now[0] > before[0]:
+            found.append(now[1] - before[1] > 0.5)
+        before = now
+    return found
+
+
+def uncertain(held: Sequence[bool]) -> tuple[float, float]:
+    """Return the coverage, and its standard error for an interval that holds what it should."""
+    off = np.array(held, float) - np.mean(held)
+    slow = 1.0
+    for lag in range(1, len(off) - 1):
+        correlation = float(off[lag:] @ off[:-lag] / (off @ off)) if off.any() else 0.0
+        if correlation <= 0:
+            break
+        slow += 2 * correlation
+    return float(np.mean(held)), float((LEVEL * (1 - LEVEL) * slow / len(held)) ** 0.5)
+
+
+def print_halves(loads: Sequence[tuple[str, list[float]]]) -> None:
+    print("| load | hours ahead | first half | standard error | second half | standard error |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, values in loads:
+        for ahead in DISTANCES:
+            held = hits(values, ahead)
+            parts = [uncertain(held[: len(held) // 2]), uncertain(held[len(held) // 2 :])]
+            print(f"| {name} | {ahead} | {' | '.join(f'{part:.1%} | {error:.1%}' for part, error in parts)} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--halves", action="store_true", help="only the coverage of each half, and its standard error")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     loads = [*services(given.data / "servegen-alibaba" / "total_rate_10min.csv")]
     loads.append(("philly", jobs(given.data / "philly" / "philly.csv.gz")))
+    if given.halves:
+        print_halves(loads)
+        return 0
     rows = [row for name, values in loads for row in judged(name, values)]
     if given.json:
         print(json.dumps(msgspec.to_builtins(rows), indent=2))

@@ -83,7 +83,7 @@ def effect_of(
     decides = Following(policy)
 
     def observe(event: Event) -> None:
-        if isinstance(event, RuleFired):
+        if isinstance(event, RuleFired) and event.outcome != "adjusted":
             firings[event.rule] += 1
 
     def begin(twin: Twin) -> None:

@@ -158,6 +158,7 @@ _OF_JOBS: dict[str, Schema] = {
     "name": {"description": "Name or id of the jobs, or a pattern.", "type": "string", "examples": ["train-*"]},
     "tenant": {"description": "Tenant of the jobs.", "type": "string"},
 }
+_PART: Schema = {"type": ["string", "number"], "examples": ["50%"]}
 _SERVICE: Schema = {"type": "string", "pattern": f"^(?:{NAME}:)?{NAME}$", "examples": ["chat", "ann:chat"]}
 _REPLICAS: Schema = _one_of(
     ["service"],
@@ -187,8 +188,9 @@ _ACTIONS: dict[str, Schema] = {
         **_one_of(["to"], to={"enum": list(get_args(PriorityName))}, **_OF_JOBS),
     },
     "adjust_memory_limit": {
-        "description": "Set or raise the memory limit of unfinished jobs; also of running ones if there is room.",
-        **_one_of([], to=BYTES, by={"type": ["string", "number"], "examples": ["50%"]}, most=BYTES, **_OF_JOBS),
+        "description": "Set the memory limit of unfinished jobs, raise it (of running jobs too, if there is room), or "
+        "fit it to the peaks of their class.",
+        **_one_of([], to=BYTES, by=_PART, fit=_PART, least=BYTES, most=BYTES, **_OF_JOBS),
     },
     "scale_up_replicas": {"description": "Add replicas to a service, within its limits.", **_REPLICAS},
     "scale_down_replicas": {"description": "Remove replicas of a service, within its limits.", **_REPLICAS},

@@ -14,6 +14,7 @@ from poise.errors import Conflict
 from poise.kernel.find import Found, check_exist, find
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import ArrayState, JobState, Ledger, UnitState
+from poise.kernel.needs import Needs
 from poise.kernel.owners import check_enter
 from poise.model.arrays import each, first_unit, number_at, size_of, spans_of
 from poise.model.changing import AT_START, CHANGEABLE, HELD, MEMORY, changed
@@ -130,6 +131,7 @@ def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -
     """
     found: dict[str, Sequence[int]] = {}
     held = {unit.id for unit, _ in ledger.active.on(node)} if node else None
+    needs = Needs(ledger) if isinstance(wanted, Relimit) and wanted.fit else None
     for job in ledger.jobs.values():
         which = wanted.jobs
         if job.ended or (which.tenant and job.tenant != which.tenant):
@@ -147,7 +149,7 @@ def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -
                 continue
             else:
                 before = _value(unit, MEMORY)
-                after = wanted.to or _raised(before, wanted)
+                after = wanted.to or (needs.limit(unit, before, wanted) if needs else _raised(before, wanted))
             if after != before:
                 found[unit.id] = [before, after]
                 if len(found) > MAX_ADJUSTED:
@@ -158,12 +160,13 @@ def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -
 
 def undoing(ledger: Ledger, path: str, made: Adjustment) -> Adjustment:
     """Return the changes that undo an adjustment, for unfinished units that still have the value that it set."""
-    units = {name: unit for name in made if (unit := ledger.jobs.unit(name)) is not None and not unit.over}
-    return {
-        name: (after, before)
-        for name, (before, after) in made.items()
-        if name in units and _value(units[name], path) == after
-    }
+    return {name: (after, before) for name, (before, after) in made.items() if has_value(ledger, name, path, after)}
+
+
+def has_value(ledger: Ledger, name: str, path: str, value: int) -> bool:
+    """Return whether a unit is unfinished, and its field has this value."""
+    unit = ledger.jobs.unit(name)
+    return unit is not None and not unit.over and _value(unit, path) == value
 
 
 def check_adjustment(ledger: Ledger, path: str, made: Adjustment) -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from poise.kernel.ledger import Ledger
-from poise.model.events import Began, Event, NodesMeasured, RuleSteered
+from poise.model.events import Began, Event, NodesMeasured, RuleFired, RuleSteered
 from poise.model.expressions import SIGNALS, Both, Compare, Condition, Not, Read, reads_of
 from poise.model.fleet import CPU, LOST, MEMORY, OPEN, SUSPECT, UNFIT, Floats, Ints
 from poise.model.load import Load
@@ -153,7 +153,7 @@ class Engine:
         match event:
             case NodesMeasured():
                 self._measured.update(event.nodes)
-            case RuleSteered():
+            case RuleSteered() | RuleFired(outcome="adjusted"):
                 self._spent.append(event.due)
             case Began():  # nothing was evaluated in between, and the measurements are old
                 self._measured.clear()

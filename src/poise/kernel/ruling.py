@@ -11,6 +11,7 @@ from poise.errors import Conflict, NotFound, PoiseError
 from poise.kernel.changing import Adjustment, adjusting, adjustment, check_adjustment, undoing
 from poise.kernel.ledger import Firing, Ledger
 from poise.kernel.messages import AnswerRule, Configure, Drain, SetQuota, SetRules
+from poise.kernel.refitting import refit
 from poise.kernel.rules import Change, Engine, Standing
 from poise.kernel.steering import Steering, acting_as, knob_of
 from poise.kernel.watch import Watch
@@ -102,6 +103,7 @@ class Ruling:
             if any(action.name == "promote" for rule in engine.rules.rules for action in rule.actions):
                 self._take_turns(now)
             self._steering.step(self._ledger, engine, now)
+            refit(self._ledger, engine, self._adjust, self._commit, now)
             if engine.rules.measured:
                 self._measure(engine, watch, now)
 

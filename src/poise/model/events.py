@@ -644,9 +644,9 @@ class NodesMeasured(msgspec.Struct, frozen=True, tag="nodes-measured", kw_only=T
 
 class RuleFired(msgspec.Struct, frozen=True, tag="rule-fired", kw_only=True, omit_defaults=True):
     """A rule fired for a subject (a node, or the fleet if empty) in its evaluation at the instant `due`; `have` is the
-    observed value. `outcome`: `done`, recorded only (`shadow`), or `asked` for approval. `actions` were carried out;
-    `failed` says why others were not. `spent` counts against the budget. If the rule set a policy, `before` has the
-    policies before and `instead`.
+    observed value. `outcome`: `done`, recorded only (`shadow`), or `asked` for approval; `adjusted` if a rule that has
+    fired changed memory limits again. `actions` were carried out; `failed` says why others were not. `spent` counts
+    against the budget. If the rule set a policy, `before` has the policies before and `instead`.
     """
 
     at: int

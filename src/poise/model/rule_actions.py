@@ -3,6 +3,7 @@
     cordon: true                                          # close the node
     change_priority: {to: high, class: train}             # of unfinished jobs
     adjust_memory_limit: {by: 50%, most: 64GiB, tenant: ann}
+    adjust_memory_limit: {fit: 15%, most: 64GiB, class: train}
     scale_up_replicas: {service: chat, by: 2}
     mirror_traffic: {service: chat, to: chat-v2, share: 10%}
     promote: {policy: srtf, share: 25%, for: 2d}
@@ -82,10 +83,14 @@ class PrioritySpec(msgspec.Struct, forbid_unknown_fields=True, rename={"kind": "
 
 
 class MemorySpec(msgspec.Struct, forbid_unknown_fields=True, rename={"kind": "class"}):
-    """Which jobs get another memory limit: `to` an amount, or raised `by` a share of the present limit up to `most`."""
+    """Which jobs get another memory limit: `to` an amount, raised `by` a share of the present limit up to `most`, or
+    `fit` to the peaks of their class plus a share, from `least` to `most`.
+    """
 
     to: Quantity = ""
     by: Quantity = ""
+    fit: Quantity = ""
+    least: Quantity = ""
     most: Quantity = ""
     tenant: str = ""
     name: str = ""
@@ -137,11 +142,15 @@ class Reprioritize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Relimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Set the memory limit of `jobs` `to` bytes (0: no), or raise it `by` thousandths up to `most` bytes."""
+    """Set the memory limit of `jobs` `to` bytes (0: no), raise it `by` thousandths up to `most` bytes, or `fit` it to
+    the peaks of their class plus so many thousandths, from `least` to `most` bytes.
+    """
 
     jobs: WhichJobs
     to: int = 0
     by: int = 0
+    fit: int = 0
+    least: int = 0
     most: int = 0
 
 
@@ -303,21 +312,32 @@ def _memory(value: Any, field: str, found: Findings) -> Relimit | None:
     jobs = _jobs(spec, field, found)
     if spec is None or jobs is None:
         return None
-    if (spec.to == "") == (spec.by == "") or (spec.most != "" and spec.by == ""):
-        what, need = "the new limit is not clear", "either `to`, or `by` and `most`"
+    ways = [way for way in ("to", "by", "fit") if getattr(spec, way) != ""]
+    if len(ways) != 1 or (spec.most != "" and ways == ["to"]) or (spec.least != "" and ways != ["fit"]):
+        what, need = "the new limit is not clear", "`to`, `by` and `most`, or `fit` and `most`"
         found.add(SpecError(what, field=field, need=need, hint="{by: 50%, most: 64GiB, class: train}"))
         return None
-    if spec.to != "":
-        to = found.get(LEAST_MEMORY, parse_or_raise, parse_bytes, spec.to, f"{field}.to", MAX_BYTES)
-        _check_least(to, f"{field}.to", found)
-        return Relimit(jobs=jobs, to=to)
-    by = found.get(1, parse_or_raise, _parse_raise, spec.by, f"{field}.by", MAX_RAISE)
+    [way] = ways
+    if way == "to":
+        return Relimit(jobs=jobs, to=_amount(spec.to, f"{field}.to", found))
+    share = found.get(1, parse_or_raise, _parse_raise, getattr(spec, way), f"{field}.{way}", MAX_RAISE)
     if spec.most == "":
         found.add(SpecError("a limit that is raised has an end", field=f"{field}.most", hint="most: 64GiB"))
         return None
-    most = found.get(LEAST_MEMORY, parse_or_raise, parse_bytes, spec.most, f"{field}.most", MAX_BYTES)
-    _check_least(most, f"{field}.most", found)
-    return Relimit(jobs=jobs, by=by, most=most)
+    most = _amount(spec.most, f"{field}.most", found)
+    if way == "by":
+        return Relimit(jobs=jobs, by=share, most=most)
+    least = _amount(spec.least, f"{field}.least", found) if spec.least != "" else LEAST_MEMORY
+    if least > most:
+        found.add(SpecError("`least` is above `most`", field=f"{field}.least", need=f"at most {spec.most}"))
+    return Relimit(jobs=jobs, fit=share, least=least, most=most)
+
+
+def _amount(value: Quantity, field: str, found: Findings) -> int:
+    amount = found.get(LEAST_MEMORY, parse_or_raise, parse_bytes, value, field, MAX_BYTES)
+    if amount < LEAST_MEMORY:
+        found.add(SpecError("the amount is too small", field=field, need="at least 1MiB", have=str(amount)))
+    return amount
 
 
 def _parse_raise(value: Quantity) -> int:
@@ -327,11 +347,6 @@ def _parse_raise(value: Quantity) -> int:
     if not 0 < number < float("inf"):
         raise ValueError(f"a share above 0 such as `50%`, not `{text[:40]}`")
     return max(1, round(number * 1000))
-
-
-def _check_least(amount: int, field: str, found: Findings) -> None:
-    if amount < LEAST_MEMORY:
-        found.add(SpecError("the amount is too small", field=field, need="at least 1MiB", have=str(amount)))
 
 
 def _replicas(sign: int) -> Any:

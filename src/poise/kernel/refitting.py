@@ -1,0 +1,67 @@
+"""Memory limits that rules fit again at each evaluation, while the rule has fired.
+
+A fit that changes limits is a firing of the rule with the outcome `adjusted`. It counts as one action, and records the
+limits from before the first fit, which the end of the rule restores.
+"""
+
+from collections.abc import Callable, Sequence
+
+from poise.errors import PoiseError
+from poise.kernel.changing import Adjustment, adjustment, check_adjustment, has_value
+from poise.kernel.ledger import Ledger
+from poise.kernel.rules import Engine
+from poise.model.events import Event, RuleFired
+from poise.model.rule_actions import ADJUSTED, Relimit
+
+
+def refit(
+    ledger: Ledger,
+    engine: Engine,
+    adjust: Callable[[str, str, Adjustment, int], None],
+    commit: Callable[[Event], None],
+    now: int,
+) -> None:
+    """Fit the limits of all rules that have fired, as far as the budget goes."""
+    for name, subject, firing in list(ledger.rules.firings()):
+        rule = engine.rule(name) if not firing.over else None
+        for action in rule.actions if rule is not None else ():
+            if action.name not in firing.actions or not isinstance(action.value, Relimit) or not action.value.fit:
+                continue
+            path, known = ADJUSTED[action.name], firing.before[action.name]
+            ours = {unit: change for unit, change in known.items() if has_value(ledger, unit, path, change[1])}
+            made = {
+                unit: change
+                for unit, change in adjustment(ledger, action.value, subject).items()
+                if (unit not in known or unit in ours) and _is_possible(ledger, path, unit, change)
+            }
+            if not made or engine.spent >= engine.rules.budget:
+                continue
+            adjust(name, action.name, made, now)
+            first = {unit: [ours.get(unit, change)[0], change[1]] for unit, change in made.items()}
+            have = f"{len(made)} limits follow the peaks of earlier attempts"
+            before = firing.before | {action.name: ours | first}
+            commit(
+                RuleFired(
+                    at=now,
+                    due=engine.evaluated,
+                    rule=name,
+                    outcome="adjusted",
+                    subject=subject,
+                    have=have,
+                    actions=firing.actions,
+                    failed=firing.failed,
+                    before=before,
+                    spent=1,
+                )
+            )
+
+
+def _is_possible(ledger: Ledger, path: str, unit: str, change: Sequence[int]) -> bool:
+    try:
+        check_adjustment(ledger, path, {unit: change})
+    except PoiseError:
+        return False
+    return True
+
+
+__all__ = ["refit"]

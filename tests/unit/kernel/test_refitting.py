@@ -1,0 +1,120 @@
+"""A rule keeps memory limits at the peaks of earlier attempts: raised soon, lowered slowly, and restored at its end."""
+
+from typing import Any
+
+from poise.kernel.ledger import Ledger
+from poise.kernel.messages import SetRules
+from poise.model.events import RuleFired
+from poise.model.messages import Beat
+from poise.testing import World
+
+GIB = 1 << 30
+FIT: dict[str, Any] = {
+    "name": "fit",
+    "mode": "on",
+    "trigger": "nodes_up > 0",
+    "actions": [{"adjust_memory_limit": {"fit": "25%", "most": "32GiB", "class": "train"}}],
+}
+
+
+def loaded(rule: dict[str, Any] = FIT, **settings: Any) -> World:
+    world = World().nodes(1, cpu=8, memory="64GiB", grows=True)
+    return rules(world, rule, **settings)
+
+
+def rules(world: World, *rule: dict[str, Any], **settings: Any) -> World:
+    document = {"kind": "rules", "every": "5s", "budget": 100, "rules": list(rule)} | settings
+    return world.ask(SetRules(world.request(), document))
+
+
+def evaluated(world: World, every: str = "5s") -> World:
+    for _ in range(2):
+        world.hear("n1", Beat(number=1)).after(every)
+    return world
+
+
+def ran(world: World, count: int, peak: int, **fields: Any) -> World:
+    """Run jobs of the class one after the other, each with this peak."""
+    for _ in range(count):
+        name = f"past{len(world.ledger.jobs)}"
+        job(world, name, **fields).round().start(name).finish(name, peak=peak, limit=8 * GIB)
+    return world
+
+
+def job(world: World, name: str, **fields: Any) -> World:
+    return world.job(name, **{"class": "train", "resources": {"memory": "8GiB"}} | fields)
+
+
+def limit(world: World, name: str) -> int:
+    unit = world.unit(name)
+    return (unit.next_spec or unit.spec).shape.memory
+
+
+def held_jobs(world: World, *names: str) -> World:
+    """Submit jobs that wait, because they begin later."""
+    for name in names:
+        job(world, name, begin="90d")
+    return world
+
+
+def adjusted(world: World) -> list[RuleFired]:
+    return [event for event in world.log if isinstance(event, RuleFired) and event.outcome == "adjusted"]
+
+
+def test_limits_are_lowered_to_the_peaks_of_the_class_and_restored_at_the_end() -> None:
+    world = held_jobs(evaluated(ran(loaded(), 20, 2 * GIB)), "a")
+    job(world, "other", begin="90d", **{"class": "eval"})
+    evaluated(world)
+    assert limit(world, "a") == 2560 << 20
+    assert limit(world, "other") == 8 * GIB
+    [fit] = adjusted(world)
+    assert fit.before["adjust_memory_limit"] == {world.unit("a").id: [8 * GIB, 2560 << 20]}
+    again = Ledger()
+    for event in world.log:
+        again.apply(event)
+    assert again.encode() == world.ledger.encode()
+    rules(world)
+    assert limit(world, "a") == 8 * GIB
+
+
+def test_few_attempts_lower_nothing() -> None:
+    assert limit(evaluated(held_jobs(evaluated(ran(loaded(), 9, 2 * GIB)), "a")), "a") == 8 * GIB
+
+
+def test_a_limit_follows_a_class_that_has_become_smaller_only_after_days() -> None:
+    world = evaluated(held_jobs(ran(loaded(every="6h"), 20, 6 * GIB), "a"), "6h")
+    before = limit(world, "a")
+    evaluated(ran(world, 20, 2 * GIB), "6h")
+    assert limit(world, "a") == before == 7680 << 20
+    evaluated(ran(world.after("14d"), 20, 2 * GIB), "6h")
+    assert limit(world, "a") == 2560 << 20
+    [fit] = adjusted(world)
+    assert fit.before["adjust_memory_limit"][world.unit("a").id][0] == 8 * GIB, "the limit before the first fit"
+
+
+def test_one_attempt_without_enough_memory_raises_the_limits_of_what_waits_and_runs() -> None:
+    world = evaluated(ran(loaded(), 20, 2 * GIB))
+    job(world, "a", retry={"limit": 3, "when": ["oom"]})
+    evaluated(job(world, "b").round().start("a", "b"))
+    assert [limit(world, name) for name in ("a", "b")] == [2560 << 20] * 2, "at the next attempt"
+    assert sorted(launch.shape.memory for launch in world.held["n1"].values()) == [8 * GIB] * 2, "none is killed"
+    evaluated(world.finish("a", outcome="oom", peak=8 * GIB, limit=8 * GIB))
+    assert [limit(world, name) for name in ("a", "b")] == [12 * GIB] * 2
+    assert sorted(launch.shape.memory for launch in world.held["n1"].values())[-1] == 12 * GIB
+
+
+def test_a_limit_that_a_user_has_set_stays() -> None:
+    world = evaluated(held_jobs(evaluated(ran(loaded(), 20, 2 * GIB)), "a"))
+    evaluated(world.change("a", resources={"memory": "4GiB"}))
+    assert limit(world, "a") == 4 * GIB
+    rules(world)
+    assert limit(world, "a") == 4 * GIB
+
+
+def test_each_fit_spends_an_action_and_shadow_changes_nothing() -> None:
+    world = ran(evaluated(loaded(budget=2)), 20, 2 * GIB)
+    for name in ("a", "b"):
+        evaluated(held_jobs(world, name))
+    assert [limit(world, name) for name in ("a", "b")] == [2560 << 20, 8 * GIB]
+    world = evaluated(held_jobs(ran(loaded(FIT | {"mode": "shadow"}), 20, 2 * GIB), "a"))
+    assert limit(world, "a") == 8 * GIB
