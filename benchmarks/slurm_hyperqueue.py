@@ -26,6 +26,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -65,7 +66,7 @@ QUEUES = (Queue(1, 1, 10), Queue(4, 1, 10), Queue(16, 1, 10), Queue(16, 1, 1), Q
 
 class Turn(NamedTuple):
     """A campaign: its `seconds`, the CPU seconds of its allocations, how many there were, the calls of `sbatch`, the
-    status calls per minute, and the tasks that ended never, or more than once, or began more than once.
+    status calls per started minute, and the tasks that ended never, or more than once, or began more than once.
     """
 
     seconds: float
@@ -116,7 +117,7 @@ def measured(cluster: Any, name: str, campaign: Campaign, run: Callable[[], floa
         cpu_seconds=sum(map(cpu_seconds, jobs)),
         allocations=len({job["JobId"] for job in jobs}),
         asked=asked,
-        status=sum(status) / minutes,
+        status=sum(status) / math.ceil(minutes),
         lost=campaign.tasks - len(ended),
         twice=sum(count > 1 for count in ended.values()),
         again=sum(count > 1 for count in campaign.begun().values()),

@@ -217,10 +217,10 @@ def duration(value: Quantity, field: str) -> int:
 
 
 def duration_with_unit(value: Quantity, field: str) -> int:
-    """Parse a duration in nanoseconds. Refuse text that Slurm reads otherwise: `5` is five minutes there, `1:30:00` 90
-    minutes.
+    """Parse a duration in nanoseconds. Refuse values that Slurm reads otherwise: `5` is five minutes there, `1:30:00`
+    90 minutes.
     """
-    text = value.strip() if isinstance(value, str) else ""
+    text = str(value).strip()
     try:
         meant = duration_of_slurm(text)
     except ValueError:
