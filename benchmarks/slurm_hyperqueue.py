@@ -36,7 +36,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,7 +159,7 @@ def with_hyperqueue(cluster: Any, queue: Queue, nodes: int, tasks: int) -> Turn:
     return measured(cluster, "hq", campaign, run)
 
 
-def with_poise(on: Any, tasks: int) -> Turn:
+def with_poise(on: Any, tasks: int, during: AbstractContextManager[None] | None = None) -> Turn:
     from system.living import until
 
     campaign, client = Campaign(on.cluster.run, tasks), on.living.client()
@@ -174,11 +174,12 @@ def with_poise(on: Any, tasks: int) -> Turn:
             }
             for number, line in enumerate(campaign.file.read_text().splitlines())
         )
-        for receipt in client.submit_stream(specs):
-            if receipt.error is not None:
-                raise RuntimeError(receipt.error.message)
-        until(lambda: len(campaign.ended()) == tasks, "all have ended", on.messages, seconds=TURN_SECONDS)
-        seconds = time.monotonic() - begun
+        with during or nullcontext():
+            for receipt in client.submit_stream(specs):
+                if receipt.error is not None:
+                    raise RuntimeError(receipt.error.message)
+            until(lambda: len(campaign.ended()) == tasks, "all have ended", on.messages, seconds=TURN_SECONDS)
+            seconds = time.monotonic() - begun
         until(lambda: not client.status().unfinished, "Poise knows it", on.messages)
         return seconds
 
@@ -240,26 +241,34 @@ BETWEEN, AWAY = 8.0, 10.0
 @contextmanager
 def faults(cluster: Any, counts: Counter[str]) -> Iterator[None]:
     """Until the block ends, cancel or requeue an allocation, or kill slurmctld for some seconds, in turns."""
+    from system.living import until
+
     stop = threading.Event()
 
     def cause() -> None:
         for kind in itertools.cycle(("scancel", "requeue", "slurmctld")):
             if stop.wait(BETWEEN):
                 return
-            running = cluster.call("squeue", "-h", "-n", "poise", "-t", "R", "-o", "%i").split()
-            if not running:
-                continue
-            counts[kind] += 1
-            if kind == "scancel":
-                cluster.call("scancel", running[0])
-            elif kind == "requeue":
-                cluster.call("scontrol", "requeue", running[0])
-                time.sleep(1)
-                cluster.call("scontrol", "update", f"JobId={running[0]}", "StartTime=now")
-            else:
-                cluster.kill("slurmctld")
-                time.sleep(AWAY)
-                cluster.start_control()
+            with suppress(subprocess.CalledProcessError):  # it has ended by itself
+                if running := cluster.call("squeue", "-h", "-n", "poise", "-t", "R", "-o", "%i").split():
+                    once(kind, running[0])
+                    counts[kind] += 1
+
+    def once(kind: str, job: str) -> None:
+        if kind == "scancel":
+            cluster.call("scancel", job)
+        elif kind == "requeue":
+            cluster.call("scontrol", "requeue", job)
+            until(lambda: job not in active(), "it is requeued", cluster.messages)
+            cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits for two minutes
+        else:
+            cluster.kill("slurmctld")
+            time.sleep(AWAY)
+            cluster.start_control()
+            until(cluster.states, "slurmctld answers", cluster.messages)
+
+    def active() -> list[str]:
+        return str(cluster.call("squeue", "-h", "-n", "poise", "-t", "R,CG", "-o", "%i")).split()
 
     causing = threading.Thread(target=cause)
     causing.start()
@@ -346,8 +355,8 @@ def counted(turns: list[Turn]) -> list[Figure]:
 
 def measure_faults(tasks: int, nodes: int) -> list[Figure]:
     counts: Counter[str] = Counter()
-    with poise_on(nodes, f"slurm:main,nodes={nodes},idle={IDLE},time=1m,drain=10s") as on, faults(on.cluster, counts):
-        turn = with_poise(on, tasks)
+    with poise_on(nodes, f"slurm:main,nodes={nodes},idle={IDLE},time=1m,drain=10s") as on:
+        turn = with_poise(on, tasks, faults(on.cluster, counts))
         walltime = sum(job["JobState"] == "TIMEOUT" for job in on.cluster.completed("poise"))
     happened = [Figure(name=f"{kind}, times", unit="", values=[float(count)]) for kind, count in counts.items()]
     return [*happened, Figure(name="ended by the limit", unit="", values=[float(walltime)]), *counted([turn])]
