@@ -321,25 +321,33 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster whose machines are a home's nodes: the `name` of its substrate and its `address`, as in `--on
-    NAME:ADDRESS`, and where the control plane should `listen` to its nodes. It `grows` if it gets machines on request.
-    The name `local` stands for this machine.
+    """The cluster whose machines are a home's nodes, as in `--on NAME=SUBSTRATE:ADDRESS`, and where the control plane
+    should `listen` to its nodes. Without a `substrate`, the name is that of the substrate. It `grows` if it gets
+    machines on request. The name `local` stands for this machine.
     """
 
     name: str = ""
+    substrate: str = ""
     address: str = ""
     listen: str
     grows: bool = False
 
     @property
+    def driver(self) -> str:
+        """The name of the substrate, whose driver the cluster needs."""
+        return self.substrate or self.name
+
+    @property
     def on(self) -> str:
-        """Return the value of `--on` that selects this substrate."""
-        return f"{self.name}:{self.address}" if self.address else self.name
+        """Return the value of `--on` that selects this cluster."""
+        name = f"{self.name}={self.substrate}" if self.substrate else self.name
+        return f"{name}:{self.address}" if self.address else name
 
     @property
     def title(self) -> str:
-        """The display name of the substrate."""
-        return self.name.capitalize()
+        """The display name of the cluster."""
+        title = self.driver.capitalize()
+        return f"{title} `{self.name}`" if self.substrate else title
 
     @property
     def is_here(self) -> bool:

@@ -73,7 +73,8 @@ def _keep(home: Home, cluster: Cluster, prefix: str) -> None:
     token = _node_token(home, cluster)
     contact = Contact(_addresses(home, address, substrate.address()), token)
     _log.info("on %s", cluster.on)
-    nodes, leads = Nodes(Client(home, patience=0), cluster.name, folder / "emptied.json"), not home.store.exists()
+    nodes = Nodes(Client(home, patience=0), cluster.name, cluster.driver, folder / "emptied.json")
+    leads = not home.store.exists()
     pilots = Pilots(substrate, nodes, contact, prefix=prefix)
     stopping = _stopping()
     told: Sequence[Request] | None = None
@@ -112,7 +113,7 @@ def _place(home: Home, cluster: Cluster, substrate: PlacingSubstrate) -> None:
 def _connect(home: Home, cluster: Cluster, own: str) -> Substrate | PlacingSubstrate:
     """Connect to the substrate of this home, and record the outcome for commands that wait for it."""
     try:
-        substrate = driver_of(cluster.name).connect(cluster.address, own, str(home.substrate(cluster.name)))
+        substrate = driver_of(cluster.driver).connect(cluster.address, own, str(home.substrate(cluster.name)))
     except PoiseError as error:
         write_answer(home, cluster, error.record)
         raise

@@ -26,7 +26,7 @@ from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.errors import NotFound, PoiseError, Unreachable
 from poise.model.reports import Demand, DemandReport, Quote, Request
-from poise.model.resources import SUBSTRATE
+from poise.model.resources import SUBSTRATE, Labels
 from poise.ports import Contact, GrowingSubstrate, Machine, Pilot, Substrate
 
 BEGIN_SECONDS = 20.0
@@ -53,11 +53,13 @@ _log = logging.getLogger("poise.substrate")
 class Nodes:
     """The control plane's nodes, and its work for a substrate. A file keeps the nodes that this process drained, with
     the ids of their machines, so that this process or its successor can reopen them.
+
+    `driver` is the name of the substrate for its driver: the cluster of a home may have another one.
     """
 
-    def __init__(self, client: Client, substrate: str, file: Path) -> None:
+    def __init__(self, client: Client, substrate: str, driver: str, file: Path) -> None:
         self._client = client
-        self._substrate = substrate
+        self._substrate, self._driver = substrate, driver
         self._file = file
         self.emptied: dict[str, str] = json_decoder(dict[str, str]).decode(file.read_bytes()) if file.exists() else {}
 
@@ -65,7 +67,27 @@ class Nodes:
         return {node.name for node in self._client.nodes() if not node.running and not node.queued}
 
     def share(self, quotes: Sequence[Quote]) -> DemandReport:
-        return self._client.share(self._substrate, quotes)
+        report = self._client.share(self._substrate, quotes)
+        waits, kinds = map(self._known_to_driver, report.waits), map(self._known_to_driver, report.kinds)
+        return msgspec.structs.replace(report, waits=tuple(waits), kinds=tuple(kinds))
+
+    def _known_to_driver(self, work: Demand) -> Demand:
+        """Return the work with the names of the cluster and of its driver exchanged where it requires a substrate: for
+        the driver, all its machines have its own name.
+        """
+        names = {self._substrate: self._driver, self._driver: self._substrate}
+
+        def exchanged(labels: Labels) -> Labels:
+            return tuple(
+                (name, tuple(names.get(value, value) for value in values) if name == SUBSTRATE else values)
+                for name, values in labels
+            )
+
+        where = work.shape.where
+        where = msgspec.structs.replace(
+            where, labels=exchanged(where.labels), without_labels=exchanged(where.without_labels)
+        )
+        return msgspec.structs.replace(work, shape=msgspec.structs.replace(work.shape, where=where))
 
     def lost(self) -> set[str]:
         return {node.name for node in self._client.nodes() if node.status == "lost"}

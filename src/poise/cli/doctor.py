@@ -11,11 +11,11 @@ import msgspec
 from poise.cli import output
 from poise.cli.output import Column, Shown
 from poise.client import current_home, failure_of
-from poise.config import LOCAL, Address, Cluster, Endpoint, Home
+from poise.config import Address, Cluster, Endpoint, Home
 from poise.control.start import connected, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
-from poise.drivers.clusters import answer_of, kept_clusters, lock_of, requests_of
+from poise.drivers.clusters import answer_of, kept_clusters, lock_of, parse_cluster, requests_of
 from poise.drivers.lock import is_held
 from poise.drivers.logfile import has_log
 from poise.errors import PoiseError
@@ -32,7 +32,7 @@ TAIL = 64 * 2**10
     "--on",
     "on",
     multiple=True,
-    metavar="NAME[:ADDRESS]",
+    metavar="[NAME=]SUBSTRATE[:ADDRESS]",
     help="Check only whether Poise could run on this cluster, as `poise up --on` would use it. Repeatable. [e.g. "
     "slurm]",
 )
@@ -89,11 +89,11 @@ def _substrate(home: Home, on: str) -> Iterator[Check]:
     """Check whether Poise could run on a cluster that it does not use yet."""
     from poise.drivers.substrates import driver_of, examined  # slow to import
 
-    name, _, argument = on.partition(":")
-    if name == LOCAL:
-        yield Check(name, "ok", "this machine; `poise doctor` checks it")
+    one = parse_cluster(on)
+    if one.is_here:
+        yield Check(on, "ok", "this machine; `poise doctor` checks it")
         return
-    yield from examined(driver_of(name), on, argument, home.substrate(name))
+    yield from examined(driver_of(one.driver), on, one.address, home.substrate(one.name))
 
 
 def _running(home: Home) -> Iterator[Check]:

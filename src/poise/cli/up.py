@@ -1,5 +1,6 @@
 """`poise up` and `poise down`."""
 
+import itertools
 import os
 import signal
 import sys
@@ -17,11 +18,19 @@ from poise.cli.output import TEXT, forms
 from poise.cli.policy import set_policy
 from poise.cli.render import print_json, say
 from poise.client import Client, current_home, failure_of
-from poise.config import DEFAULT_POLICY, LISTEN_PORT, LOCAL, Cluster, Endpoint, Home, parse_place
+from poise.config import DEFAULT_POLICY, LISTEN_PORT, Cluster, Endpoint, Home, parse_place
 from poise.control.kept import KEPT, LATE, kept_policy, options_of, read_flags, typed, write_flags
 from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up, running_here, supervised
 from poise.decoding import json_decoder
-from poise.drivers.clusters import answer_of, forget_answer, keep_clusters, kept_clusters, lock_of
+from poise.drivers.clusters import (
+    answer_of,
+    forget_answer,
+    hint_of_name,
+    keep_clusters,
+    kept_clusters,
+    lock_of,
+    parse_cluster,
+)
 from poise.drivers.dashboards import found
 from poise.drivers.gateways import running_gateways
 from poise.drivers.lock import holder, is_held
@@ -106,10 +115,11 @@ RESTART = "`poise down --leave`, then `poise up`"
     "--on",
     "on",
     multiple=True,
-    metavar="NAME[:ADDRESS]",
-    help="Use the machines of a cluster as nodes instead of this machine. NAME is `ray`, `slurm`, `kubernetes` or a "
-    "substrate of an installed package; without an address, `ray` starts one on this machine only. Repeatable: work "
-    "goes where it is expected to end first. `local` is this machine. Kept for this home.",
+    metavar="[NAME=]SUBSTRATE[:ADDRESS]",
+    help="Use the machines of a cluster as nodes instead of this machine. SUBSTRATE is `ray`, `slurm`, `kubernetes` or "
+    "one of an installed package; without an address, `ray` starts one on this machine only. Repeatable: work goes "
+    "where it is expected to end first. NAME tells clusters of one substrate apart. `local` is this machine. Kept for "
+    "this home.",
 )
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a cluster.")
 @click.option(
@@ -486,27 +496,31 @@ def _settle_clusters(home: Home, on: Sequence[str], listen: str | None, *, gone:
 
 def _clusters_of(on: Sequence[str]) -> tuple[tuple[Cluster, ...], bool]:
     """Check the values of `--on`. Return their clusters by name, and whether all machines are this machine."""
+    import msgspec
+
     from poise.drivers.substrates import driver_of, grows, is_alone  # slow to import
 
     clusters: list[Cluster] = []
     is_local = True
-    for one in sorted(on, key=lambda one: one.partition(":")[0]):
-        name, _, address = one.partition(":")
-        if clusters and clusters[-1].name == name:
-            hint = "give each substrate once; `slurm:gpu,short` names several partitions"
-            raise InputError(f"`{name}` is given twice", field="--on", have=f"{clusters[-1].on}, {one}", hint=hint)
-        if name == LOCAL:
-            if address:
-                raise InputError("`local` takes no address", field="--on", have=one, hint="`poise up --on local`")
-            clusters.append(Cluster(name=name, listen=""))
+    wanted = sorted(map(parse_cluster, on), key=lambda one: one.name)
+    for first, second in itertools.pairwise(wanted):
+        if first.name == second.name:
+            hint = f"name each cluster: {hint_of_name(second)}; `slurm:gpu,short` names several partitions of one"
+            have = f"{first.on}, {second.on}"
+            raise InputError(f"`{first.name}` is given twice", field="--on", have=have, hint=hint)
+    for one in wanted:
+        if one.is_here:
+            if one.address:
+                raise InputError("`local` takes no address", field="--on", have=one.on, hint="`poise up --on local`")
+            clusters.append(one)
             continue
-        driver = driver_of(name)
-        driver.check(address)
-        if is_alone(driver, address) and len(on) > 1:
+        driver = driver_of(one.driver)
+        driver.check(one.address)
+        if is_alone(driver, one.address) and len(on) > 1:
             hint = "`POISE_HOME=DIR poise up --on …` keeps the others in another home"
-            raise InputError("no other nodes can be beside this cluster", field="--on", have=one, hint=hint)
-        clusters.append(Cluster(name=name, address=address, listen="", grows=grows(driver, address)))
-        is_local = is_local and driver.is_local(address)
+            raise InputError("no other nodes can be beside this cluster", field="--on", have=one.on, hint=hint)
+        clusters.append(msgspec.structs.replace(one, grows=grows(driver, one.address)))
+        is_local = is_local and driver.is_local(one.address)
     return tuple(clusters), is_local
 
 

@@ -1,4 +1,4 @@
-"""The clusters whose machines are the nodes of a home. Each substrate has a folder with its name in the home:
+"""The clusters whose machines are the nodes of a home. Each cluster has a folder with its name in the home:
 
     cluster.json   the cluster; if this file exists, the cluster's machines are nodes
     answer.json    why it cannot be used, or `null` if it can; written by `poise.agent.on_substrate`
@@ -9,17 +9,39 @@ Other files there belong to that process and to the driver.
 """
 
 import contextlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from poise.config import Cluster, Home
+from poise.config import LOCAL, Cluster, Home
 from poise.decoding import json_decoder
 from poise.drivers.lock import is_held
 from poise.drivers.whole import write_whole
-from poise.errors import ErrorRecord, Fault
+from poise.errors import ErrorRecord, Fault, InputError
 from poise.model.reports import Request
+
+NAMES = re.compile(r"[a-z][a-z0-9]{0,19}")
+"""Names of clusters: they begin the names of nodes, and are those of a folder and of a token."""
+
+
+def parse_cluster(on: str) -> Cluster:
+    """Return the cluster of a value of `--on`: `SUBSTRATE`, `SUBSTRATE:ADDRESS` or `NAME=SUBSTRATE:ADDRESS`. Raises
+    `InputError` if the name cannot be that of a cluster.
+    """
+    head, _, address = on.partition(":")
+    name, named, substrate = head.partition("=")
+    if named and (not NAMES.fullmatch(name) or name == LOCAL or hasattr(Home, name)):
+        need = "a letter a to z, then up to 19 letters and digits, and no name of a file of a home"
+        hint = hint_of_name(Cluster(name=substrate, address=address, listen=""))
+        raise InputError(f"`{name}` cannot be the name of a cluster", field="--on", need=need, have=on, hint=hint)
+    return Cluster(name=name, substrate=substrate, address=address, listen="")
+
+
+def hint_of_name(cluster: Cluster) -> str:
+    """Return the value of `--on` that gives a cluster another name."""
+    return f"`--on {msgspec.structs.replace(cluster, name='NAME', substrate=cluster.driver).on}`"
 
 
 def kept_clusters(home: Home) -> tuple[Cluster, ...]:

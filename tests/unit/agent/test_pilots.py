@@ -64,7 +64,7 @@ def client(tmp_path: Path) -> AtDesk:
 
 @pytest.fixture
 def nodes(client: AtDesk, tmp_path: Path) -> Nodes:
-    return Nodes(client, "yard", tmp_path / "emptied.json")
+    return Nodes(client, "yard", "yard", tmp_path / "emptied.json")
 
 
 def test_a_node_that_a_person_drained_stays_drained_when_nobody_answers_a_lend(client: AtDesk, nodes: Nodes) -> None:
@@ -91,7 +91,7 @@ def test_a_node_that_a_person_drains_after_a_refusal_stays_drained(way: str, cli
 
 def test_a_node_that_was_lent_is_opened_once_its_machine_stays(client: AtDesk, nodes: Nodes, tmp_path: Path) -> None:
     assert nodes.lend({"n1": "m1", "n2": "m2"}) == "n1"
-    assert Nodes(client, "yard", tmp_path / "emptied.json").emptied == {"n1": "m1"}
+    assert Nodes(client, "yard", "yard", tmp_path / "emptied.json").emptied == {"n1": "m1"}
     nodes.open_but({"n1": "m1"})
     assert client.closed() == ["n1"]
     nodes.open_but({})
@@ -395,7 +395,8 @@ def clusters(client: AtDesk, tmp_path: Path) -> tuple[Growing, Growing, Pilots, 
     client.desk.world.ledger.columns.grows = True
     near, far = Growing(client, 20), Growing(client, 600)
     near_keeper, far_keeper = (
-        Pilots(yard, Nodes(client, name, tmp_path / name), CONTACT) for name, yard in (("near", near), ("far", far))
+        Pilots(yard, Nodes(client, name, name, tmp_path / name), CONTACT)
+        for name, yard in (("near", near), ("far", far))
     )
     for keeper in (near_keeper, far_keeper):
         keeper.keep()

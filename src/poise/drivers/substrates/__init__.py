@@ -86,7 +86,7 @@ def job_of(cluster: Cluster, name: str) -> str:
     """Return the name of the job that contains this object of a cluster, such as a Pod; empty if there is none. Only
     drivers with a method `job_of` have such objects.
     """
-    find: Callable[[str, str], str] | None = getattr(driver_of(cluster.name), "job_of", None)
+    find: Callable[[str, str], str] | None = getattr(driver_of(cluster.driver), "job_of", None)
     return find(cluster.address, name) if find is not None else ""
 
 
