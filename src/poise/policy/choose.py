@@ -41,8 +41,10 @@ def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[
                 break
             going.append(other)
             needed, price = needed - widths[other], price + worths[other]
+        if needed > 0:
+            continue
         going = _spared(going, needed, worths, widths)
-        if needed > 0 or sum([worths[other] for other in going]) >= worth:
+        if sum([worths[other] for other in going]) >= worth:
             continue
         for other in going:
             place = chosen.index(other)

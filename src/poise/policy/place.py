@@ -9,6 +9,7 @@ round; room is always current.
 import heapq
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -146,7 +147,7 @@ class Draft:
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
-        self._meanwhile: dict[Shape, list[int]] = {}
+        self._meanwhile: dict[Shape, tuple[list[int], int]] = {}  # and the number of kept nodes examined
         self.ranked: dict[tuple[Shape, int], Ints] = {}
         """Rows by what they lack for a shape and a number of tasks, until the next placement (`reclaim`)."""
         self.soonest: dict[Shape, dict[int, int | None]] = {}
@@ -367,13 +368,16 @@ class Draft:
         return tasks
 
     def room_meanwhile(self, shape: Shape) -> list[int]:
-        """Return the nodes where one task fits while their room is kept for other units; read-only."""
-        found = self._meanwhile.get(shape)
-        if found is None:
+        """Return the nodes where one task fits while their room is kept for other units; read-only. Kept room counts as
+        free here, so only nodes kept since the last call are examined.
+        """
+        found, examined = self._meanwhile.get(shape, ([], 0))
+        if examined < len(self.kept):
             able = self.able(shape)
             could = able.where & (self.fleet.closed == 0)
-            found = [row for row in self.kept if could[row] and self.room(row).pick(shape, able.models) is not None]
-            self._meanwhile[shape] = found
+            since = islice(self.kept, examined, None)
+            found += [row for row in since if could[row] and self.room(row).pick(shape, able.models) is not None]
+            self._meanwhile[shape] = found, len(self.kept)
         return found
 
     def place_behind(self, candidate: Candidate, run: int) -> Spot | None:
@@ -508,13 +512,13 @@ class Draft:
         """Count tasks that were placed."""
         self._add(row, shape, tasks)
         self._taken += tasks
+        self._meanwhile.clear()
         self.ranked.clear()
         self.soonest.clear()
 
     def _add(self, row: int, shape: Shape, tasks: int) -> None:
         free = self.free
         self._changed.append(row)
-        self._meanwhile.clear()
         self._summaries.clear()
         self._now = None
         free[CPU, row] -= shape.cpu * tasks

@@ -243,8 +243,9 @@ class Prices:
         rows, prices, devices = self._holders.rows[could], self._prices[could], self._holders.devices[could]
         order = np.lexsort((devices, prices, rows))
         rows, prices, devices = rows[order], prices[order], devices[order]
-        first = np.flatnonzero(np.diff(rows, prepend=-1))
-        here, counts = rows[first], np.diff(first, append=len(rows))
+        ends = np.append(rows[1:] != rows[:-1], True)[: len(rows)].nonzero()[0] + 1
+        first = np.append(0, ends)[:-1]
+        here, counts = rows[first], ends - first
         place = np.repeat(np.arange(len(here)), counts), np.arange(len(rows)) - np.repeat(first, counts)
         by_price = np.full((len(here), counts.max(initial=1)), inf)
         frees = np.zeros(by_price.shape, np.int64)

@@ -209,6 +209,7 @@ class _Round:
         self._soonest_of: dict[tuple[int, Shape], tuple[int, Reservation | None]] = {}  # and the changes included
         self._occupied = any(view.fleet.residents)
         self._open = view.fleet.closed == 0
+        self._all_open = bool(self._open.all())
         self._searches = 0
         self._until: int | None = None
         self._closed = False
@@ -1086,6 +1087,8 @@ class _Round:
 
     def _most_of(self, shape: Shape) -> int:
         fleet, able = self.view.fleet, self.draft.able(shape)
+        if self._all_open:
+            return able.most
         if shape.where.groups:
             room = np.minimum(able.by_row(fleet), MOST_TASKS)
             return int(grouped(fleet, shape.where, np.where(self._open, room, 0)).sum())
