@@ -3,27 +3,41 @@
 That takes a fifth of the time of the CPU that starting Python and importing takes, of which a suite of a thousand
 commands has little to give. Such a command gets its arguments, environment, folder and streams like any other; what
 differs is what Python reads before it runs anything, so a command with other such variables is started as usual.
+
+The supervisor, control plane and agents that such a command begins are forked too: each is a child of the process that
+asked for it, with its own session, descriptors, signals, arguments and environment, which `/proc` shows as well.
 """
 
 import atexit
+import ctypes
 import gc
 import importlib
 import os
 import pickle
+import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 Word = str | bytes | Path
 
 READ_FIRST = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_")
 """What variables begin with that are looked at before a program runs."""
+
+DAEMONS = ("poise.control", "poise.agent")
+"""What is forked where `python -m` would start it; and the supervisor, which is run as a file."""
+
+SET_MM, SET_MM_MAP = 35, 14
+"""`prctl`: tell the kernel where a process keeps its arguments and its environment (`linux/prctl.h`)."""
 
 
 class Ended(NamedTuple):
@@ -127,18 +141,146 @@ def _serve(channel: socket.socket) -> None:
     os.chdir(cwd)
 
 
+class Starting(NamedTuple):
+    """What `subprocess` asks for when it starts a program: the arguments of `_posixsubprocess.fork_exec`."""
+
+    arguments: Sequence[Word]
+    programs: Sequence[bytes]
+    close_fds: bool
+    kept: tuple[int, ...]
+    cwd: str | None
+    environment: Sequence[bytes] | None
+    stdin: int
+    to_stdin: int
+    from_stdout: int
+    stdout: int
+    from_stderr: int
+    stderr: int
+    from_failure: int
+    failure: int
+    restore_signals: bool
+    new_session: bool
+    group: int
+    gid: int | None
+    gids: Sequence[int] | None
+    uid: int | None
+    umask: int
+    first: object
+
+    def daemon(self) -> list[str]:
+        """How to run it here: the name of its module or its file, and its arguments; nothing if it is another program.
+
+        It is another, too, if it is to be another user, or if Python would read other variables first.
+        """
+        words = [os.fsdecode(word) for word in self.arguments]
+        other = (self.group, self.uid, self.gid, self.gids, self.umask, self.first) != (-1, None, None, None, -1, None)
+        if other or words[0] != sys.executable or _read_first(self.variables()) != _read_first(os.environ):
+            return []
+        if words[1:2] == ["-S"] and words[2].endswith("/poise/control/supervisor.py"):
+            return words[2:]
+        return words[2:] if words[1:2] == ["-m"] and words[2] in DAEMONS else []
+
+    def variables(self) -> dict[str, str]:
+        if self.environment is None:
+            return dict(os.environ)
+        pairs = (os.fsdecode(pair).partition("=") for pair in self.environment)
+        return {name: value for name, _, value in pairs}
+
+    def settle(self) -> None:
+        """Make of a process just forked what the program would have been given."""
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        streams = [os.dup(file) if file != -1 else -1 for file in (self.stdin, self.stdout, self.stderr)]
+        for number, file in enumerate(streams):
+            if file != -1:
+                os.dup2(file, number)
+        kept = sorted({number for number in self.kept if number > 2 and number != self.failure})
+        for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(low + 1, high)
+        if self.cwd is not None:
+            os.chdir(self.cwd)
+        if self.new_session:
+            os.setsid()
+        variables = self.variables()
+        os.environ.clear()
+        os.environ.update(variables)
+        show([os.fsencode(word) for word in self.arguments], [os.fsencode(f"{k}={v}") for k, v in variables.items()])
+
+
+def show(arguments: Sequence[bytes], environment: Sequence[bytes]) -> bool:
+    """Let `/proc` show these as the arguments and the environment of this process, as after `exec`; whether it can."""
+    parts = [b"".join(word + b"\0" for word in words) for words in (arguments, environment)]
+    text = ctypes.create_string_buffer(b"".join(parts))
+    _SHOWN[:] = [text]
+    start = ctypes.addressof(text)
+    middle, end = start + len(parts[0]), start + len(parts[0]) + len(parts[1])
+    with open("/proc/self/stat") as file:  # noqa: PTH123
+        fields = [*map(int, file.read().rpartition(")")[2].split()[1:])]
+    code, stack, data = fields[22:24], fields[24], fields[41:44]  # of proc(5): 26 and 27, 28, 45 to 47
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    places = struct.pack("<12QIi", *code, *data, libc.sbrk(0), stack, start, middle, middle, end, 0, 0, -1)
+    return libc.prctl(SET_MM, SET_MM_MAP, places, ctypes.c_ulong(len(places)), 0) == 0
+
+
+_SHOWN: list[object] = []
+"""What the kernel shows has to stay where it is."""
+
+
+def _start(*asked: object) -> int:
+    """In place of `fork_exec`: a daemon is forked from here, where its modules are; every other program as usual."""
+    starting = Starting(*asked[: len(Starting._fields)])  # type: ignore[arg-type]
+    daemon = starting.daemon()
+    if not daemon:
+        return _FORK_EXEC(*asked)
+    if pid := os.fork():
+        return pid
+    gc.freeze()  # nothing of whoever asked is ever taken apart: it would close files that are no longer its own
+    _SHOWN.extend((sys.stdin, sys.stdout, sys.stderr))
+    atexit._clear()
+    starting.settle()
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    sys.argv = daemon
+    code: object = 0
+    try:
+        if daemon[0] in DAEMONS:
+            runpy.run_module(daemon[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(daemon[0], run_name="__main__")
+    except SystemExit as left:
+        code = left.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    return _end(code if isinstance(code, int) else int(code is not None))
+
+
+def _end(code: int) -> NoReturn:
+    """Exit, and take nothing apart that was imported: that copies most of its memory, three fifths of a command."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the supervisor sets it; a process of several threads is not forked
     from poise.cli.main import COMMANDS, main
 
     for module in {module for name, (module, _) in COMMANDS.items() if name != "demo"} | {"poise.cli.group"}:
         importlib.import_module(module)
     for module in ("poise.drivers.yamlfile", "websockets.sync.client"):  # what many of them import when they run
         importlib.import_module(module)
+    for module in DAEMONS:
+        importlib.import_module(f"{module}.__main__")
+        del sys.modules[f"{module}.__main__"]  # it is run under another name
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _serve(socket.socket(fileno=int(sys.argv[1])))
-    code = main()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # to take apart all that was imported copies most of its memory first: three fifths of a command
+    _FORK_EXEC = subprocess._fork_exec
+    subprocess._fork_exec = _start
+    _end(main())
