@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 Word = str | bytes | Path
 
@@ -35,6 +35,16 @@ READ_FIRST = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_")
 
 DAEMONS = ("poise.control", "poise.agent")
 """What is forked where `python -m` would start it; and the supervisor, which is run as a file."""
+
+IMPORTED_LATE = (
+    "poise.drivers.yamlfile",
+    "websockets.sync.client",
+    "poise_serve.beyond",
+    "poise_serve.group",
+    "poise_serve.peers",
+    "poise_serve.serve",
+)
+"""Modules that many commands import only when they run."""
 
 SET_MM, SET_MM_MAP = 35, 14
 """`prctl`: tell the kernel where a process keeps its arguments and its environment (`linux/prctl.h`)."""
@@ -76,22 +86,69 @@ class Forks:
         in_one: bool = False,
     ) -> Ended:
         """One command, waited for; with `in_one` both of its streams are one, as in a terminal."""
-        asked, out = (os.memfd_create(name) for name in ("asked", "out"))
+        out = os.memfd_create("out")
         err = os.dup(out) if in_one else os.memfd_create("err")
-        told, tell = os.pipe()
+        pid, told = self.begin([program, *arguments], environment, cwd, out, err)
         try:
-            os.write(asked, pickle.dumps(([program, *map(os.fsdecode, arguments)], dict(environment), str(cwd))))
-            socket.send_fds(self._channel, [b"!"], [asked, out, err, tell])
-            os.close(tell)
-            pid = int(os.read(told, 20))
             if not select.select([told], [], [], within)[0]:
                 os.kill(pid, signal.SIGKILL)
                 raise AssertionError(f"{arguments!r} does not end: {_content(out)!r} {_content(err)!r}")
             code = os.waitstatus_to_exitcode(int(os.read(told, 20)))
             return Ended(code, _content(out), _content(err))
         finally:
-            for file in (asked, out, err, told):
+            for file in (out, err, told):
                 os.close(file)
+
+    def begin(
+        self, words: Sequence[Word], environment: Mapping[str, str], cwd: Path, out: int, err: int
+    ) -> tuple[int, int]:
+        """Its process, and where its status is read once it has ended; it writes to these two descriptors."""
+        asked = os.memfd_create("asked")
+        told, tell = os.pipe()
+        try:
+            os.write(asked, pickle.dumps(([*map(os.fsdecode, words)], dict(environment), str(cwd))))
+            socket.send_fds(self._channel, [b"!"], [asked, out, err, tell])
+        finally:
+            os.close(asked)
+            os.close(tell)
+        return int(os.read(told, 20)), told
+
+
+class Started(subprocess.Popen[bytes]):
+    """A command that is still running, with a pipe for each of its streams."""
+
+    def __init__(self, forks: Forks, words: Sequence[Word], environment: Mapping[str, str], cwd: Path) -> None:
+        self._forks = forks
+        super().__init__(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd=cwd,
+        )
+
+    def _execute_child(self, words: Sequence[Word], *others: Any) -> None:
+        """Asks for it. Of the others: its environment and folder, and the pipes that `subprocess` has made."""
+        cwd, environment, pipes = others[4], others[5], others[9:15]
+        self.pid, self._told = self._forks.begin(words, environment, cwd, pipes[3], pipes[5])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def _internal_poll(self, *_: object, **__: object) -> int | None:
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)
+        return self.returncode
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        """As `waitpid`, for what another process waits for."""
+        if flags == os.WNOHANG and not select.select([self._told], [], [], 0)[0]:
+            return 0, 0
+        status = int(os.read(self._told, 20))
+        os.close(self._told)
+        return self.pid, status
 
 
 @cache
@@ -135,10 +192,9 @@ def _serve(channel: socket.socket) -> None:
     os.dup2(err, 2)
     for file in (asked, out, err):
         os.close(file)
-    sys.argv = arguments
-    os.environ.clear()
-    os.environ.update(environment)
     os.chdir(cwd)
+    become([sys.executable, *arguments], environment)
+    sys.argv = arguments
 
 
 class Starting(NamedTuple):
@@ -204,15 +260,16 @@ class Starting(NamedTuple):
             os.chdir(self.cwd)
         if self.new_session:
             os.setsid()
-        variables = self.variables()
-        os.environ.clear()
-        os.environ.update(variables)
-        show([os.fsencode(word) for word in self.arguments], [os.fsencode(f"{k}={v}") for k, v in variables.items()])
+        become([os.fsdecode(word) for word in self.arguments], self.variables())
 
 
-def show(arguments: Sequence[bytes], environment: Sequence[bytes]) -> bool:
-    """Let `/proc` show these as the arguments and the environment of this process, as after `exec`; whether it can."""
-    parts = [b"".join(word + b"\0" for word in words) for words in (arguments, environment)]
+def become(arguments: list[str], environment: Mapping[str, str]) -> None:
+    """Let this process have these arguments and this environment, which `/proc` shows as well, as after `exec`."""
+    sys.orig_argv = arguments
+    os.environ.clear()
+    os.environ.update(environment)
+    words = [map(os.fsencode, arguments), (os.fsencode(f"{name}={value}") for name, value in environment.items())]
+    parts = [b"".join(word + b"\0" for word in of) for of in words]
     text = ctypes.create_string_buffer(b"".join(parts))
     _SHOWN[:] = [text]
     start = ctypes.addressof(text)
@@ -220,10 +277,11 @@ def show(arguments: Sequence[bytes], environment: Sequence[bytes]) -> bool:
     with open("/proc/self/stat") as file:  # noqa: PTH123
         fields = [*map(int, file.read().rpartition(")")[2].split()[1:])]
     code, stack, data = fields[22:24], fields[24], fields[41:44]  # of proc(5): 26 and 27, 28, 45 to 47
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p
     places = struct.pack("<12QIi", *code, *data, libc.sbrk(0), stack, start, middle, middle, end, 0, 0, -1)
-    return libc.prctl(SET_MM, SET_MM_MAP, places, ctypes.c_ulong(len(places)), 0) == 0
+    if libc.prctl(SET_MM, SET_MM_MAP, places, ctypes.c_ulong(len(places)), 0) != 0:
+        raise OSError(ctypes.get_errno(), "the kernel lets no process change its arguments")
 
 
 _SHOWN: list[object] = []
@@ -273,7 +331,7 @@ if __name__ == "__main__":
 
     for module in {module for name, (module, _) in COMMANDS.items() if name != "demo"} | {"poise.cli.group"}:
         importlib.import_module(module)
-    for module in ("poise.drivers.yamlfile", "websockets.sync.client"):  # what many of them import when they run
+    for module in IMPORTED_LATE:
         importlib.import_module(module)
     for module in DAEMONS:
         importlib.import_module(f"{module}.__main__")
