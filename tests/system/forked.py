@@ -8,6 +8,7 @@ The supervisor, control plane and agents that such a command begins are forked t
 asked for it, with its own session, descriptors, signals, arguments and environment, which `/proc` shows as well.
 """
 
+import asyncio
 import atexit
 import ctypes
 import gc
@@ -292,7 +293,8 @@ def _start(*asked: object) -> int:
     """In place of `fork_exec`: a daemon is forked from here, where its modules are; every other program as usual."""
     starting = Starting(*asked[: len(Starting._fields)])  # type: ignore[arg-type]
     daemon = starting.daemon()
-    if not daemon:
+    alone = len(os.listdir("/proc/self/task")) == 1 and asyncio._get_running_loop() is None  # noqa: PTH208
+    if not daemon or not alone:  # what other threads or a loop hold would be held for ever
         return _FORK_EXEC(*asked)
     if pid := os.fork():
         return pid
@@ -326,7 +328,7 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the supervisor sets it; a process of several threads is not forked
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the supervisor sets it; none of several threads is forked
     from poise.cli.main import COMMANDS, main
 
     for module in {module for name, (module, _) in COMMANDS.items() if name != "demo"} | {"poise.cli.group"}:
