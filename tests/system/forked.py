@@ -230,8 +230,8 @@ class Starting(NamedTuple):
         It is another, too, if it is to be another user, or if Python would read other variables first.
         """
         words = [os.fsdecode(word) for word in self.arguments]
-        other = (self.group, self.uid, self.gid, self.gids, self.umask, self.first) != (-1, None, None, None, -1, None)
-        if other or words[0] != sys.executable or _read_first(self.variables()) != _read_first(os.environ):
+        usual = (self.group, self.uid, self.gid, self.gids, self.umask, self.first) == (-1, None, None, None, -1, None)
+        if not usual or words[0] != sys.executable or _read_first(self.variables()) != _read_first(os.environ):
             return []
         if words[1:2] == ["-S"] and words[2].endswith("/poise/control/supervisor.py"):
             return words[2:]
@@ -244,24 +244,24 @@ class Starting(NamedTuple):
         return {name: value for name, _, value in pairs}
 
     def settle(self) -> None:
-        """Make of a process just forked what the program would have been given."""
+        """Make of a process just forked what the program would have been given. Whoever asked goes on after the end."""
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        streams = [os.dup(file) if file != -1 else -1 for file in (self.stdin, self.stdout, self.stderr)]
-        for number, file in enumerate(streams):
-            if file != -1:
-                os.dup2(file, number)
-        kept = sorted({number for number in self.kept if number > 2 and number != self.failure})
-        for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(low + 1, high)
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        streams = [
+            (number, os.dup(file)) for number, file in enumerate((self.stdin, self.stdout, self.stderr)) if file != -1
+        ]
+        for number, file in streams:
+            os.dup2(file, number)
         if self.cwd is not None:
             os.chdir(self.cwd)
         if self.new_session:
             os.setsid()
         become([os.fsdecode(word) for word in self.arguments], self.variables())
+        kept = [number for number in self.kept if number > 2 and number != self.failure]
+        for low, high in zip([2, *kept], [*kept, os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(low + 1, high)
 
 
 def become(arguments: list[str], environment: Mapping[str, str]) -> None:
@@ -299,13 +299,12 @@ def _start(*asked: object) -> int:
     if pid := os.fork():
         return pid
     gc.freeze()  # nothing of whoever asked is ever taken apart: it would close files that are no longer its own
-    _SHOWN.extend((sys.stdin, sys.stdout, sys.stderr))
-    atexit._clear()
-    starting.settle()
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-    sys.argv = daemon
     code: object = 0
     try:
+        atexit._clear()
+        starting.settle()
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+        sys.argv = daemon
         if daemon[0] in DAEMONS:
             runpy.run_module(daemon[0], run_name="__main__", alter_sys=True)
         else:
