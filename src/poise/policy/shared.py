@@ -1,6 +1,7 @@
 """Fair shares in one round: the standing of the tree with its placements and preemptions."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 from poise.model.decisions import Reason, Spot
 from poise.model.fleet import Resident
@@ -87,27 +88,37 @@ class Shared:
         self.young = 0
         claim = trial.claim(candidate, self._fleet)
         trial.count(*claim)
-        could = [
-            of[0]
-            for unit, of in self._units.items()
-            if unit not in asked
-            and of[0].preemptible
-            and of[0].running
-            and not of[0].stopping
-            and (candidate.serves or not of[0].serves)
-            and (of[0].shape.gpus > 0) == (shape.gpus > 0)
-        ]
+        leaves = {one.leaf for one in self._cheapest_first}
+        parted = {leaf: trial.apart(candidate.leaf, leaf) for leaf in leaves}
+        may: dict[tuple[int, int] | None, bool] = {}
         found = []
-        for one in sorted(could, key=lambda one: (cost_of(one, now), -one.since, one.ordinal)):
-            loses = self._held(one.unit)
-            if one.leaf == candidate.leaf or trial.may_take(claim, one.leaf) is not True:
+        for one in self._cheapest_first:
+            if one.unit in asked or one.leaf == candidate.leaf or (one.shape.gpus > 0) != (shape.gpus > 0):
+                continue
+            if one.serves and not candidate.serves:
+                continue
+            pair = parted[one.leaf]
+            if pair not in may:
+                may[pair] = trial.may_take(claim, one.leaf) is True
+            if not may[pair]:
                 continue
             if now < (at := one.since + rules.min_run):  # the budget does not protect a borrower
                 self.young = min(self.young or at, at)
+                continue
+            trial.count(*self._held(one.unit), -1)
+            found.append(one.unit)
+            if trial.path(one.leaf)[0] == trial.path(candidate.leaf)[0]:
+                may.clear()  # a node above both holds less
             else:
-                trial.count(*loses, -1)
-                found.append(one.unit)
+                del may[pair]
         return found
+
+    @cached_property
+    def _cheapest_first(self) -> list[Resident]:
+        """The running units that may be preempted, the cheapest first."""
+        now, first = self._draft.view.now, (of[0] for of in self._units.values())
+        could = [one for one in first if one.preemptible and one.running and not one.stopping]
+        return sorted(could, key=lambda one: (cost_of(one, now), -one.since, one.ordinal))
 
     def spared(self, one: Candidate | Resident) -> frozenset[str]:
         """Return the units that may not be preempted for this one."""
