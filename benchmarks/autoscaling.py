@@ -20,9 +20,10 @@ counted. `as it is` is `forecast` without a fit: its target is the allowed fract
 fraction of the requests above the capacity.
 
 `--bound` prints instead the optimum of a family of rules that provide a forecast plus a number of spreads, with all
-constants chosen in hindsight for each trace, and the cost with risk bought at one price (`priced`). `--halves` fits `forecast` to the first half of each trace, and prints the
-second half with the number so found, and the optimum of that family for each half. `--theories` measures changes to
-`forecast` on the first half, with the number of spreads chosen in hindsight.
+constants chosen in hindsight for each trace, and the cost with risk bought at one price (`priced`). `--halves` fits
+`forecast` to the first half of each trace, and prints the second half with the number so found, and the optimum of that
+family for each half. `--theories` measures changes to `forecast` on the first half, with the number of spreads chosen
+in hindsight.
 """
 
 import argparse

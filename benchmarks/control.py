@@ -10,12 +10,12 @@ and `rest` the root mean square error of the last 60 of 200 steps.
 `--loops` measures control loops of rules instead, with automatic gains and with those that a relay finds. The signal is
 `gain` times twice the target at a full output, `delay` steps later, through a first-order lag of 0.7.
 
-`--memory` measures memory limits that follow peaks (`poise.policy.memory`) for delays of 0 to 72 hours and noise of 0 to
-30 %. An attempt an hour has a peak that is known `delay` hours later; its level is 8 GiB for 30 days, then 2 GiB, then 8
-GiB again. `down` is the number of days after the step down until the limit stays below half of what it was, `ran out` the
-attempts that exceed their limit after the step up, `at rest` the part of attempts that exceed it in the last 10 days of
-each level, `slack` the mean part of the limit that is unused there, and `changes` the number of changes of the limit a
-day there.
+`--memory` measures memory limits that follow peaks (`poise.policy.memory`) for delays of 0 to 72 hours and noise of 0
+to 30 %. An attempt an hour has a peak that is known `delay` hours later; its level is 8 GiB for 30 days, then 2 GiB,
+then 8 GiB again. `down` is the number of days after the step down until the limit stays below half of what it was, `ran
+out` the attempts that exceed their limit after the step up, `at rest` the part of attempts that exceed it in the last
+10 days of each level, `slack` the mean part of the limit that is unused there, and `changes` the number of changes of
+the limit a day there.
 """
 
 import argparse

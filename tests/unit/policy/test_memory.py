@@ -37,7 +37,8 @@ def test_a_limit_settles_after_a_step_down_and_a_step_up(delay: int, noise: floa
     """An attempt every four hours, whose peak is known `delay` hours later. Nearly all peaks are within 2.6 times the
     noise, and one that exceeds its limit counts for a fifth more.
     """
-    random, limits, needs = Random(7), [16 * GIB], list[Need]()
+    random = Random(7)  # noqa: S311
+    limits, needs = [16 * GIB], list[Need]()
     for hour in range(0, 90 * 24, 4):
         level, limit = (2 if hour // (30 * 24) == 1 else 8) * GIB, limits[-1]
         peak = int(level * random.lognormvariate(0, noise))
