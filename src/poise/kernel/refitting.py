@@ -1,7 +1,8 @@
 """Memory limits that rules fit again at each evaluation, while the rule has fired.
 
 A fit that changes limits is a firing of the rule with the outcome `adjusted`. It counts as one action, and records the
-limits from before the first fit, which the end of the rule restores.
+limits from before the first fit, which the end of the rule restores. Work that ran out of memory under a fitted limit
+gets at least its first limit again, because it may be retried only twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,11 +30,13 @@ def refit(
                 continue
             path, known = ADJUSTED[action.name], firing.before[action.name]
             ours = {unit: change for unit, change in known.items() if has_value(ledger, unit, path, change[1])}
-            made = {
-                unit: change
-                for unit, change in adjustment(ledger, action.value, subject).items()
-                if (unit not in known or unit in ours) and _is_possible(ledger, path, unit, change)
-            }
+            made = {}
+            for unit, (value, fit) in adjustment(ledger, action.value, subject).items():
+                ran_out = unit in ours and ledger.jobs.units[unit].ooms
+                change = value, max(fit, ours[unit][0]) if ran_out else fit
+                free = unit not in known or unit in ours
+                if free and change[1] != value and _is_possible(ledger, path, unit, change):
+                    made[unit] = change
             if not made or engine.spent >= engine.rules.budget:
                 continue
             adjust(name, action.name, made, now)

@@ -103,6 +103,15 @@ def test_one_attempt_without_enough_memory_raises_the_limits_of_what_waits_and_r
     assert sorted(launch.shape.memory for launch in world.held["n1"].values())[-1] == 12 * GIB
 
 
+def test_work_that_ran_out_of_memory_under_a_fitted_limit_gets_its_first_limit_again() -> None:
+    world = evaluated(job(evaluated(ran(loaded(), 20, 2 * GIB)), "a", retry={"limit": 3, "when": ["oom"]}, begin="1m"))
+    world.after("1m").round().start("a")
+    assert [launch.shape.memory for launch in world.held["n1"].values()] == [2560 << 20]
+    evaluated(world.finish("a", outcome="oom", peak=2560 << 20, limit=2560 << 20))
+    assert limit(world, "a") == 8 * GIB
+    assert limit(evaluated(world), "a") == 8 * GIB
+
+
 def test_a_limit_that_a_user_has_set_stays() -> None:
     world = evaluated(held_jobs(evaluated(ran(loaded(), 20, 2 * GIB)), "a"))
     evaluated(world.change("a", resources={"memory": "4GiB"}))
