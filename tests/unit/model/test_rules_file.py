@@ -147,6 +147,18 @@ def test_settings_of_different_things_have_different_owners() -> None:
         ),
         (of(rule(actions=[{"adjust_memory_limit": {"class": "a"}}])), "rules[0].actions[0].adjust_memory_limit"),
         (
+            of(rule(actions=[{"adjust_memory_limit": {"by": "5%", "fit": "5%", "most": "1GiB", "class": "a"}}])),
+            "rules[0].actions[0].adjust_memory_limit",
+        ),
+        (
+            of(rule(actions=[{"adjust_memory_limit": {"fit": "5%", "class": "a"}}])),
+            "rules[0].actions[0].adjust_memory_limit.most",
+        ),
+        (
+            of(rule(actions=[{"adjust_memory_limit": {"fit": "5%", "least": "2GiB", "most": "1GiB", "class": "a"}}])),
+            "rules[0].actions[0].adjust_memory_limit.least",
+        ),
+        (
             of(rule(actions=[{"adjust_memory_limit": {"to": "1KiB", "class": "a"}}])),
             "rules[0].actions[0].adjust_memory_limit.to",
         ),
