@@ -91,7 +91,7 @@ class Campaign:
         self.file.write_text("".join(f"{line}\n" for line in lines))
 
     def _line(self, number: int, seconds: str) -> str:
-        return f"echo {number} >> {self._begun}; sleep {seconds}; echo {number} >> {self._ended}"
+        return f"echo {number} >> {self._begun}; sleep {seconds} && echo {number} >> {self._ended}"
 
     def ended(self) -> Counter[str]:
         return Counter(self._ended.read_text().split())
@@ -226,6 +226,8 @@ def others(cluster: Any, nodes: int, seed: int) -> Iterator[None]:
     try:
         time.sleep(FILL_SECONDS)
         yield
+        if not feeder.is_alive():
+            raise RuntimeError("the jobs of others could not be submitted")
     finally:
         stop.set()
         feeder.join()
