@@ -17,6 +17,7 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
 from poise.policy.reclaim import (
+    LOOKED_AT,
     MIN_RUN,
     RENEWED,
     Preemption,
@@ -142,9 +143,7 @@ def test_what_is_foreseen_in_columns_is_what_is_foreseen_of_each(first: list[Any
     st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), max_size=4), min_size=1, max_size=3),
     st.lists(st.integers(-1, 7), min_size=3, max_size=3),
 )
-def test_devices_come_free_in_the_order_in_which_what_has_them_ends(
-    rows: list[list[tuple[int, int]]], lacks: list[int]
-) -> None:
+def test_devices_come_free_when_what_has_them_ends(rows: list[list[tuple[int, int]]], lacks: list[int]) -> None:
     """Each row has some that end after so many minutes, and hold so many devices."""
     on = [
         [
@@ -154,19 +153,59 @@ def test_devices_come_free_in_the_order_in_which_what_has_them_ends(
         for row, of in enumerate(rows)
     ]
     running = Running(draft(*on, cpu=20).fleet, Speeds((), {}, {}), NOW)
-    wanted = []
+    wanted: list[int | None] = []
     for row, of in enumerate(rows):
-        freed, left = 0, lacks[row]
-        if left <= 0:
-            wanted.append((NOW, row))
-            continue
+        freed, at = 0, NOW if lacks[row] <= 0 else None
         for minutes, gpus in sorted(of, key=lambda one: one[0]):
             freed += gpus
-            if freed >= left:
-                wanted.append((NOW + minutes * MINUTE, row))
-                break
+            if at is None and freed >= lacks[row]:
+                at = NOW + minutes * MINUTE
+        wanted.append(at)
     asked = np.array(lacks[: len(rows)]) * WHOLE
-    assert running.soonest(np.arange(len(rows)), asked) == sorted(wanted)
+    assert running.soonest(np.arange(len(rows)), asked) == wanted
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=LOOKED_AT, max_size=LOOKED_AT + 6),
+    st.lists(st.tuples(st.booleans(), st.integers(0, LOOKED_AT - 1)), min_size=1, max_size=8),
+    st.integers(1, 3),
+)
+def test_a_reservation_after_others_is_that_of_a_new_look(
+    nodes: list[tuple[int, int]], changes: list[tuple[bool, int]], tasks: int
+) -> None:
+    """Each node runs a unit that ends after so many minutes and holds so many of its 4 devices. Room is kept on nodes,
+    or taken where there is some, and each time the draft answers as one that was asked nothing before.
+    """
+    shape = Shape(gpus=2)
+
+    def new() -> Draft:
+        fleet = Fleet([node(f"n{row}", gpus=4) for row in range(len(nodes))])
+        for row, (minutes, held) in enumerate(nodes):
+            asks, devices = Shape(gpus=held), tuple(range(held))
+            one = resident(f"u{row}", ran=0, declared=minutes * MINUTE, shape=asks, devices=devices)
+            fleet.residents[row] = (one,)
+            fleet.free[:, row] -= (asks.cpu, asks.memory, asks.network, held)
+            fleet.device_share[row, :held] = 0
+        return Draft(
+            Snapshot(revision=1, now=NOW, fleet=fleet, candidates=(), backlog={}, profiles={}), {"first": 1.0}, TERMS
+        )
+
+    def change(trial: Draft, keeps: bool, row: int) -> None:
+        if keeps:
+            trial.keep(row, "u98", shape, NOW + HOUR)
+        elif trial.room_for(row, shape):
+            trial.take(row, candidate(shape=shape), shape)
+
+    asked = new()
+    for number in range(len(changes)):
+        reserve(shape, asked, tasks)
+        asked.room_meanwhile(shape)
+        change(asked, *changes[number])
+        fresh = new()
+        for earlier in changes[: number + 1]:
+            change(fresh, *earlier)
+        assert reserve(shape, asked, tasks) == reserve(shape, fresh, tasks)
+        assert asked.room_meanwhile(shape) == fresh.room_meanwhile(shape)
 
 
 def test_what_was_learned_on_its_device_goes_before_what_was_learned_anywhere() -> None:
