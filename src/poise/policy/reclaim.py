@@ -645,7 +645,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
         known = draft.ranked.get((shape, tasks))
         ranked = draft.ranked[shape, tasks] = _ranked(draft, shape, tasks) if known is None else known
     grouped = shape.where.groups and tasks > 1
-    rows = (ranked if grouped else ranked[: most + len(kept)]).tolist()
+    rows: list[int] = (ranked if grouped else ranked[: most + len(kept)]).tolist()
     if kept:  # as if the units with kept room had started and never ended
         rows = [row for row in rows if row not in kept]
     if grouped:

@@ -194,7 +194,7 @@ class Running:
         """
         found = self._endings
         places = found.freed.searchsorted(found.before[rows] + lacks)
-        ats = np.where(lacks > 0, found.at[places], self._now).tolist()
+        ats: list[int | None] = np.where(lacks > 0, found.at[places], self._now).tolist()
         never = ((lacks > 0) & (places >= found.first[rows + 1])).nonzero()[0].tolist()
         for place in never:
             ats[place] = None
