@@ -134,13 +134,13 @@ class Started(subprocess.Popen[bytes]):
         cwd, environment, pipes = others[4], others[5], others[9:15]
         self.pid, self._told = self._forks.begin(words, environment, cwd, pipes[3], pipes[5])
         self._child_created = True
-        self._close_pipe_fds(*pipes)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
     def _internal_poll(self, *_: object, **__: object) -> int | None:
         if self.returncode is None:
             pid, status = self._try_wait(os.WNOHANG)
             if pid:
-                self._handle_exitstatus(status)
+                self._handle_exitstatus(status)  # type: ignore[attr-defined]
         return self.returncode
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
@@ -252,8 +252,8 @@ class Starting(NamedTuple):
         streams = [
             (number, os.dup(file)) for number, file in enumerate((self.stdin, self.stdout, self.stderr)) if file != -1
         ]
-        for number, file in streams:
-            os.dup2(file, number)
+        for place, file in streams:
+            os.dup2(file, place)
         if self.cwd is not None:
             os.chdir(self.cwd)
         if self.new_session:
@@ -295,7 +295,7 @@ def _start(*asked: object) -> int:
     daemon = starting.daemon()
     alone = len(os.listdir("/proc/self/task")) == 1 and asyncio._get_running_loop() is None  # noqa: PTH208
     if not daemon or not alone:  # what other threads or a loop hold would be held for ever
-        return _FORK_EXEC(*asked)
+        return int(_FORK_EXEC(*asked))
     if pid := os.fork():
         return pid
     gc.freeze()  # nothing of whoever asked is ever taken apart: it would close files that are no longer its own
@@ -319,7 +319,7 @@ def _start(*asked: object) -> int:
 
 def _end(code: int) -> NoReturn:
     """Exit, and take nothing apart that was imported: that copies most of its memory, three fifths of a command."""
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -340,6 +340,6 @@ if __name__ == "__main__":
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _serve(socket.socket(fileno=int(sys.argv[1])))
-    _FORK_EXEC = subprocess._fork_exec
-    subprocess._fork_exec = _start
+    _FORK_EXEC = subprocess._fork_exec  # type: ignore[attr-defined]
+    subprocess._fork_exec = _start  # type: ignore[attr-defined]
     _end(main())
