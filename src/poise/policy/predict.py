@@ -16,7 +16,7 @@ import numpy as np
 
 from poise.model.fleet import DeviceModel, Ints, Resident
 from poise.model.jobs import ALL, Work
-from poise.model.profiles import NO_END, Estimate, Profile, estimate_run, outlasting
+from poise.model.profiles import NO_END, OF_ALL, Estimate, Profile, estimate_run, outlasting
 from poise.model.resources import Shape
 from poise.model.tenants import declared_class
 from poise.model.views import Candidate, Snapshot
@@ -66,9 +66,10 @@ class Speeds:
     ) -> None:
         self._models = models
         self.profiles = profiles
+        self.of_all = profiles.get(OF_ALL)
         self.throughputs = throughputs
         self._runs = {} if runs is None else runs
-        self._looked_up: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
+        self._looked_up: dict[tuple[str, str, int, Work, int, bool], list[Estimate]] = {}
         self._sources: dict[str, tuple[Profile | None, ...]] = {}
         self._names: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
@@ -80,13 +81,15 @@ class Speeds:
         for index, model in enumerate(models):
             self._places.setdefault((model.called, model.kind != "cpu"), index)
 
-    def of(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
+    def of(
+        self, kind: str, precision: str, declared: int, work: Work, window: int = 0, *, devices: bool
+    ) -> list[Estimate]:
         """Return the run time in nanoseconds by device model of the fleet. Only `devices`, or only processors, have
         meaningful values.
 
         `declared` is the user's estimate for the fastest device in the throughput table, or for any device without one.
         """
-        key = (kind, precision, declared, work, devices)
+        key = (kind, precision, declared, work, window, devices)
         found = self._looked_up.get(key)
         if found is None:
             if len(self._looked_up) >= MOST_RUNS:
@@ -94,16 +97,21 @@ class Speeds:
             found = self._looked_up[key] = self._remembered(key)
         return found
 
-    def _remembered(self, key: tuple[str, str, int, Work, bool]) -> list[Estimate]:
+    def of_one(self, one: Candidate | Resident, shape: Shape) -> list[Estimate]:
+        """Return the run time of all of a unit's work in this shape, by device model of the fleet."""
+        precision, devices = shape.wants.precision, shape.gpus > 0
+        return self.of(one.kind, precision, one.declared, one.work, one.window, devices=devices)
+
+    def _remembered(self, key: tuple[str, str, int, Work, int, bool]) -> list[Estimate]:
         """Return a cached estimate of an earlier view if its profiles are unchanged; otherwise estimate and cache."""
-        kind, precision, declared, work, devices = key
+        kind, precision, declared, work, window, devices = key
         sources = self._sources.get(kind)
         if sources is None:
             sources = self._sources[kind] = self.profiles_of(self.sources_of(kind))
         known: tuple[Any, Any, list[Estimate]] | None = self._runs.get(key)
         if known is not None and known[0] is self.throughputs and known[1] == sources:
             return known[2]
-        found = self._estimate(kind, precision, declared, work, devices=devices)
+        found = self._estimate(kind, precision, declared, work, window, devices=devices)
         if len(self._runs) >= MOST_RUNS:
             self._runs.clear()
         self._runs[key] = (self.throughputs, sources, found)
@@ -118,7 +126,10 @@ class Speeds:
         known = self._names.get((kind, model))
         if known is None:
             elsewhere = (f"{kind}@{model}",) if model and model not in self._called else ()
-            known = self._names[kind, model] = (kind, *[f"{kind}@{name}" for name in self._called], *elsewhere)
+            names = (kind, *[f"{kind}@{name}" for name in self._called], *elsewhere)
+            learned = [profile for profile in self.profiles_of(names) if profile is not None]
+            of_all = () if learned and all(profile.window for profile in learned) else (OF_ALL,)
+            known = self._names[kind, model] = (*names, *of_all)
         return known
 
     def profiles_of(self, names: tuple[str, ...]) -> tuple[Profile | None, ...]:
@@ -147,7 +158,7 @@ class Speeds:
             if known is None or known.candidate is not candidate or known.able is not able:
                 known = self._look(candidate, able)
             return known.runs
-        of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
+        of = self.of_one(candidate, shape)
         return self._by_device(candidate, able, of)
 
     def take_over(self, earlier: "Speeds") -> None:
@@ -156,8 +167,7 @@ class Speeds:
 
     def _look(self, candidate: Candidate, able: Sequence[bool]) -> _Left:
         """Return the remaining run time of a candidate that needs devices, in its own artifact; cached."""
-        precision = candidate.shape.wants.precision
-        of = self.of(candidate.kind, precision, candidate.declared, candidate.work, devices=True)
+        of = self.of_one(candidate, candidate.shape)
         known = self._left_before.get(candidate.unit)
         if known is None or known.of is not of or known.candidate is not candidate or known.able is not able:
             runs = self._by_device(candidate, able, of)
@@ -227,37 +237,45 @@ class Speeds:
 
     def _of_work(self, resident: Resident) -> Estimate:
         """Return the estimate for all of a unit's work, in its least size."""
-        shape, devices = resident.shape, resident.shape.gpus > 0
         if (measured := self.measured_of(resident.kind, resident.model)) is not None:
-            return estimate_run(measured, resident.declared)
-        place = self._places.get((resident.model, devices))
+            return estimate_run(measured, resident.declared, resident.window, self.of_all)
+        place = self._places.get((resident.model, resident.shape.gpus > 0))
         if place is None:  # its node is gone
             known = self.profiles.get(f"{resident.kind}@{resident.model}") or self.profiles.get(resident.kind)
-            return estimate_run(known, resident.declared)
-        of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
-        return of[place]
+            return estimate_run(known, resident.declared, resident.window, self.of_all)
+        return self.of_one(resident, resident.shape)[place]
 
-    def _estimate(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
+    def _estimate(
+        self, kind: str, precision: str, declared: int, work: Work, window: int, *, devices: bool
+    ) -> list[Estimate]:
         looked_at, tabled, measured = self._known_of(kind, devices)
+        runs = {index: estimate_run(of, declared, window, self.of_all) for index, of in measured.items()}
         if measured and len(measured) == len(looked_at) and not tabled:
-            return self._by_model({index: estimate_run(profile, declared) for index, profile in measured.items()})
-        anywhere = estimate_run(self.profiles.get(kind), declared)
+            return self._by_model(runs)
+        anywhere = estimate_run(self.profiles.get(kind), declared, window, self.of_all)
         if anywhere.source == "history":
             anywhere = anywhere._replace(source="history elsewhere")
-        said = estimate_run(None, declared) if declared else None
+        said = estimate_run(None, declared, window, self.of_all) if declared else None
         estimates = {}
         for index, model in looked_at.items():
             if index in tabled and (declared or not measured):  # for this run, unless its class is better known
-                seen = [
-                    _carried(index, of, tabled, estimate_run(measured[of], declared)) for of in measured if of in tabled
-                ]
-                varies = _table_varies(measured[of] for of in measured if of in tabled) if declared else TABLE_VARIES
+                seen = [_carried(index, of, tabled, run) for of, run in runs.items() if of in tabled]
+                varies = TABLE_VARIES
+                if declared:
+                    varies = _table_varies(measured[of] for of in measured if of in tabled)
+                elif window:
+                    varies = max(varies, _uncertainty(anywhere))
                 by_table = _by_table(index, tabled, declared or anywhere.mean, varies)
                 estimates[index] = min([*seen, by_table], key=_uncertainty)
             elif index in tabled and any(of in tabled for of in measured):
-                estimates[index] = _pooled(index, tabled, measured)
+                by_window = [
+                    _carried(index, of, tabled, run)
+                    for of, run in runs.items()
+                    if of in tabled and run.source == "deadline"
+                ]
+                estimates[index] = min([*by_window, _pooled(index, tabled, measured)], key=_uncertainty)
             elif index in measured:
-                estimates[index] = estimate_run(measured[index], declared)
+                estimates[index] = runs[index]
             else:
                 estimates[index] = (
                     _by_roofline(model, precision, work)
