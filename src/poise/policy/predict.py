@@ -3,8 +3,8 @@
 Sources, in order of precedence: measurements of the class there (`history`); measurements elsewhere, or a declared
 time, converted by a `throughput table`; a `roofline` of the declared work and the device's peaks; the user's `declared`
 time; measurements on another model, scaled by the devices' peaks (`history on A100-80, scaled`) or, if these are
-unknown, unscaled (`history elsewhere`). Without any of these, all devices count as equal (`default`). If runs stay closer
-to the time from submission to their deadlines than to measured or declared times, that is used (`deadline`).
+unknown, unscaled (`history elsewhere`). Without any of these, all devices count as equal (`default`). If runs stay
+closer to the time from submission to their deadlines than to measured or declared times, that is used (`deadline`).
 
 An estimate for an elastic unit is for its least tasks; with more tasks its run time is proportionally shorter.
 """
@@ -100,7 +100,7 @@ class Speeds:
         return found
 
     def of_one(self, one: Candidate | Resident, shape: Shape) -> list[Estimate]:
-        """Return the run time of all of a unit's work in this shape, with its deadline, by device model of the fleet."""
+        """Return the run time of all of a unit's work in this shape, by device model of the fleet."""
         precision, devices = shape.wants.precision, shape.gpus > 0
         return self.of(one.kind, precision, one.declared, one.work, one.window, devices=devices)
 
