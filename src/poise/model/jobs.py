@@ -267,13 +267,6 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
         """
         return min(self.expect or self.time_limit, self.time_limit) if self.time_limit else self.expect
 
-    @property
-    def window(self) -> int:
-        """The nanoseconds from submission to its own deadline; 0 without one, and for elastic work, since the time that
-        its deadline leaves depends on its size.
-        """
-        return 0 if self.least else self.deadline
-
     def shape_of(self, variant: int) -> Shape:
         """Return the shape of artifact number `variant`; 0 is the unit's own."""
         return self.variants[variant - 1].shape if variant else self.shape

@@ -43,7 +43,7 @@ class Profiles(Room, dict[str, Profile]):
         earlier attempts; for an elastic unit it is the time with its least tasks.
         """
         kind, spec = unit.spec.kind, unit.spec
-        said = spec.declared, spec.window
+        said = spec.declared, spec.deadline
         if unit.progress > ALL // 2:
             return  # the rest is too short to estimate the whole run on this model
         if unit.progress:
@@ -51,7 +51,7 @@ class Profiles(Room, dict[str, Profile]):
         elif spec.least or unit.saved:
             run = (unit.saved + unit.carried + run * unit.size) // (spec.least or unit.size)
         self._shown = None
-        if spec.window:
+        if spec.deadline:
             self[OF_ALL] = self.get(OF_ALL, _UNKNOWN).observe(ending, self._state.revision, run, *said)
         known, there = self.get(kind, _UNKNOWN), self.get(f"{kind}@{model}", _UNKNOWN)
         learned = self[kind] = known.observe(ending, self._state.revision, run, *said)
