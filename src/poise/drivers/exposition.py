@@ -38,6 +38,10 @@ class Given(Collector):
         for metric, values in self._families.items():
             yield _histogram(metric, values) if metric.kind == "histogram" else _plain(metric, values)
 
+    def describe(self) -> Iterator[Family]:
+        """Return the metrics, also those without labels yet."""
+        return self.collect()
+
 
 def _plain(metric: Metric, values: Values) -> Family:
     make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
