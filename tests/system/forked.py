@@ -47,8 +47,9 @@ IMPORTED_LATE = (
 )
 """Modules that many commands import only when they run."""
 
-SET_MM, SET_MM_MAP = 35, 14
-"""`prctl`: tell the kernel where a process keeps its arguments and its environment (`linux/prctl.h`)."""
+SET_MM, SET_MM_MAP, SET_MM_MAP_SIZE = 35, 14, 15
+"""`prctl`: tell the kernel where a process keeps its arguments and its environment, and ask whether it can be told
+(`linux/prctl.h`)."""
 
 
 class Ended(NamedTuple):
@@ -264,6 +265,12 @@ class Starting(NamedTuple):
             os.closerange(low + 1, high)
 
 
+def can_show() -> bool:
+    """Whether this kernel lets a process change the arguments that `/proc` shows; else daemons are started as usual."""
+    size = ctypes.c_uint()
+    return ctypes.CDLL(None).prctl(SET_MM, SET_MM_MAP_SIZE, ctypes.byref(size), ctypes.c_ulong(0), 0) == 0
+
+
 def become(arguments: list[str], environment: Mapping[str, str]) -> None:
     """Let this process have these arguments and this environment, which `/proc` shows as well, as after `exec`."""
     sys.orig_argv = arguments
@@ -278,6 +285,8 @@ def become(arguments: list[str], environment: Mapping[str, str]) -> None:
     with open("/proc/self/stat") as file:  # noqa: PTH123
         fields = [*map(int, file.read().rpartition(")")[2].split()[1:])]
     code, stack, data = fields[22:24], fields[24], fields[41:44]  # of proc(5): 26 and 27, 28, 45 to 47
+    if not can_show():
+        return
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p
     places = struct.pack("<12QIi", *code, *data, libc.sbrk(0), stack, start, middle, middle, end, 0, 0, -1)
@@ -341,5 +350,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _serve(socket.socket(fileno=int(sys.argv[1])))
     _FORK_EXEC = subprocess._fork_exec  # type: ignore[attr-defined]
-    subprocess._fork_exec = _start  # type: ignore[attr-defined]
+    if can_show():
+        subprocess._fork_exec = _start  # type: ignore[attr-defined]
     _end(main())

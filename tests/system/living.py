@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from poise.client import Client
 from poise.config import Home
 from poise.drivers.lock import holder
-from system.forked import Started, forks
+from system.forked import Started, can_show, forks
 
 POISE = str(Path(sys.executable).parent / "poise")
 PATIENCE = 120.0
@@ -65,7 +65,7 @@ class Living:
     def start(self, *arguments: str | bytes | Path, **more: str) -> subprocess.Popen[bytes]:
         """`poise ARGUMENTS…` in a terminal of its own, still running: a process that need not import it (`forked`)."""
         environment = self.environment(**more)
-        if forks().suits(environment):
+        if can_show() and forks().suits(environment):
             return Started(forks(), [POISE, *arguments], environment, self.work)
         return subprocess.Popen(
             [POISE, *arguments],
