@@ -811,8 +811,9 @@ def metrics() -> str:
 def _registered(registry: CollectorRegistry) -> Iterator[tuple[str, ...]]:
     """The metrics of a registry; those with labels have no series yet, so they are asked themselves."""
     for collector in registry._collector_to_names:
-        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
         for family in collector.describe():
+            names = getattr(family, "_labelnames", getattr(collector, "_labelnames", ()))
+            labels = ", ".join(f"`{label}`" for label in names)
             name = f"{family.name}_total" if family.type == "counter" else family.name
             yield f"`{name}`", family.type, labels, family.documentation
 
