@@ -39,6 +39,7 @@ from decide import DEVICES, World
 from poise.kernel.controller import Settings
 from poise.model.decisions import Spot, Why
 from poise.model.events import Event, JobSubmitted, Placed, Preempted, SharesSet, Started
+from poise.model.history import Span
 from poise.model.jobs import Job, Priority, Task, Unit
 from poise.model.resources import Node, Shape
 from poise.model.share_tree import ShareTree
@@ -46,9 +47,10 @@ from poise.model.sharefile import compile_shares
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.policy.suites import policy_named
 from poise.units import DAY, HOUR, MINUTE, SECOND
+from poise_lab.measures import JobResult
 from poise_lab.traces.formats import read_trace
 from poise_lab.traces.options import Options
-from poise_lab.trial import JobResult, Result, Span, simulate
+from poise_lab.trial import Result, simulate
 
 WINDOW, STEP = 7 * DAY, 6 * HOUR
 SPANS = 10**9

@@ -38,6 +38,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -312,11 +313,9 @@ def measure(tasks: int, nodes: int, rounds: int, busy: int) -> list[Figure]:
                 with others(on.cluster, busy, seed):
                     return run()
 
-            trials = {
-                queue: turn(lambda q=queue: with_hyperqueue(on.cluster, q, nodes, tasks // 10)) for queue in QUEUES
-            }
+            trials = {queue: turn(partial(with_hyperqueue, on.cluster, queue, nodes, tasks // 10)) for queue in QUEUES}
             best = min(trials, key=lambda queue: trials[queue].seconds)
-            theirs = turn(lambda best=best: with_hyperqueue(on.cluster, best, nodes, tasks))
+            theirs = turn(partial(with_hyperqueue, on.cluster, best, nodes, tasks))
             pairs.append((turn(lambda: with_poise(on, tasks)), theirs))
     ours, hyperqueue = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     where = f"{busy} nodes with jobs of others" if busy else f"{nodes} idle nodes"

@@ -268,7 +268,8 @@ class Starting(NamedTuple):
 def can_show() -> bool:
     """Whether this kernel lets a process change the arguments that `/proc` shows; else daemons are started as usual."""
     size = ctypes.c_uint()
-    return ctypes.CDLL(None).prctl(SET_MM, SET_MM_MAP_SIZE, ctypes.byref(size), ctypes.c_ulong(0), 0) == 0
+    told: int = ctypes.CDLL(None).prctl(SET_MM, SET_MM_MAP_SIZE, ctypes.byref(size), ctypes.c_ulong(0), 0)
+    return told == 0
 
 
 def become(arguments: list[str], environment: Mapping[str, str]) -> None:
