@@ -363,7 +363,7 @@ class SimulatedMachine:
         if not self.on:
             self.on = True
             self._boots += 1
-            self.node = msgspec.structs.replace(self.node, incarnation=f"{self.node.name}-{self._boots}")
+            self.node = msgspec.structs.replace(self.node, incarnation=f"{self._boots}-{self.node.name}")
             self.keepers.start()
             self.start_agent()
 

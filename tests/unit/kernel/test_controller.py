@@ -647,6 +647,21 @@ def test_a_node_that_was_started_anew_holds_no_lease() -> None:
     assert world.unit("a").epoch == 2
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+def test_exclusive_work_waits_when_another_agent_of_the_same_boot_takes_the_name_of_its_node(noticed: bool) -> None:
+    """On Slurm, a second allocation may begin on a machine while the first one still ends its commands."""
+    first, second = node("n1", incarnation="b007-aaaa"), node("n1", incarnation="b007-bbbb")
+    world = World().join(first).job("a", **EXCLUSIVE).round().start("a").after("1s")
+    if noticed:
+        world.ask(GiveUp(world.request(), ("n1",)))
+    begun = world.now
+    world.join(second).after("9s")
+    assert (world.unit("a").epoch, world.codes("a")[-1]) == (1, "LEASE")
+    world.after("1200ms")
+    assert world.unit("a").epoch == 2
+    assert world.unit("a").placed >= begun + world.controller.settings.lease
+
+
 def test_a_gang_of_which_one_node_is_lost_waits_for_that_lease() -> None:
     world = World().nodes(3, cpu=1).job("a", workers=2, **EXCLUSIVE).round().start("a.main[0]", "a.main[1]").after("1s")
     lost = world.where("a")[0]

@@ -199,7 +199,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
     # --- leases of earlier copies ------------------------------------------------------------------------------------
 
     def end_leases(self, node: str) -> None:
-        """End all leases on a node that has restarted."""
+        """End all leases on a node whose machine has rebooted."""
         for unit in self._leased():
             unit.leases.pop(node, None)
         for unit in [unit for unit in self.delayed.values() if not unit.free_at]:
