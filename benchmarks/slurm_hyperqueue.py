@@ -18,7 +18,9 @@ four times as long; these factors are invented, since the trace has no limits. E
 emulator of Slurm does not start: its slurmctld is built for front ends, and the library that it uses is not.
 
 With `--faults`, every few seconds one of these happens: an allocation is cancelled, an allocation is requeued, or
-slurmctld is killed and started again. Allocations last a minute, so they also end by their limit.
+slurmctld is killed and started again. Allocations last a minute, so they also end by their limit. A task notes its
+epoch, and holds a lock while anything of it runs: a second copy that runs at the same time finds the lock held. In
+every other ten, the tasks are exclusive.
 """
 
 import argparse
@@ -67,7 +69,8 @@ QUEUES = (Queue(1, 1, 10), Queue(4, 1, 10), Queue(16, 1, 10), Queue(16, 1, 1), Q
 
 class Turn(NamedTuple):
     """A campaign: its `seconds`, the CPU seconds of its allocations, how many there were, the calls of `sbatch`, the
-    status calls per started minute, and the tasks that ended never, or more than once, or began more than once.
+    status calls per started minute, and the tasks that ended never, or more than once, or began more than once; and
+    those of which two copies ran at the same time, `exclusive` or not.
     """
 
     seconds: float
@@ -78,27 +81,46 @@ class Turn(NamedTuple):
     lost: int
     twice: int
     again: int
+    together: int
+    exclusive_together: int
 
 
 class Campaign:
-    """The tasks of one turn; each notes its start and end."""
+    """The tasks of one turn; each notes its start and end. With `locked`, each holds a lock while anything of it runs,
+    and notes if it finds it held.
+    """
 
-    def __init__(self, folder: Path, tasks: int) -> None:
-        self.folder, self.tasks = Path(tempfile.mkdtemp(dir=folder)), tasks
-        self.file, self._begun, self._ended = (self.folder / name for name in ("commands", "begun", "ended"))
-        self._begun.touch()
-        self._ended.touch()
+    def __init__(self, folder: Path, tasks: int, locked: bool = False) -> None:
+        self.folder, self.tasks, self.locked = Path(tempfile.mkdtemp(dir=folder)), tasks, locked
+        self.file, *notes = (self.folder / name for name in ("commands", "begun", "ended", "together"))
+        self._begun, self._ended, self._together = notes
+        for note in notes:
+            note.touch()
         lines = (self._line(number, SLEEPS[number % len(SLEEPS)]) for number in range(tasks))
         self.file.write_text("".join(f"{line}\n" for line in lines))
 
     def _line(self, number: int, seconds: str) -> str:
-        return f"echo {number} >> {self._begun}; sleep {seconds} && echo {number} >> {self._ended}"
+        if not self.locked:
+            return f"echo {number} >> {self._begun}; sleep {seconds} && echo {number} >> {self._ended}"
+        note = f'echo {number} "$POISE_EPOCH" >>'
+        lock = f"exec 9>> {self.folder}/{number}.lock; flock -n 9 || {note} {self._together}"
+        return f"{lock}; {note} {self._begun}; sleep {seconds} && {note} {self._ended}"
+
+    def is_exclusive(self, number: int) -> bool:
+        return self.locked and number // len(SLEEPS) % 2 == 1
 
     def ended(self) -> Counter[str]:
-        return Counter(self._ended.read_text().split())
+        return _noted(self._ended)
 
     def begun(self) -> Counter[str]:
-        return Counter(self._begun.read_text().split())
+        return _noted(self._begun)
+
+    def together(self) -> Counter[str]:
+        return _noted(self._together)
+
+
+def _noted(file: Path) -> Counter[str]:
+    return Counter(line.split()[0] for line in file.read_text().splitlines())
 
 
 def measured(cluster: Any, name: str, campaign: Campaign, run: Callable[[], float]) -> Turn:
@@ -112,7 +134,7 @@ def measured(cluster: Any, name: str, campaign: Campaign, run: Callable[[], floa
     minutes = (time.monotonic() - begun) / 60
     asked, *status = (cluster.calls(command) - was for command, was in zip(("sbatch", *STATUS), before, strict=True))
     jobs = cluster.completed(name)[since:]
-    ended = campaign.ended()
+    ended, together = campaign.ended(), campaign.together()
     turn = Turn(
         seconds=seconds,
         cpu_seconds=sum(map(cpu_seconds, jobs)),
@@ -122,6 +144,8 @@ def measured(cluster: Any, name: str, campaign: Campaign, run: Callable[[], floa
         lost=campaign.tasks - len(ended),
         twice=sum(count > 1 for count in ended.values()),
         again=sum(count > 1 for count in campaign.begun().values()),
+        together=len(together),
+        exclusive_together=sum(campaign.is_exclusive(int(number)) for number in together),
     )
     say(f"{name}: {turn}")
     return turn
@@ -163,7 +187,7 @@ def with_hyperqueue(cluster: Any, queue: Queue, nodes: int, tasks: int) -> Turn:
 def with_poise(on: Any, tasks: int, during: AbstractContextManager[None] | None = None) -> Turn:
     from system.living import until
 
-    campaign, client = Campaign(on.cluster.run, tasks), on.living.client()
+    campaign, client = Campaign(on.cluster.run, tasks, locked=during is not None), on.living.client()
 
     def run() -> float:
         begun = time.monotonic()
@@ -172,6 +196,7 @@ def with_poise(on: Any, tasks: int, during: AbstractContextManager[None] | None 
                 "run": ["/bin/sh", "-c", line],
                 "resources": {"cpu": 1},
                 "expect": f"{SLEEPS[number % len(SLEEPS)]}s",
+                "lease": "exclusive" if campaign.is_exclusive(number) else "fenced",
             }
             for number, line in enumerate(campaign.file.read_text().splitlines())
         )
@@ -360,7 +385,13 @@ def measure_faults(tasks: int, nodes: int) -> list[Figure]:
         turn = with_poise(on, tasks, faults(on.cluster, counts))
         walltime = sum(job["JobState"] == "TIMEOUT" for job in on.cluster.completed("poise"))
     happened = [Figure(name=f"{kind}, times", unit="", values=[float(count)]) for kind, count in counts.items()]
-    return [*happened, Figure(name="ended by the limit", unit="", values=[float(walltime)]), *counted([turn])]
+    return [
+        *happened,
+        Figure(name="ended by the limit", unit="", values=[float(walltime)]),
+        *counted([turn]),
+        Figure(name="tasks that ran twice at the same time", unit="", values=[float(turn.together)]),
+        Figure(name="exclusive ones among them", unit="", values=[float(turn.exclusive_together)], limit=0.0),
+    ]
 
 
 def main() -> int:
