@@ -63,14 +63,14 @@ lock:            ## pin what `make setup` installs anew, with hashes, in require
 	  $(addprefix --extra ,demo dev docs nvidia ray) --constraint constraints.txt \
 	  $(addprefix --no-emit-package ,$(OF_TORCH)) pyproject.toml --output-file requirements.lock
 
-servers: setup   ## Debian's packages of the servers and the browser, and an issuer of accounts, that tests use, in .venv; tests skip what is missing
+servers: setup   ## install into .venv the servers (Debian's packages), the browser and the OpenID issuer of tests; tests skip what is missing
 	@mkdir -p $(VENV)/debian && cd $(VENV)/debian && for package in $(SERVERS); do \
 	  test -e .$$package || { apt-get download -qq -o APT::Sandbox::User=$$(id -un) $$package && dpkg -x $${package}_*.deb . && rm -f *.deb && touch .$$package; } \
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
 	done
 	@mkdir -p $(VENV)/issuer && cp tests/issuer/package*.json $(VENV)/issuer && \
 	  npm ci --prefix $(VENV)/issuer --ignore-scripts --no-audit --no-fund --silent \
-	  || echo "oidc-provider could not be fetched: its test is skipped" >&2
+	  || echo "could not fetch oidc-provider: its test will be skipped" >&2
 
 kubernetes-parts:  ## a real API server, scheduler and controller manager for the tests, built from Debian's source: up to 40 minutes, 5 GB
 	tests/kubernetes_parts.sh .peers/kubernetes

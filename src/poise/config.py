@@ -322,8 +322,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster whose machines are a home's nodes, as in `--on NAME=SUBSTRATE:ADDRESS`, and where the control plane
-    should `listen` to its nodes. Without a `substrate`, the name is that of the substrate. It `grows` if it gets
-    machines on request. The name `local` stands for this machine.
+    should `listen` to its nodes. Without a `substrate`, `name` is the substrate. It `grows` if it gets machines on
+    request. The name `local` stands for this machine.
     """
 
     name: str = ""
@@ -334,7 +334,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def driver(self) -> str:
-        """The name of the substrate, whose driver the cluster needs."""
+        """The name of the substrate whose driver the cluster needs."""
         return self.substrate or self.name
 
     @property

@@ -216,7 +216,7 @@ class Scheduler:
         telling = asyncio.create_task(self._tell_reasons())
         try:
             self._look()
-            settle_memory()  # a full collection with all these nodes would stop each Pod that arrives for 50 ms
+            settle_memory()  # a full garbage collection with all these nodes would delay arriving Pods by 50 ms
             while not until():
                 self._look()
                 await asyncio.sleep(LOOK_SECONDS)

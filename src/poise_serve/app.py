@@ -73,7 +73,7 @@ FORGET = ("DELETE",)
 BELOW_PREFIX = f"{PREFIX}/"
 
 _READ = frozenset({b"x-request-timeout-seconds", b"x-poise-lane", b"x-poise-tenant", b"cache-control"})
-"""Headers of requests to services."""
+"""Request headers that `admit` reads."""
 
 
 class Gateway:
@@ -137,7 +137,7 @@ class Gateway:
         return next(iter(self._fronts)) if not name and len(self._fronts) == 1 else name
 
     def _front(self, name: str) -> Asked:
-        """Return the receiver of requests to this service. Raises `Refused`."""
+        """Return the service that answers requests to this name. Raises `Refused`."""
         if (found := self._fronts.get(name)) is None:
             raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._fronts)}")
         return found

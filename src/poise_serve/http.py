@@ -322,7 +322,7 @@ class Exchange:
             await self.answer.write(body)
 
     async def _write_whole(self, body: bytes) -> None:
-        """Write an answer in one piece. aiohttp's own `Response` would take a tenth of the time of a small request."""
+        """Write an answer in one piece. aiohttp's `Response` would take a tenth of the time of a small request."""
         request, status = self._request, self._start["status"]
         headers, is_last = self._begin()
         headers.popall(hdrs.CONTENT_LENGTH, None)
@@ -340,7 +340,7 @@ class Exchange:
         await writer.write_eof(b"" if is_head or status in _WITHOUT_BODY else body)
 
     def _begin(self) -> tuple[CIMultiDict[str], bool]:
-        """Begin an answer. Returns its headers, and whether its connection is closed then."""
+        """Begin an answer. Return its headers, and whether the connection is closed after it."""
         self._connection.is_begun = True
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start["headers"]]
         made = CIMultiDict(headers)
@@ -349,7 +349,7 @@ class Exchange:
 
 
 class Written(web.StreamResponse):
-    """Tells aiohttp that an answer is written, and whether the connection is kept."""
+    """Tell aiohttp that the answer has been written, and whether the connection is kept."""
 
     def __init__(self, keeps: bool) -> None:
         self._keeps = keeps

@@ -29,7 +29,8 @@ WAIT = Metric("serve_batch_wait_time_ms", "histogram", "Time that a request wait
 EXECUTION = Metric("serve_batch_execution_time_ms", "histogram", "Duration of a batch on its replica", OF, LATENCIES_MS)
 SIZE = Metric("serve_actual_batch_size", "histogram", "Requests in a batch", OF, SIZES)
 HISTOGRAMS = (LATENCY, WAIT, EXECUTION, SIZE)
-"""Metrics of each request and each batch. Those of `prometheus_client` take a tenth of the time of a request."""
+"""Metrics of each request and each batch. `prometheus_client` histograms would take a tenth of the time of a request.
+"""
 
 
 class Registry:

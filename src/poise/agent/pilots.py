@@ -54,7 +54,7 @@ class Nodes:
     """The control plane's nodes, and its work for a substrate. A file keeps the nodes that this process drained, with
     the ids of their machines, so that this process or its successor can reopen them.
 
-    `driver` is the name of the substrate for its driver: the cluster of a home may have another one.
+    `substrate` is the name of the cluster in its home, and `driver` the name that its driver uses.
     """
 
     def __init__(self, client: Client, substrate: str, driver: str, file: Path) -> None:
@@ -72,8 +72,8 @@ class Nodes:
         return msgspec.structs.replace(report, waits=tuple(waits), kinds=tuple(kinds))
 
     def _known_to_driver(self, work: Demand) -> Demand:
-        """Return the work with the names of the cluster and of its driver exchanged where it requires a substrate: for
-        the driver, all its machines have its own name.
+        """Return the work with the names of the cluster and of its driver swapped where it requires a substrate: the
+        driver knows its machines only by its own name.
         """
         names = {self._substrate: self._driver, self._driver: self._substrate}
 

@@ -253,8 +253,8 @@ class Blobs:
     # --- the file ----------------------------------------------------------------------------------------------------
 
     def _known(self, tenant: str) -> dict[bytes, int]:
-        """Return the pieces of the tree that this tenant used last, with their sizes. The tree counts as used now, so
-        its pieces stay. Most trees differ from it in a few files.
+        """Return the pieces of the tree that this tenant used last, with their sizes. This read counts as a use of the
+        tree, so its pieces stay. Most new trees differ from it in only a few files.
         """
         row = self._db.execute("SELECT hash FROM trees WHERE tenant = ? ORDER BY used DESC", (tenant,)).fetchone()
         if row is None:
@@ -263,8 +263,8 @@ class Blobs:
         return _sizes(_manifest.decode(manifest).entries)
 
     def _missing_of(self, tenant: str, wanted: dict[bytes, int]) -> dict[bytes, int]:
-        """Return those of these pieces that are missing, with their sizes. Raises SpecError unless each piece is as
-        long as its file says; otherwise a node would make a file that differs from its entry.
+        """Return the wanted pieces that are missing, with their sizes. Raises SpecError if a stored piece is not as
+        long as its file says: a node would make a file that differs from its entry.
         """
         left = dict(wanted)
         with self._writing():
@@ -283,7 +283,7 @@ class Blobs:
         if size > self._limit:
             raise _full(f"at most {format_bytes(self._limit)} of files")
         if size <= self._limit // OF_ONE:
-            return  # no tenant can have more, and adding up its pieces takes long
+            return  # no tenant can exceed its part, and adding up its pieces takes long
         whole = tenant.partition("/")[0]
         accounts = "tenant > ?1 || '/' AND tenant < ?1 || '0'"  # this is the character after the slash
         query = f"SELECT total(size) FROM pieces WHERE tenant = ?1 OR ({accounts})"  # noqa: S608 — a text of ours

@@ -23,24 +23,24 @@ from poise.errors import ErrorRecord, Fault, InputError
 from poise.model.reports import Request
 
 NAMES = re.compile(r"[a-z][a-z0-9]{0,19}")
-"""Names of clusters: they begin the names of nodes, and are those of a folder and of a token."""
+"""Names of clusters. They are also the names of a folder and a token, and the beginning of the names of nodes."""
 
 
 def parse_cluster(on: str) -> Cluster:
-    """Return the cluster of a value of `--on`: `SUBSTRATE`, `SUBSTRATE:ADDRESS` or `NAME=SUBSTRATE:ADDRESS`. Raises
-    `InputError` if the name cannot be that of a cluster.
+    """Return the cluster that a value of `--on` describes: `SUBSTRATE`, `SUBSTRATE:ADDRESS` or
+    `NAME=SUBSTRATE:ADDRESS`. Raises `InputError` if the name is not allowed.
     """
     head, _, address = on.partition(":")
     name, named, substrate = head.partition("=")
     if named and (not NAMES.fullmatch(name) or name == LOCAL or hasattr(Home, name)):
-        need = "a letter a to z, then up to 19 letters and digits, and no name of a file of a home"
+        need = "a lowercase letter, then up to 19 lowercase letters and digits; not `local` or a file of a home"
         hint = hint_of_name(Cluster(name=substrate, address=address, listen=""))
         raise InputError(f"`{name}` cannot be the name of a cluster", field="--on", need=need, have=on, hint=hint)
     return Cluster(name=name, substrate=substrate, address=address, listen="")
 
 
 def hint_of_name(cluster: Cluster) -> str:
-    """Return the value of `--on` that gives a cluster another name."""
+    """Return the option `--on` that gives a cluster another name, for hints."""
     return f"`--on {msgspec.structs.replace(cluster, name='NAME', substrate=cluster.driver).on}`"
 
 

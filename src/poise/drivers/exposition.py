@@ -29,7 +29,7 @@ def text(families: Families) -> bytes:
 
 
 class Given(Collector):
-    """Shows the current values of these metrics. Another thread may add labels meanwhile."""
+    """Collects the current values of these metrics. Another thread may add labels during a collection."""
 
     def __init__(self, families: Families) -> None:
         self._families = families
@@ -39,7 +39,7 @@ class Given(Collector):
             yield _histogram(metric, values) if metric.kind == "histogram" else _plain(metric, values)
 
     def describe(self) -> Iterator[Family]:
-        """Return the metrics, also those without labels yet."""
+        """Return the metrics, including those that have no labels yet."""
         return self.collect()
 
 

@@ -188,8 +188,8 @@ _ACTIONS: dict[str, Schema] = {
         **_one_of(["to"], to={"enum": list(get_args(PriorityName))}, **_OF_JOBS),
     },
     "adjust_memory_limit": {
-        "description": "Set the memory limit of unfinished jobs, raise it (of running jobs too, if there is room), or "
-        "fit it to the peaks of their class.",
+        "description": "Set or raise the memory limit of unfinished jobs, or fit it to the peaks of their class. "
+        "Running jobs get a larger limit at once if their nodes have the room.",
         **_one_of([], to=BYTES, by=_PART, fit=_PART, least=BYTES, most=BYTES, **_OF_JOBS),
     },
     "scale_up_replicas": {"description": "Add replicas to a service, within its limits.", **_REPLICAS},

@@ -400,8 +400,8 @@ class Host:
             self._save()
 
     def _planned_at_once(self) -> Sequence[messages.Effect]:
-        """Apply a plan that is there already, so that one commit makes work and its places durable. A large plan, or
-        one behind other messages, is left to the next turn. That turn comes in any case, to decide on what is left.
+        """Apply a plan that is ready, so that one commit makes work and its placement durable. A large plan, or one
+        behind other messages, waits for the next turn. That turn comes in any case, to decide on the remaining work.
         """
         planned = self._planned
         if len(self._inbox) != 1 or not planned or len(planned[0].plan.decisions) > AT_ONCE:

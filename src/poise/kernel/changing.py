@@ -164,7 +164,7 @@ def undoing(ledger: Ledger, path: str, made: Adjustment) -> Adjustment:
 
 
 def has_value(ledger: Ledger, name: str, path: str, value: int) -> bool:
-    """Return whether a unit is unfinished, and its field has this value."""
+    """Return whether a unit is unfinished and its field has this value."""
     unit = ledger.jobs.unit(name)
     return unit is not None and not unit.over and _value(unit, path) == value
 

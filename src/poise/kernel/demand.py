@@ -1,7 +1,7 @@
 """Waiting work by its request, for a system that allocates machines.
 
-Pure and bounded: with very many kinds of work, the report has the first ones in the order in which they are served. The
-others count as the mean of the reported kinds with the same request.
+Pure and bounded: with very many kinds of work, the report has the first ones in the order of service. Tasks of other
+kinds count as the mean of the reported kinds with the same request.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ Amount = Literal["tasks", "cpu", "memory", "gpus"]
 Extent = Literal["waiting", "unfinished"]
 
 KINDS = 64
-"""Maximum number of kinds of work in a report, but for kinds with a request that no other one has: there are at most as
-many of these again.
+"""Maximum number of kinds of work in a report. Beyond it, only kinds with a new request are reported, up to this number
+of requests.
 """
 
 COUNTED = 4096
@@ -38,7 +38,7 @@ OPENINGS = 64
 """Maximum number of openings in a quote for existing nodes."""
 
 _Request = tuple[str, int]
-"""The shape of each task, and how many of them start together."""
+"""The shape of each task, and the number of tasks that start together."""
 
 _Kind = tuple[_Request, str]
 
@@ -149,7 +149,7 @@ def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
 
 
 def _count_further(found: dict[_Kind, Demand], request: _Request, tasks: int) -> None:
-    """Count tasks of unreported kinds in one entry with their request, by the mean of all such entries."""
+    """Count tasks of unreported kinds in the first entry with the same request, by the mean of all such entries."""
     same = {kind: work for kind, work in found.items() if kind[0] == request}
     if same:
         kind, work = next(iter(same.items()))

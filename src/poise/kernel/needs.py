@@ -1,4 +1,4 @@
-"""The memory that work needed, by class, from the attempts that the ledger still has."""
+"""The memory needs of each class of work, from the attempts that the ledger still has."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -9,11 +9,11 @@ from poise.model.rule_actions import Relimit
 from poise.policy.memory import Need, fitted, needed, quantile
 
 TELLS = frozenset({"done", "timeout", "oom"})
-"""Outcomes of attempts that have used their memory; others may have ended before."""
+"""Outcomes of attempts that reached their peak. Attempts with other outcomes may have ended before it."""
 
 
 class Needs:
-    """Limits that fit to the past of each class, at the present of a ledger."""
+    """Memory limits that fit the past attempts of each class, at the current time of a ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._now = ledger.now
@@ -36,7 +36,7 @@ class Needs:
 
 
 def _endings(unit: UnitState) -> Iterator[tuple[int, Ending]]:
-    """Yield when each attempt of a unit ended, and how."""
+    """Yield the time and the ending of each ended attempt of a unit."""
     for task in unit.tasks:
         last = () if task.ending is None else ((task.ended, task.ending),)
         yield from chain(((past.at, past.ending) for past in task.past), last)

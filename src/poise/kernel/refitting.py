@@ -1,8 +1,8 @@
-"""Memory limits that rules fit again at each evaluation, while the rule has fired.
+"""Fits memory limits again at each evaluation of rules that have fired.
 
 A fit that changes limits is a firing of the rule with the outcome `adjusted`. It counts as one action, and records the
-limits from before the first fit, which the end of the rule restores. Work that ran out of memory under a fitted limit
-gets at least its first limit again, because it may be retried only twice.
+limits from before the first fit. Poise restores these limits when the rule is over. Work that ran out of memory under a
+fitted limit gets at least its original limit again, because it may be retried only twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ def refit(
     commit: Callable[[Event], None],
     now: int,
 ) -> None:
-    """Fit the limits of all rules that have fired, as far as the budget goes."""
+    """Fit the limits of all rules that have fired, until the budget of actions is spent."""
     for name, subject, firing in list(ledger.rules.firings()):
         rule = engine.rule(name) if not firing.over else None
         for action in rule.actions if rule is not None else ():

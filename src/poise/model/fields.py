@@ -217,8 +217,8 @@ def duration(value: Quantity, field: str) -> int:
 
 
 def duration_with_unit(value: Quantity, field: str) -> int:
-    """Parse a duration in nanoseconds. Refuse values that Slurm reads otherwise: `5` is five minutes there, `1:30:00`
-    90 minutes.
+    """Parse a duration in nanoseconds. Refuse values that Slurm reads differently: there, `5` is five minutes and
+    `1:30:00` is 90 minutes.
     """
     text = str(value).strip()
     try:

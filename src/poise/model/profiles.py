@@ -53,7 +53,7 @@ class Profile(msgspec.Struct, frozen=True):
     Run time in nanoseconds (`mean`, `deviation`), peak memory in bytes (`memory`; `peak` is the maximum), CPU in
     milli-CPU, device use in thousandths, peak device memory in bytes. `failures` is the fraction of attempts that
     failed by themselves, in thousandths; `ratio` is the run time relative to the declared one, in thousandths (0: none
-    was declared), and `window` the run time relative to the time from submission to the deadline. `seen` is the
+    was declared), and `window` is the run time relative to the time from submission to the deadline. `seen` is the
     revision of the last run; profiles that have been unused for longest are forgotten first.
     """
 
@@ -151,8 +151,8 @@ def expected_run(profile: Profile | None, declared: int) -> int:
 def estimate_run(profile: Profile | None, declared: int, window: int = 0, of_all: Profile | None = None) -> Estimate:
     """Return the expected run time with its uncertainty: as observed, half of a declared time, and all of a default. If
     runs of the class stay closer to their declared times than to their mean, the declared time is used; and also if it
-    differs so much that the run cannot be like its class. If runs stay still closer to the time from submission to
-    their deadlines, the `window` is used. The record of this is that of the class, or else that of all runs (`of_all`).
+    differs so much that the run cannot be like its class. If runs stay even closer to the time from submission to
+    their deadlines, the `window` is used, by the record of the class, or else of all runs with a deadline (`of_all`).
     """
     found = _without_window(profile, declared)
     return _with_window(found, profile or _NOTHING, window, of_all or _NOTHING) if window else found
@@ -172,8 +172,9 @@ def _without_window(profile: Profile | None, declared: int) -> Estimate:
 
 
 def _with_window(found: Estimate, profile: Profile, window: int, of_all: Profile) -> Estimate:
-    """Return `found`, or the estimate by the window if runs stay closer to that. If nothing is known, all run times up
-    to the deadline are equally likely. If both differ so much that the run cannot be like earlier ones, return `found`.
+    """Return the estimate by the window if runs stay closer to it, otherwise `found`. If nothing is known, all run
+    times up to the deadline are equally likely. Also return `found` if both differ so much that the run is unlike
+    earlier ones.
     """
     if found.source == UNKNOWN:
         return Estimate(max(1, window // 2), window // 4, UNKNOWN)
@@ -190,7 +191,7 @@ def _with_window(found: Estimate, profile: Profile, window: int, of_all: Profile
 
 
 def _by_ratio(given: int, ratio: int, deviation: int) -> tuple[int, int]:
-    """Return the mean and mean deviation of a run with this declared time, or window, by the ratio of earlier runs."""
+    """Return the mean run time and its mean deviation for a declared time or a window, by the ratio of earlier runs."""
     mean = min(ENDLESS, given * ratio // 1000)
     return mean, min(ENDLESS, mean * deviation // ratio)
 
@@ -269,7 +270,7 @@ def is_brief(profile: Profile | None, shape: Shape, tasks: int) -> bool:
 
 
 def _follow_ratio(ratio: int, deviation: int, run: int, of: int) -> tuple[int, int]:
-    """Return the ratio of run times to a time that was given for them, in thousandths, with one more run."""
+    """Return the ratio of run times to their declared times or windows and its deviation, after one more run."""
     if not of:
         return ratio, deviation
     seen = min(MOST_RATIO, max(1, run * 1000 // of))

@@ -83,8 +83,8 @@ class PrioritySpec(msgspec.Struct, forbid_unknown_fields=True, rename={"kind": "
 
 
 class MemorySpec(msgspec.Struct, forbid_unknown_fields=True, rename={"kind": "class"}):
-    """Which jobs get another memory limit: `to` an amount, raised `by` a share of the present limit up to `most`, or
-    `fit` to the peaks of their class plus a share, from `least` to `most`.
+    """The jobs that get another memory limit: set `to` an amount, raised `by` a share of the current limit up to
+    `most`, or `fit` to the peaks of their class plus a share, from `least` to `most`.
     """
 
     to: Quantity = ""
@@ -143,7 +143,7 @@ class Reprioritize(msgspec.Struct, frozen=True, kw_only=True):
 
 class Relimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Set the memory limit of `jobs` `to` bytes (0: no), raise it `by` thousandths up to `most` bytes, or `fit` it to
-    the peaks of their class plus so many thousandths, from `least` to `most` bytes.
+    the peaks of their class plus that many thousandths, from `least` to `most` bytes.
     """
 
     jobs: WhichJobs
@@ -314,7 +314,7 @@ def _memory(value: Any, field: str, found: Findings) -> Relimit | None:
         return None
     ways = [way for way in ("to", "by", "fit") if getattr(spec, way) != ""]
     if len(ways) != 1 or (spec.most != "" and ways == ["to"]) or (spec.least != "" and ways != ["fit"]):
-        what, need = "the new limit is not clear", "`to`, `by` and `most`, or `fit` and `most`"
+        what, need = "the new limit is not clear", "`to`; or `by` with `most`; or `fit` with `most`"
         found.add(SpecError(what, field=field, need=need, hint="{by: 50%, most: 64GiB, class: train}"))
         return None
     [way] = ways
@@ -322,14 +322,14 @@ def _memory(value: Any, field: str, found: Findings) -> Relimit | None:
         return Relimit(jobs=jobs, to=_amount(spec.to, f"{field}.to", found))
     share = found.get(1, parse_or_raise, _parse_raise, getattr(spec, way), f"{field}.{way}", MAX_RAISE)
     if spec.most == "":
-        found.add(SpecError("a limit that is raised has an end", field=f"{field}.most", hint="most: 64GiB"))
+        found.add(SpecError("`by` and `fit` need a maximum", field=f"{field}.most", hint="most: 64GiB"))
         return None
     most = _amount(spec.most, f"{field}.most", found)
     if way == "by":
         return Relimit(jobs=jobs, by=share, most=most)
     least = _amount(spec.least, f"{field}.least", found) if spec.least != "" else LEAST_MEMORY
     if least > most:
-        found.add(SpecError("`least` is above `most`", field=f"{field}.least", need=f"at most {spec.most}"))
+        found.add(SpecError("`least` is larger than `most`", field=f"{field}.least", need=f"at most {spec.most}"))
     return Relimit(jobs=jobs, fit=share, least=least, most=most)
 
 

@@ -10,8 +10,8 @@
       - {group: team-*, tenant: "*"}
       - {group: guests, tenant: guests, role: viewer}
 
-The first rule applies with which a group of the account gives a valid name of a tenant. An account without such a rule
-cannot sign in.
+The first rule that gives a group of the account a valid tenant name applies. An account without such a rule cannot sign
+in.
 """
 
 import re
@@ -126,12 +126,12 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True):
                     continue
                 try:
                     check_name(tenant, "tenant")
-                except SpecError as error:  # another group may give a tenant
+                except SpecError as error:  # another group may give a valid name
                     wrong = wrong or error
                 else:
                     return self._identity(claims, tenant, rule.role)
         if wrong is not None:
-            raise _no_rule(str(wrong), "a group that gives a valid name")
+            raise _no_rule(str(wrong), "a group that gives a valid tenant name")
         raise _no_rule("no rule gives a group of this account a tenant", "a rule for one of its groups")
 
     def _identity(self, claims: Mapping[str, Any], tenant: str, role: Role) -> Identity:

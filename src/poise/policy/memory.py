@@ -5,10 +5,10 @@
     fitted(8 * GIB, covered, margin=0.15)                    # the limit of the next attempt
 
 The limit is a high quantile of the peaks plus a margin. The weight of a peak halves every two days. So a few larger
-peaks raise the limit, and a class that has become smaller gets a smaller limit only after the larger peaks have lost
-their weight. This is the window of Autopilot (Rzadca et al., EuroSys 2020, section 3.2.2) with one sample for each
-attempt. An attempt that ran out of memory needed more than its peak, by an unknown amount; it counts as in the Vertical
-Pod Autoscaler of Kubernetes.
+peaks raise the limit. If the peaks of a class fall, its limit falls only after the larger peaks have lost their weight.
+This is the window of Autopilot (Rzadca et al., EuroSys 2020, section 3.2.2) with one sample for each attempt. An
+attempt that ran out of memory needed more than its peak, by an unknown amount; it counts as in the Vertical Pod
+Autoscaler of Kubernetes.
 
 The directions differ because a limit that is too low kills work, and one that is too high only wastes room.
 """
@@ -19,19 +19,19 @@ from typing import NamedTuple
 from poise.units import HOUR
 
 HALF_LIFE = 48 * HOUR
-"""Age at which the weight of a peak is half."""
+"""Age at which a peak has half of its weight."""
 
 QUANTILE = 0.98
-"""Weighted part of the peaks that the limit covers before its margin."""
+"""Weighted part of the peaks that the limit covers without its margin."""
 
 LEAST_NEEDS = 10
-"""Ended attempts of a class from which limits are fitted."""
+"""Minimum number of ended attempts of a class for a fit."""
 
 DEAD_BAND = 0.05
-"""Relative change of a limit that is ignored."""
+"""Maximum relative change of a limit that is ignored."""
 
 BUMP, LEAST_BUMP = 1.2, 100 << 20
-"""An attempt that ran out of memory needed this times its peak, and at least so many bytes more."""
+"""Assumed need of an attempt that ran out of memory: this multiple of its peak, and at least that many bytes more."""
 
 STEP = 1 << 20
 """Limits are multiples of a MiB."""
@@ -50,7 +50,7 @@ def needed(peak: int, *, ran_out: bool) -> int:
 
 
 def quantile(needs: Sequence[Need], now: int) -> int:
-    """Return the bytes that cover the weighted part of the needs; 0 if there are too few."""
+    """Return the bytes that cover the weighted part `QUANTILE` of the needs; 0 if there are too few needs."""
     if len(needs) < LEAST_NEEDS:
         return 0
     weighted = sorted((need.bytes, 0.5 ** ((now - need.at) / HALF_LIFE)) for need in needs)
@@ -63,8 +63,8 @@ def quantile(needs: Sequence[Need], now: int) -> int:
 
 
 def fitted(limit: int, covered: int, margin: float, own: int = 0) -> int:
-    """Return the next limit of work with this limit. `covered` are the bytes that cover its class (0: unknown), and
-    `own` the most that this work needed when it ran out of memory itself (0: it never did).
+    """Return the next limit of work with this limit. `covered` is the amount that covers its class (0: unknown). `own`
+    is the most that this work needed when it ran out of memory itself (0: it never did).
     """
     wanted = -(-max(own, int((1 + margin) * covered)) // STEP) * STEP
     if own > limit:

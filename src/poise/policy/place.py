@@ -147,11 +147,14 @@ class Draft:
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
-        self._meanwhile: dict[Shape, tuple[list[int], int]] = {}  # and the number of kept nodes examined
+        self._meanwhile: dict[Shape, tuple[list[int], int]] = {}  # nodes, and the number of kept nodes examined
         self.ranked: dict[tuple[Shape, int], Ints] = {}
-        """Rows by what they lack for a shape and a number of tasks, until the next placement (`reclaim`)."""
+        """Rows in the order of what they lack for a shape and a number of tasks; valid until the next placement
+        (`reclaim`).
+        """
         self.soonest: dict[Shape, dict[int, int | None]] = {}
-        """The instants from which rows may have room for a shape, likewise; None: never."""
+        """The instants at which rows will have devices for a task of a shape (None: never); valid as long as `ranked`.
+        """
         self._kind: list[int] = fleet.kind.tolist()
 
     # --- queries -----------------------------------------------------------------------------------------------------
@@ -507,7 +510,7 @@ class Draft:
         return self.room(row).pick_devices(shape, able.models) is not None
 
     def _count(self, row: int, shape: Shape, tasks: int) -> None:
-        """Count tasks that were placed."""
+        """Count tasks that were placed, and forget what depends on the free resources."""
         self._add(row, shape, tasks)
         self._taken += tasks
         self._meanwhile.clear()

@@ -4,7 +4,8 @@ Sources, in order of precedence: measurements of the class there (`history`); me
 time, converted by a `throughput table`; a `roofline` of the declared work and the device's peaks; the user's `declared`
 time; measurements on another model, scaled by the devices' peaks (`history on A100-80, scaled`) or, if these are
 unknown, unscaled (`history elsewhere`). Without any of these, all devices count as equal (`default`). If runs stay
-closer to the time from submission to their deadlines than to measured or declared times, that is used (`deadline`).
+closer to the time from submission to their deadlines than to measured or declared times, this time is used
+(`deadline`).
 
 An estimate for an elastic unit is for its least tasks; with more tasks its run time is proportionally shorter.
 """

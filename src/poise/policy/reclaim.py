@@ -56,7 +56,7 @@ LOOKED_AT = 32
 further task."""
 
 RESERVED_NEXT = 4
-"""Number of further nodes examined for room to come at once: they take the place of nodes where room is then kept."""
+"""Number of further nodes examined in advance for future room: they replace nodes where room is kept later."""
 
 MIN_RUN = 30 * SECOND
 """Minimum run time before preemption: most of a shorter run is startup and saving."""
@@ -654,7 +654,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
 
 
 def _ranked(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | None = None) -> Ints:
-    """Return the rows of `_nearest` without its limit, those with kept room too."""
+    """Return all rows for `_nearest`, including those with kept room."""
     fleet, able = draft.fleet, draft.able(shape)
     asks = {CPU: shape.cpu, MEMORY: shape.memory, NETWORK: shape.network, DEVICES: shape.gpus}
     resources = [resource for resource, need in asks.items() if need]

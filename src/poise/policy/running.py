@@ -188,8 +188,8 @@ class Running:
         return known
 
     def soonest(self, rows: Ints, lacks: Ints) -> list[int | None]:
-        """Return the instant at which each of these rows will have as many more thousandths of devices free as it
-        lacks; None where it never will. A row that lacks nothing has them now.
+        """Return the instant at which each of these rows will have freed the thousandths of devices that it lacks; None
+        if it never will. A row that lacks nothing has them now.
         """
         found = self._endings
         places = found.freed.searchsorted(found.before[rows] + lacks)

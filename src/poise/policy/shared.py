@@ -108,7 +108,7 @@ class Shared:
             trial.count(*self._held(one.unit), -1)
             found.append(one.unit)
             if trial.path(one.leaf)[0] == trial.path(candidate.leaf)[0]:
-                may.clear()  # a node above both holds less
+                may.clear()  # a node above both in the tree holds less
             else:
                 del may[pair]
         return found

@@ -73,10 +73,12 @@ MOST_MARGIN = 2.0
 """Upper limit of the margin. On a machine with pauses, refusing more requests does not improve the P99."""
 
 REMEMBERED = 4096
-"""Number of recent answers from which the margin is estimated …"""
+"""Number of recent answers from which the margin is estimated."""
 
 EVERY = 4
-"""… of which only each fourth of a batch counts: they are alike, and a P99 needs some hundred batches."""
+"""Only every fourth answer of a batch is one of them: answers of a batch are alike, and a P99 needs several hundred
+batches.
+"""
 
 WORTH_A_LOOK = 4
 """Only answers with an estimate, times the margin, above 1/4 of the objective update the margin."""
