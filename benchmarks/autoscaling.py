@@ -20,7 +20,7 @@ counted. `as it is` is `forecast` without a fit: its target is the allowed fract
 fraction of the requests above the capacity.
 
 `--bound` prints instead the optimum of a family of rules that provide a forecast plus a number of spreads, with all
-constants chosen in hindsight for each trace, and the cost with risk bought at one price (`priced`). `--halves` fits
+constants chosen in hindsight for each trace, and the cost of risk at one price (`priced`). `--halves` fits
 `forecast` to the first half of each trace, and prints the second half with the number so found, and the optimum of that
 family for each half. `--theories` measures changes to `forecast` on the first half, with the number of spreads chosen
 in hindsight.
@@ -262,9 +262,9 @@ def theories(rates: Sequence[float], allowed: float, first: int) -> Iterator[tup
 
 
 def priced(rates: Sequence[float], allowed: float, first: int) -> float:
-    """Return the cost if the capacity of each window is bought at one price for a violated window: as much as minimizes
-    capacity plus price times risk. The risk is read off the `NEIGHBORS` windows that were most like it in spread,
-    last change, yesterday's change, level and hour, earlier or later. The price and a margin are chosen in hindsight.
+    """Return the cost of a rule that minimizes capacity plus price times risk in each window, with one price for a
+    violated window. The risk comes from the `NEIGHBORS` windows, earlier or later, with the most similar spread, last
+    change, yesterday's change, level and hour. The price and a margin are chosen in hindsight.
     """
     came, believed = np.array(rates), np.array(_believed(rates))
     last, mean, least = _shifted(believed, 1), _moving(believed, RECENCY), came.max() / WHOLE
@@ -293,7 +293,7 @@ def priced(rates: Sequence[float], allowed: float, first: int) -> float:
 
 
 NEIGHBORS = 100
-"""Windows from which `priced` reads the risk of a window."""
+"""Number of similar windows from which `priced` estimates the risk of a window."""
 
 CHANGES = (-0.1, -0.03, 0.03, 0.1)
 """Limits of the kinds of the last change, in its logarithm."""

@@ -11,11 +11,11 @@ and `rest` the root mean square error of the last 60 of 200 steps.
 `gain` times twice the target at a full output, `delay` steps later, through a first-order lag of 0.7.
 
 `--memory` measures memory limits that follow peaks (`poise.policy.memory`) for delays of 0 to 72 hours and noise of 0
-to 30 %. An attempt an hour has a peak that is known `delay` hours later; its level is 8 GiB for 30 days, then 2 GiB,
-then 8 GiB again. `down` is the number of days after the step down until the limit stays below half of what it was, `ran
-out` the attempts that exceed their limit after the step up, `at rest` the part of attempts that exceed it in the last
-10 days of each level, `slack` the mean part of the limit that is unused there, and `changes` the number of changes of
-the limit a day there.
+to 30 %. One attempt starts every hour, and its peak is known `delay` hours later. The level of the peaks is 8 GiB for
+30 days, 2 GiB for 30 days, then 8 GiB again. `down` is the number of days after the step down until the limit stays at
+most half of its value before. `ran out` counts attempts that exceed their limit after the step up. The other figures
+are for the last 10 days of each level: `at rest` is the part of attempts that exceed their limit, `slack` the mean
+unused part of the limit, and `changes` the number of changes of the limit a day.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def loops(noise: float) -> list[Response]:
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """How a memory limit follows peaks. `down` in days."""
+    """Figures of a memory limit that follows peaks. `down` is in days."""
 
     delay: int
     noise: float

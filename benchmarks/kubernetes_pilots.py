@@ -1,13 +1,13 @@
-"""Measure the CPU time of the control plane and the writes to the API server for tasks that run in pilots' Pods.
+"""Measure the CPU time of the control plane and the writes to the API server for tasks in the Pods of pilots.
 
     python benchmarks/kubernetes_pilots.py [--tasks 2000] [--rounds 3] [--json]
 
-The API server is the small one of the tests, which records each call: nothing here depends on its speed. A node of two
-CPUs runs one Pod as a process. Once a first task has run there, all tasks are submitted as a stream. CPU time counts,
-so other work on the machine changes little.
+The API server is the small one of the tests, which records each call; its speed does not matter here. A node of two
+CPUs runs one Pod as a process. After a first task has run there, the benchmark submits all tasks as a stream. It
+measures CPU time, so other work on the machine changes little.
 
 * *tasks a second for each core*: the tasks, divided by the CPU seconds of the control plane until the last one ended.
-* *writes for each task*: requests that create, change or delete an object meanwhile, other than the status of the node.
+* *writes for each task*: requests during that time that create, change or delete an object other than a node.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def one_round(tasks: int) -> Round:
 
 
 def run(living: Any, tasks: int) -> None:
-    """Run so many tasks, and wait for all of them."""
+    """Run this number of tasks, and wait for all of them."""
     client = living.client()
     jobs = [receipt.job for receipt in client.submit_stream([{**NO_OP, "sync": False}] * tasks)]
     for job in jobs:

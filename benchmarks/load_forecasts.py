@@ -10,9 +10,9 @@ the forecaster was chosen on these data.
 over the mean load; `naive` is that of the load one season before, `max of six` that of the largest of the last six
 windows.
 
-`--halves` prints the coverage of each half of the judged windows, and its standard error. Errors a day ahead last for
-many windows, so the standard error counts independent windows: their number divided by one plus twice the sum of the
-correlations of successive hits, up to the first that is not positive (Bartlett, 1946).
+`--halves` prints the coverage in each half of the judged windows, and its standard error. Errors of forecasts a day
+ahead last for many windows, so the standard error uses the effective number of windows: their number, divided by one
+plus twice the sum of the autocorrelations of hits, up to the first that is not positive (Bartlett, 1946).
 """
 
 import argparse
@@ -82,7 +82,7 @@ def judged(load: str, values: Sequence[float]) -> Iterator[Row]:
 
 
 def hits(values: Sequence[float], ahead: int) -> list[bool]:
-    """Return, for each judged window, whether the interval held it."""
+    """Return, for each judged window, whether the interval covered its load."""
     forecaster, found, before = LoadForecaster(HOUR, max(DISTANCES)), list[bool](), (0, 0.0)
     for hour, value in enumerate(values):
         forecaster.learn(hour * HOUR, value)
@@ -95,7 +95,7 @@ def hits(values: Sequence[float], ahead: int) -> list[bool]:
 
 
 def uncertain(held: Sequence[bool]) -> tuple[float, float]:
-    """Return the coverage, and its standard error for an interval that holds what it should."""
+    """Return the coverage, and its standard error for an interval with the nominal coverage."""
     off = np.array(held, float) - np.mean(held)
     slow = 1.0
     for lag in range(1, len(off) - 1):
@@ -119,7 +119,9 @@ def print_halves(loads: Sequence[tuple[str, list[float]]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--halves", action="store_true", help="only the coverage of each half, and its standard error")
+    parser.add_argument(
+        "--halves", action="store_true", help="print only the coverage in each half, and its standard error"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     loads = [*services(given.data / "servegen-alibaba" / "total_rate_10min.csv")]

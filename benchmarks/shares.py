@@ -9,16 +9,17 @@ guaranteed its part of the fleet, and lends it. The same jobs also run without s
 
 A tenant's *entitlement*, at each instant, is its guarantee or its demand, whichever is less. `short`: the fraction of
 its entitlement over 7 days that it did not get, over all windows of 7 days (one every 6 hours) with a demand. `While a
-job fits` leaves out the time in which all waiting jobs of the tenant are larger than the unused part of its guarantee.
+job fits` excludes the time in which all waiting jobs of the tenant are larger than the unused part of its guarantee.
 
-The *ideal* knows all run times, and stops and starts jobs at no cost: each tenant's shortest jobs up to its guarantee,
-then the shortest of all jobs, or those of the tenant with the least debt. Without shares it is the shortest of all.
+The *ideal* knows all run times, and stops and starts jobs at no cost. It runs each tenant's shortest jobs up to its
+guarantee, then the shortest of all jobs, or those of the tenant with the least debt. Without shares, it runs the
+shortest of all jobs.
 
 `cycles`: seeds of small worlds of two to five tenants, and the two cases of Kueue. The figure counts pairs of units
 that were stopped for each other's node in turn within a minute.
 
-`decide`: CPU time of one decision with and without shares. 1,000 tenants, each with the same guarantee, hold 9,900 of
-10,000 nodes, some of them more than their guarantee and some less. 10,000 jobs of one device wait.
+`decide`: CPU time of one decision with and without shares. By default, 1,000 tenants with equal guarantees hold 9,900
+of 10,000 nodes, some more than their guarantee and some less, and 10,000 jobs of one device wait.
 """
 
 import argparse
@@ -55,7 +56,7 @@ from poise_lab.trial import Result, simulate
 WINDOW, STEP = 7 * DAY, 6 * HOUR
 SPANS = 10**9
 IDEAL_SECONDS = 600.0
-"""The longest time for which the ideal keeps an order, because debts change."""
+"""Maximum time until the ideal sorts the jobs again, because debts change."""
 
 
 class Case(NamedTuple):
@@ -75,7 +76,7 @@ def main() -> None:
     parser.add_argument("--tenants", type=int, default=20)
     parser.add_argument("--wide", type=int, default=10_000, help="nodes of `decide`")
     parser.add_argument("--many", type=int, default=1000, help="tenants of `decide`")
-    parser.add_argument("--first", type=int, default=0, help="the first seed of `cycles`")
+    parser.add_argument("--first", type=int, default=0, help="first seed of `cycles`")
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=6000)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
@@ -240,7 +241,7 @@ def ideal(case: Case, order: Literal["free", "shortest", "debt"]) -> float:
 
 
 def _size(arrival: Arrival) -> tuple[float, int]:
-    """Return the run time in seconds and the devices of a job."""
+    """Return the run time of a job in seconds, and its number of devices."""
     unit, truth = arrival.units[0], arrival.truths["main"]
     seconds = truth.pace.seconds if isinstance(truth.pace, Steady) else unit.declared / SECOND
     return seconds, unit.shape.gpus * len(unit.tasks)
@@ -323,7 +324,7 @@ def capped(changes: dict[int, float], most: float) -> dict[int, float]:
 
 
 def unfit(jobs: Sequence[JobResult], spans: Sequence[Span], most: float, last: int) -> dict[int, float]:
-    """Return the changes of the unused part of a guarantee of `most` devices while waiting jobs are all larger."""
+    """Return the changes of the unused part of a guarantee of `most` devices while no waiting job fits into it."""
     size = {job.id: job.devices for job in jobs}
     changes = [(job.submitted, job.id, 1, 0) for job in jobs]
     changes += [(job.ended if job.ended >= 0 else last, job.id, -1, 0) for job in jobs]

@@ -2,23 +2,24 @@
 
     python benchmarks/slurm_hyperqueue.py [--tasks 10000] [--nodes 16] [--rounds 1] [--json]
     python benchmarks/slurm_hyperqueue.py --others 1000       # 1,000 nodes, with the jobs of other users
-    python benchmarks/slurm_hyperqueue.py --faults            # Poise alone, while allocations and slurmctld are killed
+    python benchmarks/slurm_hyperqueue.py --faults            # Poise alone; cancels allocations and kills slurmctld
 
-One machine acts as nodes of two CPUs each (Debian's Slurm 22.05, a slurmd for each). A task is a shell that sleeps:
-of ten, seven for 0.05 s, two for 0.5 s and one for 2 s, and writes a line before and after it. Seconds count from the
-first submission until the last line. Both systems may hold `--nodes` nodes, and give idle ones back after 10 s.
+One machine acts as nodes of two CPUs each (Debian's Slurm 22.05, a slurmd for each). A task is a shell that sleeps,
+and writes a line before and after. Of ten tasks, seven sleep for 0.05 s, two for 0.5 s and one for 2 s. The makespan is
+the time from the first submission until the last line. Both systems may hold `--nodes` nodes, and release idle ones
+after 10 s.
 
-*HyperQueue* is its server and its workers, with its allocator written again (`peers/hyperqueue_slurm.py`). Each of
-`QUEUES` runs a tenth of the campaign first, and the fastest one is used for all of it. *Poise* chooses its allocations
+*HyperQueue* has its own server and workers, and a reimplemented allocator (`peers/hyperqueue_slurm.py`). Each of
+`QUEUES` first runs a tenth of the campaign, and the fastest one then runs all of it. *Poise* chooses its allocations
 itself.
 
 With `--others NODES`, jobs of another account keep the cluster full. They are drawn by seed from the Philly trace:
 eight nodes for each GPU of the trace, a twentieth of the duration, at most ten minutes. Their time limits are one to
 four times as long; these factors are invented, since the trace has no limits. Each node is a slurmd, because Debian's
-emulator of Slurm does not start: its slurmctld is built for front ends, and the library that it uses is not.
+emulator of Slurm does not start: its slurmctld is built for front ends, but its shared library is not.
 
-With `--faults`, every few seconds one of these happens: an allocation is cancelled, an allocation is requeued, or
-slurmctld is killed and started again. Allocations last a minute, so they also end by their limit. A task notes its
+With `--faults`, every few seconds the benchmark cancels an allocation, requeues an allocation, or kills slurmctld and
+starts it again. Allocations last one minute, so they also end by their limit. A task notes its
 epoch, and holds a lock while anything of it runs: a second copy that runs at the same time finds the lock held. In
 every other ten, the tasks are exclusive.
 """
@@ -68,8 +69,8 @@ QUEUES = (Queue(1, 1, 10), Queue(4, 1, 10), Queue(16, 1, 10), Queue(16, 1, 1), Q
 
 
 class Turn(NamedTuple):
-    """A campaign: its `seconds`, the CPU seconds of its allocations, how many there were, the calls of `sbatch`, the
-    status calls per started minute, and the tasks that ended never, or more than once, or began more than once; and
+    """A campaign: its makespan, the CPU seconds and the number of its allocations, the calls of `sbatch`, the status
+    calls per started minute, and the numbers of tasks that never ended, ended more than once, or began more than once; and
     those of which two copies ran at the same time, `exclusive` or not.
     """
 
@@ -86,7 +87,7 @@ class Turn(NamedTuple):
 
 
 class Campaign:
-    """The tasks of one turn; each notes its start and end. With `locked`, each holds a lock while anything of it runs,
+    """The tasks of one turn; each records its start and end. With `locked`, each holds a lock while anything of it runs,
     and notes if it finds it held.
     """
 
@@ -124,7 +125,7 @@ def _noted(file: Path) -> Counter[str]:
 
 
 def measured(cluster: Any, name: str, campaign: Campaign, run: Callable[[], float]) -> Turn:
-    """Run a campaign, wait until its allocations, which are jobs of this name, have ended, and count."""
+    """Run a campaign, wait until its allocations (jobs of this name) have ended, and return the figures."""
     from system.living import until
 
     before, since = [cluster.calls(command) for command in ("sbatch", *STATUS)], len(cluster.completed(name))
@@ -221,7 +222,7 @@ FILL_SECONDS = 30.0
 
 
 def jobs_of_others(nodes: int, seed: int) -> Iterator[tuple[int, int, int]]:
-    """Yield nodes, seconds and the limit in minutes of each job."""
+    """Yield the nodes, the seconds and the time limit in minutes of each job."""
     with gzip.open(TRACE, "rt") as file:
         rows = [(int(row["num_gpus"]), float(row["duration"])) for row in csv.DictReader(file)]
     draw = random.Random(seed)
@@ -268,7 +269,7 @@ BETWEEN, AWAY = 8.0, 10.0
 
 @contextmanager
 def faults(cluster: Any, counts: Counter[str]) -> Iterator[None]:
-    """Until the block ends, cancel or requeue an allocation, or kill slurmctld for some seconds, in turns."""
+    """Until the block ends, cancel an allocation, requeue one, or kill slurmctld for `AWAY` seconds, in turn."""
     from system.living import until
 
     stop = threading.Event()
@@ -277,7 +278,7 @@ def faults(cluster: Any, counts: Counter[str]) -> Iterator[None]:
         for kind in itertools.cycle(("scancel", "requeue", "slurmctld")):
             if stop.wait(BETWEEN):
                 return
-            with suppress(subprocess.CalledProcessError):  # it has ended by itself
+            with suppress(subprocess.CalledProcessError):  # the allocation has ended by itself
                 if running := cluster.call("squeue", "-h", "-n", "poise", "-t", "R", "-o", "%i").split():
                     once(kind, running[0])
                     counts[kind] += 1
@@ -312,7 +313,7 @@ def faults(cluster: Any, counts: Counter[str]) -> Iterator[None]:
 
 @contextmanager
 def poise_on(count: int, settings: str) -> Iterator[Any]:
-    """A Slurm of `count` nodes, and Poise on it."""
+    """Start a Slurm cluster of `count` nodes, and Poise on it."""
     from system.living import Living
     from system.onslurm import OnSlurm
     from system.slurm_cluster import slurm
@@ -395,7 +396,7 @@ def measure_faults(tasks: int, nodes: int) -> list[Figure]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="a campaign on Slurm, by Poise and by HyperQueue")
+    parser = argparse.ArgumentParser(description="Compare a campaign under Poise and HyperQueue on Slurm")
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=1)

@@ -1,20 +1,21 @@
-"""HyperQueue on Slurm: its server, its workers in allocations, and its automatic allocator written again.
+"""Run HyperQueue on Slurm: its server, its workers in allocations, and a reimplemented automatic allocator.
 
     python hyperqueue_slurm.py run CAMPAIGN BACKLOG WORKERS MINUTES NODES IDLE [OPTION OF SBATCH ...]
     python hyperqueue_slurm.py worker SERVER IDLE
 
 The server and the workers are HyperQueue's own, from its Python package. The package lacks the program `hq` and the
-allocator, so three parts are written again:
+allocator, so three parts are reimplemented:
 
-* The allocator, after `crates/hyperqueue/src/server/autoalloc` of version 0.27. It looks every `TICK` seconds, and acts
-  after a submission, when a worker has come or gone, or `LATEST` seconds after the last time. It then submits as many
-  allocations as are missing for the unfinished tasks, with at most BACKLOG in the queue of Slurm, WORKERS in each, and
-  NODES in total. HyperQueue solves a linear program for the number of useful workers; for tasks that need a CPU each it
-  is their number, divided by the CPUs of a worker.
-* How a worker connects: it starts a server of its own, which stays unused, and reads the address of the real one.
-* The idle timeout: a worker ends after IDLE seconds without a child.
+* The allocator, after `crates/hyperqueue/src/server/autoalloc` of version 0.27. It checks every `TICK` seconds. It acts
+  after a submission, after a worker has connected or ended, or `LATEST` seconds after the last action. Then it submits
+  the allocations that are missing for the unfinished tasks, with at most BACKLOG in the queue of Slurm, WORKERS in
+  each, and NODES workers in total. HyperQueue solves a linear program for the number of useful workers. For tasks of
+  one CPU each, this is the number of tasks divided by the CPUs of a worker. * The connection of a worker: it starts its
+  own server, which stays unused, and reads the address of the real one. * The idle timeout: a worker ends after IDLE
+  seconds without a child.
 
-CAMPAIGN is a file with a command of `/bin/sh` in each line. Each command appends a line to the file `ended` beside it.
+CAMPAIGN is a file with one command for `/bin/sh` in each line. Each command appends a line to the file `ended` beside
+it.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ class Allocator:
         self._folder, self._idle = folder, idle
         self._backlog, self._workers, self._minutes, self._nodes = backlog, workers, minutes, nodes
         self._asked: dict[str, int] = {}  # workers of each allocation
-        self._cpus = 0  # of a worker, once one is known
+        self._cpus = 0  # CPUs of a worker; 0 until one has connected
 
     def workers(self) -> "dict[str, list[bool]]":
         """Return the workers that have connected, by allocation, and whether each is alive."""

@@ -1,4 +1,4 @@
-"""Sign-in with a certified issuer of others (`oidc-provider` for Node), whose pages are filled in as by a person."""
+"""Sign-in with a certified issuer (`oidc-provider` for Node). The tests fill in its pages as a person would."""
 
 import hashlib
 import re
@@ -32,7 +32,7 @@ ME = Client(CLIENT, SECRET)
 def issuer() -> Iterator[Issuer]:
     node = shutil.which("node")
     if node is None or not (AT / "node_modules" / "oidc-provider").exists():
-        pytest.skip("`oidc-provider` is not there: `make servers` fetches it with npm")
+        pytest.skip("`oidc-provider` is missing: `make servers` fetches it with npm")
     script = AT / SCRIPT.name  # Node looks for packages beside the script
     shutil.copy(SCRIPT, script)
     process = subprocess.Popen([node, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -56,7 +56,7 @@ class Redirects(HTTPRedirectHandler):
 
 
 def enter(url: str, name: str) -> None:
-    """Fill in the pages that follow from a URL as the person `name`. Raises `Landed`."""
+    """Open a URL, and fill in the pages that follow as the person `name`. Raises `Landed`."""
     browser = build_opener(HTTPCookieProcessor(CookieJar()), Redirects())
     asked = Request(url)  # noqa: S310 — of the issuer on loopback
     for _ in range(STEPS):

@@ -337,7 +337,7 @@ def test_a_turn_takes_in_a_part_of_what_has_come_and_the_next_ones_the_rest(tmp_
 
 
 def test_work_that_fits_is_placed_by_the_commit_that_accepts_it(tmp_path: Path) -> None:
-    """A launch waits for one write of the disk, and not for two."""
+    """A launch waits for one write to disk, not for two."""
     hand, channel, commits = ByHand(), Heeded(), list[list[type[Event]]]()
     store: SqliteStore[Event] = SqliteStore(tmp_path / "log.db", encode_event, decode_event)
     controller = Controller(load_ledger(store), Settings(policy="poise"))

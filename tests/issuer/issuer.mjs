@@ -1,4 +1,4 @@
-// An issuer on loopback with one account. It prints its URL; a client enters any name and password at its pages.
+// An issuer on loopback. It prints its URL; its pages accept any name and password.
 import Provider from "oidc-provider";
 import http from "node:http";
 

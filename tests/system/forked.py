@@ -4,8 +4,8 @@ That takes a fifth of the time of the CPU that starting Python and importing tak
 commands has little to give. Such a command gets its arguments, environment, folder and streams like any other; what
 differs is what Python reads before it runs anything, so a command with other such variables is started as usual.
 
-The supervisor, control plane and agents that such a command begins are forked too: each is a child of the process that
-asked for it, with its own session, descriptors, signals, arguments and environment, which `/proc` shows as well.
+The supervisor, control plane and agents that such a command starts are forked too. Each is a child of the process that
+starts it, with its own session, descriptors, signals, arguments and environment. `/proc` shows the last two as well.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ READ_FIRST = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_")
 """What variables begin with that are looked at before a program runs."""
 
 DAEMONS = ("poise.control", "poise.agent")
-"""What is forked where `python -m` would start it; and the supervisor, which is run as a file."""
+"""Modules that are forked instead of started by `python -m`. The supervisor, which runs as a file, is forked too."""
 
 IMPORTED_LATE = (
     "poise.drivers.yamlfile",
@@ -48,8 +48,8 @@ IMPORTED_LATE = (
 """Modules that many commands import only when they run."""
 
 SET_MM, SET_MM_MAP, SET_MM_MAP_SIZE = 35, 14, 15
-"""`prctl`: tell the kernel where a process keeps its arguments and its environment, and ask whether it can be told
-(`linux/prctl.h`)."""
+"""Options of `prctl` (`linux/prctl.h`): set where a process keeps its arguments and its environment, and ask whether
+the kernel supports this."""
 
 
 class Ended(NamedTuple):
@@ -104,7 +104,9 @@ class Forks:
     def begin(
         self, words: Sequence[Word], environment: Mapping[str, str], cwd: Path, out: int, err: int
     ) -> tuple[int, int]:
-        """Its process, and where its status is read once it has ended; it writes to these two descriptors."""
+        """Start a command that writes to these two descriptors. Return its process, and the descriptor that its exit
+        status can be read from.
+        """
         asked = os.memfd_create("asked")
         told, tell = os.pipe()
         try:
@@ -131,7 +133,7 @@ class Started(subprocess.Popen[bytes]):
         )
 
     def _execute_child(self, words: Sequence[Word], *others: Any) -> None:
-        """Asks for it. Of the others: its environment and folder, and the pipes that `subprocess` has made."""
+        """Start it with its environment and folder, and with the pipes that `subprocess` has made."""
         cwd, environment, pipes = others[4], others[5], others[9:15]
         self.pid, self._told = self._forks.begin(words, environment, cwd, pipes[3], pipes[5])
         self._child_created = True
@@ -145,7 +147,7 @@ class Started(subprocess.Popen[bytes]):
         return self.returncode
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
-        """As `waitpid`, for what another process waits for."""
+        """Act as `waitpid` for a child of another process."""
         if flags == os.WNOHANG and not select.select([self._told], [], [], 0)[0]:
             return 0, 0
         status = int(os.read(self._told, 20))
@@ -200,7 +202,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 class Starting(NamedTuple):
-    """What `subprocess` asks for when it starts a program: the arguments of `_posixsubprocess.fork_exec`."""
+    """The arguments of `_posixsubprocess.fork_exec`, with which `subprocess` starts a program."""
 
     arguments: Sequence[Word]
     programs: Sequence[bytes]
@@ -226,9 +228,9 @@ class Starting(NamedTuple):
     first: object
 
     def daemon(self) -> list[str]:
-        """How to run it here: the name of its module or its file, and its arguments; nothing if it is another program.
+        """Return the module or the file to run here, and its arguments; nothing if this is not a daemon to fork.
 
-        It is another, too, if it is to be another user, or if Python would read other variables first.
+        A daemon with another user, or with other variables that Python reads at start, is not forked.
         """
         words = [os.fsdecode(word) for word in self.arguments]
         usual = (self.group, self.uid, self.gid, self.gids, self.umask, self.first) == (-1, None, None, None, -1, None)
@@ -245,7 +247,7 @@ class Starting(NamedTuple):
         return {name: value for name, _, value in pairs}
 
     def settle(self) -> None:
-        """Make of a process just forked what the program would have been given. Whoever asked goes on after the end."""
+        """Give a forked process the streams, folder, session and descriptors that the program would have had."""
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             if callable(signal.getsignal(number)):
@@ -273,7 +275,7 @@ def can_show() -> bool:
 
 
 def become(arguments: list[str], environment: Mapping[str, str]) -> None:
-    """Let this process have these arguments and this environment, which `/proc` shows as well, as after `exec`."""
+    """Set the arguments and the environment of this process as `exec` would; `/proc` shows them as well."""
     sys.orig_argv = arguments
     os.environ.clear()
     os.environ.update(environment)
@@ -296,19 +298,19 @@ def become(arguments: list[str], environment: Mapping[str, str]) -> None:
 
 
 _SHOWN: list[object] = []
-"""What the kernel shows has to stay where it is."""
+"""The memory that the kernel shows must not move."""
 
 
 def _start(*asked: object) -> int:
-    """In place of `fork_exec`: a daemon is forked from here, where its modules are; every other program as usual."""
+    """Replace `fork_exec`: fork daemons from here, where their modules are loaded; start other programs as usual."""
     starting = Starting(*asked[: len(Starting._fields)])  # type: ignore[arg-type]
     daemon = starting.daemon()
     alone = len(os.listdir("/proc/self/task")) == 1 and asyncio._get_running_loop() is None  # noqa: PTH208
-    if not daemon or not alone:  # what other threads or a loop hold would be held for ever
+    if not daemon or not alone:  # locks of other threads or a loop would stay held for ever
         return int(_FORK_EXEC(*asked))
     if pid := os.fork():
         return pid
-    gc.freeze()  # nothing of whoever asked is ever taken apart: it would close files that are no longer its own
+    gc.freeze()  # never collect objects of the parent: that would close files that are no longer theirs
     code: object = 0
     try:
         atexit._clear()
@@ -328,7 +330,7 @@ def _start(*asked: object) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """Exit, and take nothing apart that was imported: that copies most of its memory, three fifths of a command."""
+    """Exit without destroying imported modules. That would copy most of the memory: three fifths of a command."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -337,7 +339,7 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the supervisor sets it; none of several threads is forked
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the supervisor sets it; a process with several threads must not fork
     from poise.cli.main import COMMANDS, main
 
     for module in {module for name, (module, _) in COMMANDS.items() if name != "demo"} | {"poise.cli.group"}:

@@ -63,7 +63,7 @@ class Living:
         return kept | {"POISE_HOME": str(self.home.root), "LANG": "C.UTF-8"} | self.variables | more
 
     def start(self, *arguments: str | bytes | Path, **more: str) -> subprocess.Popen[bytes]:
-        """`poise ARGUMENTS…` in a terminal of its own, still running: a process that need not import it (`forked`)."""
+        """Start `poise ARGUMENTS…` in its own terminal, as a process that need not import Poise (`forked`)."""
         environment = self.environment(**more)
         if can_show() and forks().suits(environment):
             return Started(forks(), [POISE, *arguments], environment, self.work)

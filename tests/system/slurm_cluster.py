@@ -29,7 +29,7 @@ CPUS, MEMORY = 2, 1024
 """CPUs and MiB of each node, whatever this machine has."""
 
 START_SECONDS = 600.0
-"""Until a thousand nodes have started on a busy machine."""
+"""Time for 1,000 nodes to start on a busy machine."""
 
 CONF = """\
 ClusterName=test
@@ -138,7 +138,7 @@ class SlurmCluster:
         return dict(line.split()[:2] for line in lines if line)
 
     def completed(self, name: str) -> list[dict[str, str]]:
-        """The fields of all jobs of this name that have ended, each run of a requeued one by itself."""
+        """Return the fields of all ended jobs of this name, with an entry for each run of a requeued job."""
         file = self.run / "completed"
         lines = file.read_text().splitlines() if file.exists() else []
         jobs = [dict(field.partition("=")[::2] for field in line.split()) for line in lines]

@@ -1,4 +1,4 @@
-"""Daemons that tests fork (`forked`) are given all that those get which a user's command starts."""
+"""Daemons that tests fork (`forked`) are like the daemons that a user's command starts."""
 
 import os
 import re
@@ -15,14 +15,14 @@ DAEMONS = ("supervisor", "control", "agent")
 
 
 class Given(NamedTuple):
-    """What the system says of a process."""
+    """The properties of a process that the system shows."""
 
     arguments: list[str]
     environment: list[str]
     folder: str
     program: str
     alone: tuple[bool, bool]
-    """Whether it leads its session, and its group."""
+    """Whether the process leads its session, and whether it leads its group."""
 
     signals: list[str]
     files: list[str]
@@ -49,7 +49,7 @@ def given(living: Living, pid: int) -> Given:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[tuple[Living, Living]]:
-    """A home that is started as tests start one, and one as a user does."""
+    """A home started as tests start one, and a home started as a user starts one."""
     forked, typed = Living(), Living()
     try:
         forked.up()
@@ -73,7 +73,7 @@ def started() -> Iterator[tuple[Living, Living]]:
 
 @pytest.mark.parametrize("daemon", DAEMONS)
 def test_a_forked_daemon_is_given_what_a_started_one_is(started: tuple[Living, Living], daemon: str) -> None:
-    """Once both wait: some files are open for an instant only."""
+    """Compare them when both are idle, because some files are open only for an instant."""
 
     def both() -> list[Given]:
         return [given(living, living.pid(daemon)) for living in started]

@@ -1,4 +1,4 @@
-"""One control plane over two Kubernetes clusters, each with a small API server and nodes of the same names."""
+"""One control plane for two Kubernetes clusters, each with a small API server. Their nodes have the same names."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ class OnTwo(OnSubstrate):
         return self.living.messages()[-4000:]
 
     def cluster_of(self, job: str) -> str:
-        """The label of the node on which a job ran."""
+        """Return the label of the node where a job ran."""
         name = self.living.client().job(job).tasks[0].node
         assert name.partition("-")[0] in ("east", "west")
         return next(node.labels["substrate"] for node in self.living.client().nodes() if node.name == name)

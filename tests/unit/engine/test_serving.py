@@ -359,7 +359,7 @@ def perceptron(rate: float, seconds: float, limits: Limits, twin: type[ServiceTw
 
 
 class Disturbed(ServiceTwin):
-    """A machine that is half as slow again in a tenth of a second of every two."""
+    """A machine whose batches take half as long again during 0.1 s of every 2 s."""
 
     def _varied(self, takes: float) -> int:
         return round(super()._varied(takes) * (1.5 if self.now % (2 * SECOND) > 1.9 * SECOND else 1))

@@ -1,4 +1,4 @@
-"""A rule keeps memory limits at the peaks of earlier attempts: raised soon, lowered slowly, and restored at its end."""
+"""A rule fits memory limits to earlier peaks: it raises them soon, lowers them slowly, and restores them at its end."""
 
 from typing import Any
 

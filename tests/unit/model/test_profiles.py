@@ -100,8 +100,8 @@ def test_the_time_to_a_deadline_is_learned_as_a_declared_time_is() -> None:
 
 
 def test_the_time_to_a_deadline_counts_if_the_class_kept_closer_to_it() -> None:
-    """Runs of the class take 100 s, within half. They take half of the time to their deadlines, within a fifth, and
-    what their users declare, within a tenth.
+    """Runs of the class take 100 s within 50 %. They take half of the time to their deadlines within 20 %, and their
+    declared times within 10 %.
     """
     of_class = Profile(count=9, mean=100 * SECOND, deviation=50 * SECOND, window=500, window_deviation=100)
     assert estimate_run(of_class, 0, 800 * SECOND) == (400 * SECOND, 80 * SECOND, "deadline")
@@ -113,15 +113,15 @@ def test_the_time_to_a_deadline_counts_if_the_class_kept_closer_to_it() -> None:
 
 
 def test_without_a_record_a_deadline_counts_only_where_nothing_else_is_known() -> None:
-    """All lengths up to the deadline are as likely: the mean is half of it, and the mean deviation a quarter."""
+    """All run times up to the deadline are equally likely: the mean is half of it, and the mean deviation a quarter."""
     assert estimate_run(None, 0, 800) == (400, 200, "default")
     assert estimate_run(None, 300, 800) == (300, 150, "declared")
     assert estimate_run(learned(8), 0, 800) == (8, 4, "history")
 
 
 def test_a_class_without_a_record_of_deadlines_uses_that_of_all() -> None:
-    """Of all classes, runs take half of the time to their deadlines, within a fifth, and what is declared, within all
-    of it. Where not even the class is known, a deadline is met safely only by a start at once.
+    """Runs of all classes take half of the time to their deadlines within 20 %, and their declared times within 100 %.
+    If not even the class is known, only a start at once meets a deadline safely.
     """
     of_all = Profile(count=9, mean=1, window=500, window_deviation=100, ratio=1000, ratio_deviation=1000)
     assert estimate_run(None, 0, 800, of_all) == (400, 200, "default")
@@ -133,8 +133,8 @@ def test_a_class_without_a_record_of_deadlines_uses_that_of_all() -> None:
 
 
 def test_a_deadline_that_is_nothing_like_its_class_says_nothing() -> None:
-    """Runs of the class take 100 s within a fifth, and half of the time to their deadlines within a tenth. Half a day
-    is more than `UNLIKE` deviations away.
+    """Runs of the class take 100 s within 20 %, and half of the time to their deadlines within 10 %. An estimate of six
+    hours is more than `UNLIKE` deviations away.
     """
     of_class = Profile(count=9, mean=100 * SECOND, deviation=20 * SECOND, window=500, window_deviation=50)
     assert estimate_run(of_class, 0, 12 * HOUR) == (100 * SECOND, 20 * SECOND, "history")

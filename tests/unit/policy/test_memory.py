@@ -1,4 +1,4 @@
-"""Limits that follow peaks: covered in time, and without oscillation, whatever the delay and the noise."""
+"""Memory limits that follow peaks cover them in time and do not oscillate, for any delay and noise."""
 
 from math import exp
 from random import Random
@@ -34,8 +34,8 @@ def test_a_small_change_is_ignored() -> None:
 @pytest.mark.parametrize("delay", [0, 6, 24, 72])
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
 def test_a_limit_settles_after_a_step_down_and_a_step_up(delay: int, noise: float) -> None:
-    """An attempt every four hours, whose peak is known `delay` hours later. Nearly all peaks are within 2.6 times the
-    noise, and one that exceeds its limit counts for a fifth more.
+    """One attempt starts every four hours, and its peak is known `delay` hours later. Nearly all peaks are within 2.6
+    times the noise. A peak that exceeds its limit counts as a fifth more.
     """
     random = Random(7)  # noqa: S311
     limits, needs = [16 * GIB], list[Need]()

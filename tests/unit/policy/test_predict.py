@@ -111,8 +111,8 @@ def test_a_class_that_keeps_to_what_is_declared_is_foreseen_by_that() -> None:
 
 
 def test_a_table_carries_over_the_estimate_by_deadline() -> None:
-    """Runs on the fast model take half of the time to their deadlines, within a tenth: of 200 s that is 100 s, and
-    twice as long on the slow one. Without the deadline only the class is known, 8 s.
+    """Runs on the fast model take half of the time to their deadlines within 10 %. With 200 s to the deadline, that is
+    100 s, and twice as long on the slow model. Without a deadline, only the 8 s of the class are known.
     """
     profile = Profile(count=9, mean=8 * SECOND, deviation=8 * SECOND, window=500, window_deviation=50)
     table = {"k@fast": 1.0, "k@slow": 0.5}

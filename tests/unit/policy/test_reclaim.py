@@ -173,8 +173,8 @@ def test_devices_come_free_when_what_has_them_ends(rows: list[list[tuple[int, in
 def test_a_reservation_after_others_is_that_of_a_new_look(
     nodes: list[tuple[int, int]], changes: list[tuple[bool, int]], tasks: int
 ) -> None:
-    """Each node runs a unit that ends after so many minutes and holds so many of its 4 devices. Room is kept on nodes,
-    or taken where there is some, and each time the draft answers as one that was asked nothing before.
+    """Each node runs a unit that ends after the given minutes and holds the given number of its 4 devices. The test
+    keeps room on nodes or takes free room. After each change, the draft answers like a new draft.
     """
     shape = Shape(gpus=2)
 

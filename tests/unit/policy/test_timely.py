@@ -110,7 +110,9 @@ def test_a_deadline_says_that_the_run_is_expected_to_be_shorter() -> None:
 
 
 def test_of_a_class_that_takes_half_of_the_time_to_its_deadlines_the_next_to_be_due_is_the_shorter() -> None:
-    """Two runs took 10 and 100 minutes, half of the time to their deadlines. Neither of the next two must start now."""
+    """Two runs took 10 and 100 minutes, half of the time to their deadlines. Neither of the next two needs to start
+    now.
+    """
     world = World().nodes(1, gpus=1)
     for name, run, deadline in (("first", "10m", "20m"), ("second", "100m", "200m")):
         world.job(name, gpu=1, deadline=deadline, **{"class": "c"}).round().start(name).after(run).finish(name, run=run)
