@@ -70,8 +70,8 @@ QUEUES = (Queue(1, 1, 10), Queue(4, 1, 10), Queue(16, 1, 10), Queue(16, 1, 1), Q
 
 class Turn(NamedTuple):
     """A campaign: its makespan, the CPU seconds and the number of its allocations, the calls of `sbatch`, the status
-    calls per started minute, and the numbers of tasks that never ended, ended more than once, or began more than once; and
-    those of which two copies ran at the same time, `exclusive` or not.
+    calls per started minute, and the numbers of tasks that never ended, ended more than once, or began more than once;
+    and those of which two copies ran at the same time, `exclusive` or not.
     """
 
     seconds: float
@@ -87,8 +87,8 @@ class Turn(NamedTuple):
 
 
 class Campaign:
-    """The tasks of one turn; each records its start and end. With `locked`, each holds a lock while anything of it runs,
-    and notes if it finds it held.
+    """The tasks of one turn; each records its start and end. With `locked`, each holds a lock while anything of it
+    runs, and notes if it finds it held.
     """
 
     def __init__(self, folder: Path, tasks: int, locked: bool = False) -> None:
