@@ -2,7 +2,8 @@
 
 A fit that changes limits is a firing of the rule with the outcome `adjusted`. It counts as one action, and records the
 limits from before the first fit. Poise restores these limits when the rule is over. Work that ran out of memory under a
-fitted limit gets at least its original limit again, because it may be retried only twice.
+fitted limit gets at least its original limit again, because it may be retried only twice. A limit that cannot be set stays, and the
+reason is returned.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.rules import Engine
 from poise.model.events import Event, RuleFired
 from poise.model.rule_actions import ADJUSTED, Relimit
+from poise.units import format_bytes
 
 
 def refit(
@@ -21,23 +23,38 @@ def refit(
     adjust: Callable[[str, str, Adjustment, int], None],
     commit: Callable[[Event], None],
     now: int,
-) -> None:
-    """Fit the limits of all rules that have fired, until the budget of actions is spent."""
+) -> dict[str, str]:
+    """Fit the limits of all rules that have fired, until the budget of actions is spent. Return why rules could not fit
+    some.
+    """
+    failed: dict[str, str] = {}
+    checked: dict[tuple[object, ...], str] = {}
     for name, subject, firing in list(ledger.rules.firings()):
         rule = engine.rule(name) if not firing.over else None
         for action in rule.actions if rule is not None else ():
             if action.name not in firing.actions or not isinstance(action.value, Relimit) or not action.value.fit:
                 continue
+            if engine.spent >= engine.rules.budget:
+                failed[name] = f"the budget of {engine.rules.budget} actions an hour is spent"
+                continue
             path, known = ADJUSTED[action.name], firing.before[action.name]
             ours = {unit: change for unit, change in known.items() if has_value(ledger, unit, path, change[1])}
             made = {}
-            for unit, (value, fit) in adjustment(ledger, action.value, subject).items():
+            try:
+                fits = adjustment(ledger, action.value, subject)
+            except PoiseError as error:
+                failed[name] = f"{action.name}: {error.record.message}"
+                continue
+            for unit, (value, fit) in fits.items():
                 ran_out = unit in ours and ledger.jobs.units[unit].ooms
                 change = value, max(fit, ours[unit][0]) if ran_out else fit
-                free = unit not in known or unit in ours
-                if free and change[1] != value and _is_possible(ledger, path, unit, change):
+                if (unit in known and unit not in ours) or change[1] == value:
+                    continue
+                if why := _why_not(ledger, path, unit, change, checked):
+                    failed[name] = f"{action.name} of {unit} to {format_bytes(change[1])}: {why}"
+                else:
                     made[unit] = change
-            if not made or engine.spent >= engine.rules.budget:
+            if not made:
                 continue
             adjust(name, action.name, made, now)
             first = {unit: [ours.get(unit, change)[0], change[1]] for unit, change in made.items()}
@@ -57,14 +74,23 @@ def refit(
                     spent=1,
                 )
             )
+    return failed
 
 
-def _is_possible(ledger: Ledger, path: str, unit: str, change: Sequence[int]) -> bool:
-    try:
-        check_adjustment(ledger, path, {unit: change})
-    except PoiseError:
-        return False
-    return True
+def _why_not(
+    ledger: Ledger, path: str, unit: str, change: Sequence[int], checked: dict[tuple[object, ...], str]
+) -> str:
+    """Return why a unit cannot have the limit of this change; empty if it can. Similar units are `checked` once."""
+    state = ledger.jobs.units[unit]
+    spec = state.next_spec or state.spec
+    alike = ledger.jobs[state.job].tenant, spec.shape, spec.least, len(spec.tasks), change[1]
+    if alike not in checked:
+        checked[alike] = ""
+        try:
+            check_adjustment(ledger, path, {unit: change})
+        except PoiseError as error:
+            checked[alike] = error.record.message
+    return checked[alike]
 
 
 __all__ = ["refit"]

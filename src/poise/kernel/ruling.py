@@ -67,11 +67,13 @@ class Ruling:
         self.engine: Engine | None = None
         self._changes: list[Change] = []
         self._recorded = 0
+        self._unfitted: dict[str, str] = {}
 
     def restart(self, ledger: Ledger, now: int) -> None:
         """Start again from the state in the ledger."""
         self._ledger, self.engine = ledger, engine_of(ledger, now)
         self._changes.clear()
+        self._unfitted.clear()
         self._steering.restart()
 
     def before(self, event: Event) -> None:
@@ -103,7 +105,7 @@ class Ruling:
             if any(action.name == "promote" for rule in engine.rules.rules for action in rule.actions):
                 self._take_turns(now)
             self._steering.step(self._ledger, engine, now)
-            refit(self._ledger, engine, self._adjust, self._commit, now)
+            self._unfitted = refit(self._ledger, engine, self._adjust, self._commit, now)
             if engine.rules.measured:
                 self._measure(engine, watch, now)
 
@@ -223,7 +225,9 @@ class Ruling:
         if failed := next((firing.failed for _, firing in reversed(standing) if not firing.over and firing.failed), ""):
             return failed
         if any(not firing.over for _, firing in standing):
-            return "it only records, in shadow" if rule.mode == "shadow" else self._steering.why_not(rule.name)
+            if rule.mode == "shadow":
+                return "it only records, in shadow"
+            return self._unfitted.get(rule.name) or self._steering.why_not(rule.name)
         if not engine.evaluated:
             return "it was not evaluated yet"
         under_way = list(engine.unsettled(rule.name))

@@ -6,7 +6,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.messages import SetRules
 from poise.model.events import RuleFired
 from poise.model.messages import Beat
-from poise.testing import World
+from poise.testing import World, node
 
 GIB = 1 << 30
 FIT: dict[str, Any] = {
@@ -55,6 +55,11 @@ def held_jobs(world: World, *names: str) -> World:
     for name in names:
         job(world, name, begin="90d")
     return world
+
+
+def why_not(world: World) -> str:
+    [report] = world.controller.ruling.report().rules
+    return report.why_not
 
 
 def adjusted(world: World) -> list[RuleFired]:
@@ -127,3 +132,33 @@ def test_each_fit_spends_an_action_and_shadow_changes_nothing() -> None:
     assert [limit(world, name) for name in ("a", "b")] == [2560 << 20, 8 * GIB]
     world = evaluated(held_jobs(ran(loaded(FIT | {"mode": "shadow"}), 20, 2 * GIB), "a"))
     assert limit(world, "a") == 8 * GIB
+
+
+def test_a_fit_of_too_many_units_changes_nothing_and_says_why() -> None:
+    world = evaluated(ran(loaded(), 20, 2 * GIB))
+    task = {"class": "train", "resources": {"cpu": 8, "memory": "8GiB"}}
+    for number in range(11):
+        world.graph(f"many{number}", tasks={f"t{place}": task for place in range(100)})
+    evaluated(world)
+    assert adjusted(world) == []
+    assert why_not(world) == "adjust_memory_limit: the action concerns too many units"
+    world.cancel("many0").cancel("many1")
+    evaluated(world)
+    assert len(adjusted(world)[-1].before["adjust_memory_limit"]) == 900
+    assert why_not(world) == ""
+
+
+def test_a_fit_that_no_node_can_run_says_why() -> None:
+    rule = FIT | {"actions": [{"adjust_memory_limit": {"fit": "25%", "most": "128GiB", "class": "train"}}]}
+    world = evaluated(held_jobs(evaluated(ran(loaded(rule), 20, 60 * GIB)), "a"))
+    assert limit(world, "a") == 8 * GIB
+    assert why_not(world).startswith(f"adjust_memory_limit of {world.unit('a').id} to 75 GiB: ")
+    evaluated(world.join(node("large", cpu=8, memory="128GiB")))
+    assert limit(world, "a") == 75 * GIB
+    assert why_not(world) == ""
+
+
+def test_a_fit_beyond_the_budget_says_why() -> None:
+    world = evaluated(held_jobs(evaluated(ran(loaded(budget=1), 20, 2 * GIB)), "a"))
+    assert limit(world, "a") == 8 * GIB
+    assert why_not(world) == "the budget of 1 actions an hour is spent"
