@@ -130,10 +130,29 @@ def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -
     there. Units that have the value already are left out. Raises `Conflict` if there are too many.
     """
     found: dict[str, Sequence[int]] = {}
-    held = {unit.id for unit, _ in ledger.active.on(node)} if node else None
-    needs = Needs(ledger) if isinstance(wanted, Relimit) and wanted.fit else None
+    path = "priority" if isinstance(wanted, Reprioritize) else MEMORY
+    units = _concerned(ledger, wanted, node)
+    if isinstance(wanted, Relimit) and wanted.fit:
+        units = [unit for unit in units if _value(unit, MEMORY)]
+        needs = Needs(ledger, units)
+    for unit in units:
+        before = _value(unit, path)
+        if isinstance(wanted, Reprioritize):
+            after = int(wanted.to)
+        else:
+            after = wanted.to or (needs.limit(unit, before, wanted) if wanted.fit else _raised(before, wanted))
+        if after != before:
+            found[unit.id] = [before, after]
+            if len(found) > MAX_ADJUSTED:
+                what, hint = "the action concerns too many units", "name a class, a tenant or a pattern"
+                raise Conflict(what, field="rule", need=f"at most {MAX_ADJUSTED}", hint=hint)
+    return found
+
+
+def _concerned(ledger: Ledger, wanted: Reprioritize | Relimit, node: str) -> Iterable[UnitState]:
+    """Yield the unfinished units that an action of a rule concerns."""
+    which, held = wanted.jobs, {unit.id for unit, _ in ledger.active.on(node)} if node else None
     for job in ledger.jobs.values():
-        which = wanted.jobs
         if job.ended or (which.tenant and job.tenant != which.tenant):
             continue
         if which.name and not fnmatchcase(job.name, which.name) and not fnmatchcase(job.id, which.name):
@@ -143,19 +162,9 @@ def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -
                 continue
             if which.kind and declared_class(unit.spec.kind) != which.kind:
                 continue
-            if isinstance(wanted, Reprioritize):
-                before, after = _value(unit, "priority"), int(wanted.to)
-            elif unit.spec.variants:  # each artifact asks for something else
+            if isinstance(wanted, Relimit) and unit.spec.variants:  # each artifact asks for something else
                 continue
-            else:
-                before = _value(unit, MEMORY)
-                after = wanted.to or (needs.limit(unit, before, wanted) if needs else _raised(before, wanted))
-            if after != before:
-                found[unit.id] = [before, after]
-                if len(found) > MAX_ADJUSTED:
-                    what, hint = "the action concerns too many units", "name a class, a tenant or a pattern"
-                    raise Conflict(what, field="rule", need=f"at most {MAX_ADJUSTED}", hint=hint)
-    return found
+            yield unit
 
 
 def undoing(ledger: Ledger, path: str, made: Adjustment) -> Adjustment:

@@ -16,6 +16,8 @@ The directions differ because a limit that is too low kills work, and one that i
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from poise.units import HOUR
 
 HALF_LIFE = 48 * HOUR
@@ -53,13 +55,11 @@ def quantile(needs: Sequence[Need], now: int) -> int:
     """Return the bytes that cover the weighted part `QUANTILE` of the needs; 0 if there are too few needs."""
     if len(needs) < LEAST_NEEDS:
         return 0
-    weighted = sorted((need.bytes, 0.5 ** ((now - need.at) / HALF_LIFE)) for need in needs)
-    left = QUANTILE * sum(weight for _, weight in weighted)
-    for amount, weight in weighted:
-        left -= weight
-        if left <= 0:
-            return amount
-    return weighted[-1][0]
+    amounts = np.array([need.bytes for need in needs])
+    weights = 0.5 ** ((now - np.array([need.at for need in needs])) / HALF_LIFE)
+    order = np.argsort(amounts)
+    reached = np.cumsum(weights[order])
+    return int(amounts[order[np.searchsorted(reached, QUANTILE * reached[-1])]])
 
 
 def fitted(limit: int, covered: int, margin: float, own: int = 0) -> int:
