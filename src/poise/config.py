@@ -171,6 +171,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "stay"
 
     @property
+    def ssh(self) -> Path:
+        """The key for sessions on nodes by ssh."""
+        return self.root / "ssh"
+
+    @property
     def supervisor(self) -> Path:
         """The lock of the supervisor, with its process id."""
         return self.root / "supervisor"

@@ -85,7 +85,7 @@ def _options(home: Home, job: str, rank: int | None, user: str) -> dict[str, str
 
 def _key(home: Home) -> Path:
     """Return the private key for sessions of this home; make it first if there is none."""
-    path = home.root / "ssh" / "id_ed25519"
+    path = home.ssh / "id_ed25519"
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (maker := shutil.which("ssh-keygen")) is None:

@@ -40,8 +40,8 @@ in ten exceeds `CERTAIN`.
 """
 
 
-OF_ALL = "*"
-"""Name of the profile of all runs with a deadline, of any class."""
+OF_ALL = ":"
+"""Name of the profile of all runs with a deadline, of any class. No class has it: see `class_of_tenant`."""
 
 EXACT = 2**62
 """Products up to this are exact as int64."""
