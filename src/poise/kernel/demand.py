@@ -128,21 +128,22 @@ def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
         if unit.spec.preemptible and any(_hands_over(ledger, task.node) for task in unit.tasks if task.active):
             _count(found, ledger, unit, 1)
     requests = {request for request, _ in found}
+    later = {name for name, unit in ledger.queues.delayed.items() if unit.free_at > now}
     for queue in ledger.queues.values():
         seen, kind = 0, _kind_of(next(iter(queue.values())))
         request, _ = kind
         if kind not in found and len(found) >= KINDS and (request in requests or len(requests) >= KINDS):
-            more[request] += sum(len(unit.tasks) for unit in queue.values())
+            more[request] += sum(len(unit.tasks) for name, unit in queue.items() if name not in later)
             continue
         for unit in queue.values():
             if seen and left <= 0:
                 break
             seen, left = seen + 1, left - 1
-            if unit.free_at <= now:
+            if unit.id not in later:
                 _count(found, ledger, unit, 1)
                 requests.add(request)
-        if seen < len(queue):
-            _count(found, ledger, unit, len(queue) - seen)
+        if unseen := sum(name not in later for name in islice(queue, seen, None)):
+            _count(found, ledger, unit, unseen)
     for request, tasks in more.items():
         _count_further(found, request, tasks)
     return [msgspec.structs.replace(work, key=_text_of(kind)) for kind, work in found.items()]

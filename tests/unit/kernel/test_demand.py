@@ -2,7 +2,7 @@
 
 import msgspec
 
-from poise.kernel.demand import KINDS, backlog, demand, key_of, quotes_here
+from poise.kernel.demand import COUNTED, KINDS, backlog, demand, key_of, quotes_here
 from poise.kernel.messages import Drain, GiveUp
 from poise.model.reports import Opening
 from poise.model.resources import ALLOCATED
@@ -75,6 +75,17 @@ def test_kinds_beyond_the_limit_count_as_the_mean_of_those_with_their_request() 
     assert sum(entry.tasks for entry in entries if entry.cpu == 2000) == KINDS + 8
     assert sum(entry.work for entry in entries if entry.cpu == 2000) == (KINDS + 8) * 2 * SECOND
     assert sum(entry.tasks for entry in entries if entry.cpu == 4000) == 1
+
+
+def test_work_that_may_not_begin_yet_needs_no_machine_however_much_waits() -> None:
+    world = World()
+    for number in range(KINDS + 1):
+        world.job(f"a{number}", cpu=2, **{"class": f"class{number}"})
+    for number in range(3):
+        world.job(f"later{number}", cpu=2, begin="90d", **{"class": "class0"})
+        world.job(f"other{number}", cpu=2, begin="90d", **{"class": f"other{number}"})
+    for counted in (COUNTED, 1):
+        assert sum(entry.tasks for entry in demand(world.ledger, world.now, counted).waits) == KINDS + 1
 
 
 def test_work_that_is_larger_than_an_allocated_node_is_taken_since_a_larger_one_may_be_allocated() -> None:
