@@ -24,7 +24,7 @@ from poise.engine.host import AT_ONCE, Host, load_ledger
 from poise.errors import StoreFull, StoreNewer
 from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
-from poise.kernel.messages import AddToken, Submit
+from poise.kernel.messages import AddToken, Reply, Submit
 from poise.model.decisions import Plan
 from poise.model.events import Event, JobSubmitted, NodeLost, NodeSuspected, Placed, decode_event, encode_event
 from poise.model.messages import Beat, Desired, Heard, Hello
@@ -355,6 +355,48 @@ def test_work_that_fits_is_placed_by_the_commit_that_accepts_it(tmp_path: Path) 
     [commit] = commits
     assert commit[0] is JobSubmitted
     assert Placed in commit
+
+
+def test_a_commit_that_fails_takes_back_the_places_with_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when work and its places are committed together: the node is not told to launch it."""
+    hand, channel = ByHand(), Heeded()
+    store: SqliteStore[Event] = SqliteStore(tmp_path / "log.db", encode_event, decode_event)
+    host = Host(
+        Controller(load_ledger(store), Settings(policy="poise")), store, hand, InlineDecider(POLICY), hand, tell=print
+    )
+    host.begin(boot="boot", boottime=0)
+    node = Node(name="n1", incarnation="1", cpu=1000, memory=2**30)
+    host.connect(node, host.accepted(), channel)
+    host.hear("n1", channel, Hello(node=node))
+    hand.pass_by(SECOND // 10)
+    replies: list[Reply] = []
+
+    def full(*_: object) -> None:
+        raise StoreFull("the disk is full")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(store._writer, "append", full)
+        disk.setattr(store._writer, "probe", full)
+        host.ask(lambda request: Submit(request, compile_spec({"run": ["true"]}, wall=0.0)), replies.append)
+        hand.pass_by(SECOND // 10)
+    assert isinstance(replies.pop().error, StoreFull)
+    assert channel.closed
+    hand.pass_by(2 * SECOND)
+    channel = Heeded()
+    host.connect(node, host.accepted(), channel)
+    host.hear("n1", channel, Hello(node=node))
+    hand.pass_by(SECOND // 10)
+    told = [channel.told.get_nowait() for _ in range(channel.told.qsize())]
+    assert not any(message.launches for message in told if isinstance(message, Desired))
+    host.ask(lambda request: Submit(request, compile_spec({"run": ["true"]}, wall=0.0)), replies.append)
+    hand.pass_by(SECOND // 10)
+    assert replies.pop().error is None
+    told = [channel.told.get_nowait() for _ in range(channel.told.qsize())]
+    assert sum(len(message.launches) for message in told if isinstance(message, Desired)) == 1
+    assert load_ledger(store).encode() == host.ledger.encode()
+    host.end()
 
 
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
