@@ -131,16 +131,14 @@ def adjustment(ledger: Ledger, wanted: Reprioritize | Relimit, node: str = "") -
     """
     found: dict[str, Sequence[int]] = {}
     path = "priority" if isinstance(wanted, Reprioritize) else MEMORY
-    units = _concerned(ledger, wanted, node)
-    if isinstance(wanted, Relimit) and wanted.fit:
-        units = [unit for unit in units if _value(unit, MEMORY)]
-        needs = Needs(ledger, units)
+    units = list(_concerned(ledger, wanted, node))
+    needs = Needs(ledger, units) if isinstance(wanted, Relimit) and wanted.fit else None
     for unit in units:
         before = _value(unit, path)
         if isinstance(wanted, Reprioritize):
             after = int(wanted.to)
         else:
-            after = wanted.to or (needs.limit(unit, before, wanted) if wanted.fit else _raised(before, wanted))
+            after = wanted.to or (needs.limit(unit, before, wanted) if needs else _raised(before, wanted))
         if after != before:
             found[unit.id] = [before, after]
             if len(found) > MAX_ADJUSTED:

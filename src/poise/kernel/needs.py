@@ -20,8 +20,9 @@ class Needs:
         self._covered: dict[str, int] = {}
         for job in ledger.jobs.values() if self._by_class else ():
             for unit in job.units:
-                found = self._by_class.get(unit.spec.kind)
-                for at, ending in () if found is None else _endings(unit):
+                if (found := self._by_class.get(unit.spec.kind)) is None:
+                    continue
+                for at, ending in _endings(unit):
                     if ending.peak and ending.outcome in TELLS:
                         found.append(Need(at, _needed(ending)))
 
@@ -37,7 +38,7 @@ class Needs:
 
 def _endings(unit: UnitState) -> list[tuple[int, Ending]]:
     """Return the time and the ending of each ended attempt of a unit."""
-    found = []
+    found: list[tuple[int, Ending]] = []
     for task in unit.tasks:
         if task.ending is not None:
             found.append((task.ended, task.ending))
