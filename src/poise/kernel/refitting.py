@@ -2,8 +2,8 @@
 
 A fit that changes limits is a firing of the rule with the outcome `adjusted`. It counts as one action, and records the
 limits from before the first fit. Poise restores these limits when the rule is over. Work that ran out of memory under a
-fitted limit gets at least its original limit again, because it may be retried only twice. A limit that cannot be set stays, and the
-reason is returned.
+fitted limit gets at least its original limit again, because it may be retried only twice. A limit that cannot be set
+stays, and the reason is returned.
 """
 
 from collections.abc import Callable, Sequence
