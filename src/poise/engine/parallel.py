@@ -178,9 +178,7 @@ class Known:
         spec, fleet = unit.spec, self._ledger.columns.room()
         speeds = Speeds(fleet.models, self._ledger.profiles, self._throughputs)
         devices = unit.shape.gpus > 0
-        told = speeds.of(
-            spec.kind, unit.shape.wants.precision, spec.declared, spec.work, spec.deadline, devices=devices
-        )
+        told = speeds.of(spec.kind, unit.shape.wants.precision, spec.declared, spec.work, devices=devices)
         means = [told[at].mean for at, model in enumerate(fleet.models) if (model.kind != "cpu") == devices]
         return self._truth(unit, max(min(means, default=0) / SECOND, LONGER * self._work(unit, now)), outcome="done")
 
@@ -212,9 +210,7 @@ class Known:
             if len(models) < 2:
                 return {}  # not kept, since another model may join
             speeds = Speeds(fleet.models, self._ledger.profiles, self._throughputs)
-            told = speeds.of(
-                spec.kind, unit.shape.wants.precision, spec.declared, spec.work, spec.deadline, devices=devices
-            )
+            told = speeds.of(spec.kind, unit.shape.wants.precision, spec.declared, spec.work, devices=devices)
             means = {model.called: max(1, told[at].mean) for at, model in models}
             best = min(means.values(), default=1)
             found = self._rates[unit.id] = {name: best / mean for name, mean in means.items() if mean != best}

@@ -302,7 +302,7 @@ def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Predicti
     for shape in (candidate.shape, *candidate.others) if not candidate.serves else ():
         on_devices = shape.gpus > 0
         could = ability(fleet, shape)
-        of = speeds.of_one(candidate, shape)
+        of = speeds.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=on_devices)
         for model, able, estimate in zip(fleet.models, could.models, of, strict=False):
             if not ((able and on_devices) or (not on_devices and model.kind == "cpu")):
                 continue

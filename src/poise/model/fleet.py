@@ -56,19 +56,18 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     """An attempt that holds resources and is not known to be brief: a candidate to wait for or to preempt.
 
     `since` is the instant of its start (or placement). `kind` and `model` are the class and the device model by which
-    run times are learned, `declared` the declared run time, `window` the time from submission to its own deadline (0:
-    none) and `work` its declared work. `checkpoint` is its checkpoint interval, reported or declared (0: none), `kept`
-    the instant of its last checkpoint, if it reports them, and `restore` the cost of resuming. `preempted` counts its
-    preemptions, `moved` how often it was stopped for its own good, `saved` is the progress of its earlier attempts that
-    need not be repeated, in nanoseconds of one task, and `progress` the progress that these attempts reported, in
-    millionths of all its work. `foreseen` is the predicted total run time of this attempt at its reported pace
-    (nanoseconds, 0: not reported). `size` and `least` are the current and the minimum number of tasks of its unit (0:
-    all), `most` the maximum. `attained` is the service of its earlier attempts; `due` is its deadline (0: none) and
-    `weight` its business weight in thousandths. `stopping`: its resources are about to be free. `tenant` is the tenant
-    whose quota it counts against, if any, `leaf` its share, if shares are declared. A unit that `serves` runs until it
-    is stopped. A unit that `resizes` changes its size in place: `task` is its number in the unit, `resized` the instant
-    of the latest change, and `losses` the number of members it lost recently. `gains` is its reported speedup over its
-    minimum size, in thousandths (0: not reported).
+    run times are learned, `declared` the declared run time (0: none) and `work` its declared work. `checkpoint` is its
+    checkpoint interval, reported or declared (0: none), `kept` the instant of its last checkpoint, if it reports them,
+    and `restore` the cost of resuming. `preempted` counts its preemptions, `moved` how often it was stopped for its own
+    good, `saved` is the progress of its earlier attempts that need not be repeated, in nanoseconds of one task, and
+    `progress` the progress that these attempts reported, in millionths of all its work. `foreseen` is the predicted
+    total run time of this attempt at its reported pace (nanoseconds, 0: not reported). `size` and `least` are the
+    current and the minimum number of tasks of its unit (0: all), `most` the maximum. `attained` is the service of its
+    earlier attempts; `due` is its deadline (0: none) and `weight` its business weight in thousandths. `stopping`: its
+    resources are about to be free. `tenant` is the tenant whose quota it counts against, if any, `leaf` its share, if
+    shares are declared. A unit that `serves` runs until it is stopped. A unit that `resizes` changes its size in place:
+    `task` is its number in the unit, `resized` the instant of the latest change, and `losses` the number of members it
+    lost recently. `gains` is its reported speedup over its minimum size, in thousandths (0: not reported).
     """
 
     unit: str
@@ -79,7 +78,6 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     since: int
     model: str = ""
     declared: int = 0
-    window: int = 0
     devices: tuple[int, ...] = ()
     checkpoint: int = 0
     kept: int = 0

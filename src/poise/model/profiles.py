@@ -40,9 +40,6 @@ in ten exceeds `CERTAIN`.
 """
 
 
-OF_ALL = ":"
-"""Name of the profile of all runs with a deadline, of any class. No class has it: see `class_of_tenant`."""
-
 EXACT = 2**62
 """Products up to this are exact as int64."""
 
@@ -53,8 +50,8 @@ class Profile(msgspec.Struct, frozen=True):
     Run time in nanoseconds (`mean`, `deviation`), peak memory in bytes (`memory`; `peak` is the maximum), CPU in
     milli-CPU, device use in thousandths, peak device memory in bytes. `failures` is the fraction of attempts that
     failed by themselves, in thousandths; `ratio` is the run time relative to the declared one, in thousandths (0: none
-    was declared), and `window` is the run time relative to the time from submission to the deadline. `seen` is the
-    revision of the last run; profiles that have been unused for longest are forgotten first.
+    was declared). `seen` is the revision of the last run; profiles that have been unused for longest are forgotten
+    first.
     """
 
     count: int = 0
@@ -72,25 +69,25 @@ class Profile(msgspec.Struct, frozen=True):
     failures: int = 0
     ratio: int = 0
     ratio_deviation: int = 0
-    window: int = 0
-    window_deviation: int = 0
 
-    def observe(
-        self, ending: Ending, seen: int = 0, run: int | None = None, declared: int = 0, window: int = 0
-    ) -> "Profile":
+    def observe(self, ending: Ending, seen: int = 0, run: int | None = None, declared: int = 0) -> "Profile":
         """Return the profile with one more finished run (the update of RFC 6298, section 2). `run` is the run time of
-        all its work, if it differs from that of its last attempt, `declared` the declared run time and `window` the
-        time to its deadline (0: none).
+        all its work, if it differs from that of its last attempt, and `declared` the declared run time (0: none).
         """
         cpu = ending.cpu * 1000 // ending.run if ending.run >= BRIEF else self.cpu  # startup dominates a brief run
         run, peak = ending.run if run is None else run, ending.peak
         failures = self.failures - int(ALPHA * self.failures)
-        ratio = _follow_ratio(self.ratio, self.ratio_deviation, run, declared)
-        of_window = _follow_ratio(self.window, self.window_deviation, run, window)
+        kept_to = min(MOST_RATIO, max(1, run * 1000 // declared)) if declared else 0
+        if not declared:
+            ratio = (self.ratio, self.ratio_deviation)
+        elif not self.ratio:
+            ratio = (kept_to, kept_to // 2)
+        else:
+            ratio = _follow(self.ratio, self.ratio_deviation, kept_to)
         if self.count == 0:
             return Profile(
                 1, run, run // 2, peak, seen, peak, peak // 2, cpu, cpu // 2, ending.device, ending.device // 2,
-                ending.device_peak, failures, *ratio, *of_window,
+                ending.device_peak, failures, *ratio,
             )  # fmt: skip
         return Profile(
             self.count + 1,
@@ -103,7 +100,6 @@ class Profile(msgspec.Struct, frozen=True):
             max(self.device_memory, ending.device_peak),
             failures,
             *ratio,
-            *of_window,
         )
 
     @property
@@ -120,9 +116,6 @@ class Profile(msgspec.Struct, frozen=True):
         """
         failures = self.failures + int(ALPHA * (1000 - self.failures))
         return msgspec.structs.replace(self, failures=failures, seen=seen)
-
-
-_NOTHING = Profile()
 
 
 class Estimate(NamedTuple):
@@ -148,20 +141,15 @@ def expected_run(profile: Profile | None, declared: int) -> int:
     return estimate_run(profile, declared).mean
 
 
-def estimate_run(profile: Profile | None, declared: int, window: int = 0, of_all: Profile | None = None) -> Estimate:
+def estimate_run(profile: Profile | None, declared: int) -> Estimate:
     """Return the expected run time with its uncertainty: as observed, half of a declared time, and all of a default. If
     runs of the class stay closer to their declared times than to their mean, the declared time is used; and also if it
-    differs so much that the run cannot be like its class. If runs stay even closer to the time from submission to
-    their deadlines, the `window` is used, by the record of the class, or else of all runs with a deadline (`of_all`).
+    differs so much that the run cannot be like its class.
     """
-    found = _without_window(profile, declared)
-    return _with_window(found, profile or _NOTHING, window, of_all or _NOTHING) if window else found
-
-
-def _without_window(profile: Profile | None, declared: int) -> Estimate:
     if profile is not None and profile.count:
         if declared and profile.ratio:
-            mean, deviation = _by_ratio(declared, profile.ratio, profile.ratio_deviation)
+            mean = declared * profile.ratio // 1000
+            deviation = mean * profile.ratio_deviation // profile.ratio
             closer = 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
             if closer or _is_unlike(profile, mean):
                 return Estimate(max(1, mean), deviation, "declared")
@@ -171,38 +159,13 @@ def _without_window(profile: Profile | None, declared: int) -> Estimate:
     return Estimate(DEFAULT_RUN, DEFAULT_RUN, UNKNOWN)
 
 
-def _with_window(found: Estimate, profile: Profile, window: int, of_all: Profile) -> Estimate:
-    """Return the estimate by the window if runs stay closer to it, otherwise `found`. If nothing is known, all run
-    times up to the deadline are equally likely. Also return `found` if both differ so much that the run is unlike
-    earlier ones.
-    """
-    if found.source == UNKNOWN:
-        return Estimate(max(1, window // 2), window // 4, UNKNOWN)
-    by = profile if profile.window else of_all
-    if not by.window:
-        return found
-    mean, deviation = _by_ratio(window, by.window, by.window_deviation)
-    varies, varied = by.window_deviation / by.window, found.deviation / found.mean
-    if found.source == "declared" and not profile.ratio and of_all.ratio:
-        varied = of_all.ratio_deviation / of_all.ratio
-    if varies >= varied or abs(log(max(1, mean) / found.mean)) > UNLIKE * (varies + varied):
-        return found
-    return Estimate(max(1, mean), deviation, "deadline")
-
-
-def _by_ratio(given: int, ratio: int, deviation: int) -> tuple[int, int]:
-    """Return the mean run time and its mean deviation for a declared time or a window, by the ratio of earlier runs."""
-    mean = min(ENDLESS, given * ratio // 1000)
-    return mean, min(ENDLESS, mean * deviation // ratio)
-
-
-def estimate_each(profile: Profile, declared: Any, windows: Any, of_all: Profile | None) -> tuple[Any, Any]:
+def estimate_each(profile: Profile, declared: Any) -> tuple[Any, Any]:
     """Vectorized `estimate_run` for a class with finished runs: return the means and deviations for these declared run
-    times and windows, arrays of int64.
+    times, an array of int64.
     """
     most = int(declared.max(initial=0)) * max(1, profile.ratio) // 1000
-    if most * max(1000, profile.ratio_deviation) > EXACT or windows.any():  # plain integers have no limit
-        each = [estimate_run(profile, *one, of_all) for one in zip(declared.tolist(), windows.tolist(), strict=True)]
+    if most * max(1000, profile.ratio_deviation) > EXACT:  # plain integers have no limit
+        each = [estimate_run(profile, one) for one in declared.tolist()]
         return np.array([one.mean for one in each], np.int64), np.array([one.deviation for one in each], np.int64)
     means, deviations = np.full(len(declared), max(1, profile.mean)), np.full(len(declared), profile.deviation)
     if not profile.ratio:
@@ -213,7 +176,7 @@ def estimate_each(profile: Profile, declared: Any, windows: Any, of_all: Profile
     if not closer:
         counts &= np.array([_is_unlike(profile, one) for one in mean.tolist()], bool)
     means[counts] = np.maximum(1, mean[counts])
-    deviations[counts] = np.minimum(ENDLESS, mean[counts] * profile.ratio_deviation // profile.ratio)
+    deviations[counts] = mean[counts] * profile.ratio_deviation // profile.ratio
     return means, deviations
 
 
@@ -267,14 +230,6 @@ def is_brief(profile: Profile | None, shape: Shape, tasks: int) -> bool:
         and tasks == 1
         and shape.gpus == 0
     )
-
-
-def _follow_ratio(ratio: int, deviation: int, run: int, of: int) -> tuple[int, int]:
-    """Return the ratio of run times to their declared times or windows and its deviation, after one more run."""
-    if not of:
-        return ratio, deviation
-    seen = min(MOST_RATIO, max(1, run * 1000 // of))
-    return _follow(ratio, deviation, seen) if ratio else (seen, seen // 2)
 
 
 def _follow(mean: int, deviation: int, seen: int) -> tuple[int, int]:

@@ -16,22 +16,21 @@ from poise.model.share_tree import ShareView
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A unit that could be placed now.
 
-    `expected` is the predicted run time, `declared` the declared one, `window` the time from submission to its own
-    deadline (0: none), and `tail` the predicted length of the longest path from this unit's start to the end of its
-    graph, in nanoseconds; `due` is the instant by which it must end to meet every later deadline, 0 for none. `queue`
-    identifies units that are equal for placement. `recovering` units are still held by a lost node; a `recalled` unit
-    was queued behind similar work in vain, and needs its own resources. `tasks` is the maximum and `least` the minimum
-    number of tasks (0: all). `others` are the shapes of its other artifacts. `attained` is the run time of its
-    preempted attempts, `preempted` their number, `saved` the part of their work that need not be repeated, in
-    nanoseconds of one task, `progress` the progress that it reported, in millionths of all its work, and `left` the
-    reported time for the rest with its least tasks (nanoseconds, 0: not reported); `outlived` is the known minimum run
-    time of its work; `ran_out` the smallest memory request with which it ran out of memory (0: never). `tenant` is the
-    tenant whose quota it counts against, if any, `leaf` its share, if shares are declared. A unit that `serves` has no
-    predictable end: the text names the service and the reason for the replica. Once placed, it may be preempted if it
-    is `preemptible`, and runs for at most `limit` nanoseconds (0: no limit); when it is stopped, it has `grace`
-    nanoseconds to end. `checkpoint`, `restore`, `moved` and other fields that `Resident` has too are as defined there.
-    `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
-    weight in thousandths.
+    `expected` is the predicted run time, `declared` the declared one (0: none) and `tail` the predicted length of the
+    longest path from this unit's start to the end of its graph, in nanoseconds; `due` is the instant by which it must
+    end to meet every later deadline, 0 for none. `queue` identifies units that are equal for placement. `recovering`
+    units are still held by a lost node; a `recalled` unit was queued behind similar work in vain, and needs its own
+    resources. `tasks` is the maximum and `least` the minimum number of tasks (0: all). `others` are the shapes of its
+    other artifacts. `attained` is the run time of its preempted attempts, `preempted` their number, `saved` the part of
+    their work that need not be repeated, in nanoseconds of one task, `progress` the progress that it reported, in
+    millionths of all its work, and `left` the reported time for the rest with its least tasks (nanoseconds, 0: not
+    reported); `outlived` is the known minimum run time of its work; `ran_out` the smallest memory request with which it
+    ran out of memory (0: never). `tenant` is the tenant whose quota it counts against, if any, `leaf` its share, if
+    shares are declared. A unit that `serves` has no predictable end: the text names the service and the reason for the
+    replica. Once placed, it may be preempted if it is `preemptible`, and runs for at most `limit` nanoseconds (0: no
+    limit); when it is stopped, it has `grace` nanoseconds to end. `checkpoint`, `restore`, `moved` and other fields
+    that `Resident` has too are as defined there. `depth` counts the units before it on its longest path, `followers`
+    those that need it, `weight` is its business weight in thousandths.
     """
 
     unit: str
@@ -47,7 +46,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     queue: str
     expected: int = 0
     declared: int = 0
-    window: int = 0
     due: int = 0
     critical: bool = False
     recovering: bool = False

@@ -168,7 +168,7 @@ def _units(residents: Iterable[tuple[Resident, ...]]) -> list[Resident]:
 def _running(draft: Draft, resident: Resident, here: int, standing: float, left: int) -> Entry:
     """Return a running unit's entry. An elastic one changes models only with its size, and none moves to be late."""
     now, shape = draft.view.now, resident.shape
-    of = draft.speeds.of_one(resident, shape)
+    of = draft.speeds.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=True)
     left = max(SECOND, left)
     lost, weight, able = lost_work(resident, now), worth(resident.priority, resident.weight), draft.able(shape).models
     worths = [(standing, here)]

@@ -311,7 +311,7 @@ class _Jobs:
         one = claim.candidate
         if one is None:
             return {}, False
-        estimates = self.speeds.of_one(one, claim.shape)
+        estimates = self.speeds.of(one.kind, claim.shape.wants.precision, one.declared, one.work, devices=True)
         left = self.speeds.left(one, claim.shape, able)
         speed = 1.0
         if claim.least < claim.most:

@@ -13,6 +13,7 @@ import numpy as np
 
 from poise.model.decisions import Spot, Why
 from poise.model.fleet import Resident
+from poise.model.jobs import Work
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
 from poise.policy.allowance import Allowance
@@ -29,7 +30,7 @@ all that it can use, even if that is only one task more."""
 CHANGES_BY = 1.25
 """Minimum factor of a change of size for a restart: estimates have larger errors than smaller changes."""
 
-NOT_OF_A_MODEL = "default", "declared", "deadline", "history elsewhere"
+NOT_OF_A_MODEL = "default", "declared", "history elsewhere"
 """Sources of estimates that are equal for all device models."""
 
 COOL_DOWN = MINUTE
@@ -212,7 +213,7 @@ def units_of(draft: Draft, waiting: Sequence[Candidate], models: Sequence[int]) 
                 worth(one.priority, one.weight),
                 one.size,
                 0.0 if one.resizes else lost_work(one, view.now) / SECOND,
-                not one.declared and _is_guess(draft, one, one.shape),
+                not one.declared and _is_guess(draft, one.kind, one.shape, one.declared, one.work),
                 draft.timely.paces.get(one.unit, 0.0),
                 rates,
                 here,
@@ -238,7 +239,7 @@ def units_of(draft: Draft, waiting: Sequence[Candidate], models: Sequence[int]) 
                 shape.gpus,
                 work,
                 worth(candidate.priority, candidate.weight),
-                guess=_is_guess(draft, candidate, shape),
+                guess=_is_guess(draft, candidate.kind, shape, candidate.declared, candidate.work),
                 pace=draft.timely.paces.get(candidate.unit, 0.0) if pressed else 0.0,
                 rates=_rates(draft, candidate, models),
             )
@@ -251,7 +252,10 @@ def _rates(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> tu
     if not models:
         return (1.0,)
     shape = one.shape
-    of, able = draft.speeds.of_one(one, shape), draft.able(shape).models
+    of, able = (
+        draft.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=True),
+        draft.able(shape).models,
+    )
     fastest = min([of[model].mean for model in models if able[model]], default=1)
     return tuple(fastest / max(1, of[model].mean) if able[model] else 0.0 for model in models)
 
@@ -260,12 +264,12 @@ def tells_models_apart(draft: Draft, one: Resident | Candidate, models: Sequence
     """Return whether estimates exist that are specific to at least two of these models: a measurement on one of them is
     not compared with a declared time for the others.
     """
-    of = draft.speeds.of_one(one, one.shape)
+    of = draft.speeds.of(one.kind, one.shape.wants.precision, one.declared, one.work, devices=True)
     return sum(of[model].source not in NOT_OF_A_MODEL for model in models) > 1
 
 
-def _is_guess(draft: Draft, one: Resident | Candidate, shape: Shape) -> bool:
-    of = draft.speeds.of_one(one, shape)
+def _is_guess(draft: Draft, kind: str, shape: Shape, declared: int, work: Work) -> bool:
+    of = draft.speeds.of(kind, shape.wants.precision, declared, work, devices=True)
     return all(estimate.source == "default" for estimate in of)
 
 

@@ -192,7 +192,9 @@ class Draft:
 
     def estimates(self, candidate: Candidate, shape: Shape) -> list[Estimate]:
         """Return the candidate's estimated run time by device model."""
-        return self.speeds.of_one(candidate, shape)
+        return self.speeds.of(
+            candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=shape.gpus > 0
+        )
 
     def run_on(self, candidate: Candidate, shape: Shape, row: int) -> Estimate:
         """Return the candidate's estimated run time on this node, on its fastest suitable device."""

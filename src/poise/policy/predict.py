@@ -3,9 +3,7 @@
 Sources, in order of precedence: measurements of the class there (`history`); measurements elsewhere, or a declared
 time, converted by a `throughput table`; a `roofline` of the declared work and the device's peaks; the user's `declared`
 time; measurements on another model, scaled by the devices' peaks (`history on A100-80, scaled`) or, if these are
-unknown, unscaled (`history elsewhere`). Without any of these, all devices count as equal (`default`). If runs stay
-closer to the time from submission to their deadlines than to measured or declared times, this time is used
-(`deadline`).
+unknown, unscaled (`history elsewhere`). Without any of these, all devices count as equal (`default`).
 
 An estimate for an elastic unit is for its least tasks; with more tasks its run time is proportionally shorter.
 """
@@ -18,7 +16,7 @@ import numpy as np
 
 from poise.model.fleet import DeviceModel, Ints, Resident
 from poise.model.jobs import ALL, Work
-from poise.model.profiles import NO_END, OF_ALL, Estimate, Profile, estimate_run, outlasting
+from poise.model.profiles import NO_END, Estimate, Profile, estimate_run, outlasting
 from poise.model.resources import Shape
 from poise.model.tenants import declared_class
 from poise.model.views import Candidate, Snapshot
@@ -68,10 +66,9 @@ class Speeds:
     ) -> None:
         self._models = models
         self.profiles = profiles
-        self.of_all = profiles.get(OF_ALL)
         self.throughputs = throughputs
         self._runs = {} if runs is None else runs
-        self._looked_up: dict[tuple[str, str, int, Work, int, bool], list[Estimate]] = {}
+        self._looked_up: dict[tuple[str, str, int, Work, bool], list[Estimate]] = {}
         self._sources: dict[str, tuple[Profile | None, ...]] = {}
         self._names: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
@@ -83,16 +80,13 @@ class Speeds:
         for index, model in enumerate(models):
             self._places.setdefault((model.called, model.kind != "cpu"), index)
 
-    def of(
-        self, kind: str, precision: str, declared: int, work: Work, window: int = 0, *, devices: bool
-    ) -> list[Estimate]:
+    def of(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
         """Return the run time in nanoseconds by device model of the fleet. Only `devices`, or only processors, have
         meaningful values.
 
-        `declared` is the user's estimate for the fastest device in the throughput table, or for any device without one;
-        `window` is the time from submission to the deadline.
+        `declared` is the user's estimate for the fastest device in the throughput table, or for any device without one.
         """
-        key = (kind, precision, declared, work, window, devices)
+        key = (kind, precision, declared, work, devices)
         found = self._looked_up.get(key)
         if found is None:
             if len(self._looked_up) >= MOST_RUNS:
@@ -100,21 +94,16 @@ class Speeds:
             found = self._looked_up[key] = self._remembered(key)
         return found
 
-    def of_one(self, one: Candidate | Resident, shape: Shape) -> list[Estimate]:
-        """Return the run time of all of a unit's work in this shape, by device model of the fleet."""
-        precision, devices = shape.wants.precision, shape.gpus > 0
-        return self.of(one.kind, precision, one.declared, one.work, one.window, devices=devices)
-
-    def _remembered(self, key: tuple[str, str, int, Work, int, bool]) -> list[Estimate]:
+    def _remembered(self, key: tuple[str, str, int, Work, bool]) -> list[Estimate]:
         """Return a cached estimate of an earlier view if its profiles are unchanged; otherwise estimate and cache."""
-        kind, precision, declared, work, window, devices = key
+        kind, precision, declared, work, devices = key
         sources = self._sources.get(kind)
         if sources is None:
             sources = self._sources[kind] = self.profiles_of(self.sources_of(kind))
         known: tuple[Any, Any, list[Estimate]] | None = self._runs.get(key)
         if known is not None and known[0] is self.throughputs and known[1] == sources:
             return known[2]
-        found = self._estimate(kind, precision, declared, work, window, devices=devices)
+        found = self._estimate(kind, precision, declared, work, devices=devices)
         if len(self._runs) >= MOST_RUNS:
             self._runs.clear()
         self._runs[key] = (self.throughputs, sources, found)
@@ -129,10 +118,7 @@ class Speeds:
         known = self._names.get((kind, model))
         if known is None:
             elsewhere = (f"{kind}@{model}",) if model and model not in self._called else ()
-            names = (kind, *[f"{kind}@{name}" for name in self._called], *elsewhere)
-            learned = [profile for profile in self.profiles_of(names) if profile is not None]
-            of_all = () if learned and all(profile.window for profile in learned) else (OF_ALL,)
-            known = self._names[kind, model] = (*names, *of_all)
+            known = self._names[kind, model] = (kind, *[f"{kind}@{name}" for name in self._called], *elsewhere)
         return known
 
     def profiles_of(self, names: tuple[str, ...]) -> tuple[Profile | None, ...]:
@@ -161,7 +147,7 @@ class Speeds:
             if known is None or known.candidate is not candidate or known.able is not able:
                 known = self._look(candidate, able)
             return known.runs
-        of = self.of_one(candidate, shape)
+        of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
         return self._by_device(candidate, able, of)
 
     def take_over(self, earlier: "Speeds") -> None:
@@ -170,7 +156,8 @@ class Speeds:
 
     def _look(self, candidate: Candidate, able: Sequence[bool]) -> _Left:
         """Return the remaining run time of a candidate that needs devices, in its own artifact; cached."""
-        of = self.of_one(candidate, candidate.shape)
+        precision = candidate.shape.wants.precision
+        of = self.of(candidate.kind, precision, candidate.declared, candidate.work, devices=True)
         known = self._left_before.get(candidate.unit)
         if known is None or known.of is not of or known.candidate is not candidate or known.able is not able:
             runs = self._by_device(candidate, able, of)
@@ -240,45 +227,37 @@ class Speeds:
 
     def _of_work(self, resident: Resident) -> Estimate:
         """Return the estimate for all of a unit's work, in its least size."""
+        shape, devices = resident.shape, resident.shape.gpus > 0
         if (measured := self.measured_of(resident.kind, resident.model)) is not None:
-            return estimate_run(measured, resident.declared, resident.window, self.of_all)
-        place = self._places.get((resident.model, resident.shape.gpus > 0))
+            return estimate_run(measured, resident.declared)
+        place = self._places.get((resident.model, devices))
         if place is None:  # its node is gone
             known = self.profiles.get(f"{resident.kind}@{resident.model}") or self.profiles.get(resident.kind)
-            return estimate_run(known, resident.declared, resident.window, self.of_all)
-        return self.of_one(resident, resident.shape)[place]
+            return estimate_run(known, resident.declared)
+        of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
+        return of[place]
 
-    def _estimate(
-        self, kind: str, precision: str, declared: int, work: Work, window: int, *, devices: bool
-    ) -> list[Estimate]:
+    def _estimate(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
         looked_at, tabled, measured = self._known_of(kind, devices)
-        runs = {index: estimate_run(of, declared, window, self.of_all) for index, of in measured.items()}
         if measured and len(measured) == len(looked_at) and not tabled:
-            return self._by_model(runs)
-        anywhere = estimate_run(self.profiles.get(kind), declared, window, self.of_all)
+            return self._by_model({index: estimate_run(profile, declared) for index, profile in measured.items()})
+        anywhere = estimate_run(self.profiles.get(kind), declared)
         if anywhere.source == "history":
             anywhere = anywhere._replace(source="history elsewhere")
-        said = estimate_run(None, declared, window, self.of_all) if declared else None
+        said = estimate_run(None, declared) if declared else None
         estimates = {}
         for index, model in looked_at.items():
             if index in tabled and (declared or not measured):  # for this run, unless its class is better known
-                seen = [_carried(index, of, tabled, run) for of, run in runs.items() if of in tabled]
-                varies = TABLE_VARIES
-                if declared:
-                    varies = _table_varies(measured[of] for of in measured if of in tabled)
-                elif window:
-                    varies = max(varies, _uncertainty(anywhere))
+                seen = [
+                    _carried(index, of, tabled, estimate_run(measured[of], declared)) for of in measured if of in tabled
+                ]
+                varies = _table_varies(measured[of] for of in measured if of in tabled) if declared else TABLE_VARIES
                 by_table = _by_table(index, tabled, declared or anywhere.mean, varies)
                 estimates[index] = min([*seen, by_table], key=_uncertainty)
             elif index in tabled and any(of in tabled for of in measured):
-                by_window = [
-                    _carried(index, of, tabled, run)
-                    for of, run in runs.items()
-                    if of in tabled and run.source == "deadline"
-                ]
-                estimates[index] = min([*by_window, _pooled(index, tabled, measured)], key=_uncertainty)
+                estimates[index] = _pooled(index, tabled, measured)
             elif index in measured:
-                estimates[index] = runs[index]
+                estimates[index] = estimate_run(measured[index], declared)
             else:
                 estimates[index] = (
                     _by_roofline(model, precision, work)

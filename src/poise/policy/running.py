@@ -17,8 +17,9 @@ from poise.model.profiles import Profile, estimate_each, remaining_each
 from poise.model.resources import WHOLE
 from poise.policy.predict import MEASURED, NOTHING, Speeds, likely_each
 
-SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, GPUS, WIDTH, STAYS = range(11)
-DECLARED, WINDOW, CLASS, LEARNS = range(11, 15)
+SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, GPUS, WIDTH, STAYS, DECLARED, CLASS, LEARNS = (
+    range(14)
+)
 """Rows of the columns. `HOLDS` are thousandths of devices, `GPUS` the devices of the attempt, and `WIDTH` those of its
 unit, 0 if it shares devices; `STAYS` marks attempts with devices that lose all work when preempted, or may not be
 preempted. `CLASS` is the number of the class and model; `LEARNS` is that of `Speeds.learns`."""
@@ -37,7 +38,7 @@ def lost_work(resident: Resident, now: int) -> int:
 
 
 class _Seen(NamedTuple):
-    """The estimates of the attempts in `columns` (15, A), by these profiles. `rows` are the attempts of each row, and
+    """The estimates of the attempts in `columns` (14, A), by these profiles. `rows` are the attempts of each row, and
     `classes` numbers the classes and models.
     """
 
@@ -254,9 +255,7 @@ class Running:
             measured = self._speeds.measured_of(kind, model)
             if measured is not None:
                 alone = (of_it & (columns[LEARNS] == MEASURED)).nonzero()[0]
-                means, deviations = estimate_each(
-                    measured, columns[DECLARED, alone], columns[WINDOW, alone], self._speeds.of_all
-                )
+                means, deviations = estimate_each(measured, columns[DECLARED, alone])
                 columns[MEAN, alone], columns[DEVIATION, alone] = means, deviations
                 columns[LIKELY, alone], columns[LIKELY_DEVIATION, alone] = likely_each(means, deviations)
                 of_it[alone] = False
@@ -278,7 +277,6 @@ class Running:
             resident.shape.gpus * resident.size if resident.shape.share == WHOLE else 0,
             resident.shape.gpus > 0 and not (resident.checkpoint and resident.preemptible),
             resident.declared,
-            resident.window,
             classes.setdefault((resident.kind, resident.model), len(classes)),
             self._speeds.learns(resident),
         ]

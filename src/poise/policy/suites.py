@@ -1249,7 +1249,9 @@ class _Round:
         """Return the unit's run time on the fastest suitable device of each node, and where it runs now."""
         draft, fleet, shape = self.draft, self.draft.fleet, resident.shape
         devices = shape.gpus > 0
-        estimates = draft.speeds.of_one(resident, shape)
+        estimates = draft.speeds.of(
+            resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices
+        )
         able = draft.able(shape).models
         runs = np.array([of.mean if can or not devices else _NEVER for of, can in zip(estimates, able, strict=False)])
         there = (

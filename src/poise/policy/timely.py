@@ -200,7 +200,7 @@ class _Look:
         shape, models = one.shape, self.view.fleet.models
         if not shape.gpus:
             return 1.0
-        of = self.speeds.of_one(one, shape)
+        of = self.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=True)
         able = ability(self.view.fleet, shape).models
         runs = {model.called: of[index].mean for index, model in enumerate(models) if able[index]}
         return min(1.0, min(runs.values()) / max(1, runs[one.model])) if one.model in runs else 1.0
@@ -218,7 +218,7 @@ class _Look:
             self._owed[one.unit] = known
             return known.owed
         shape, tasks = one.shape, one.least or one.tasks
-        of = self.speeds.of_one(one, shape)
+        of = self.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=shape.gpus > 0)
         unknown = Estimate(one.expected, 0, "default")  # before any node has joined
         left, varies = one.expected, max(of, key=_mean, default=unknown)
         if shape.gpus:

@@ -41,15 +41,14 @@ COMPARED = 64
 MOST_CLASSES = 4096
 """Maximum number of classes that are numbered; after that, everything is looked up again."""
 
-READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES = range(11)
-DECLARED, WINDOW, CLASS, LEARNS = range(11, 15)
+READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES, DECLARED, CLASS, LEARNS = range(14)
 """Rows of the columns. `OWN` is the expected run time, `AGES` is that of `ageing`, `TAKES` the thousandths of devices
 in total, `WIDTH` the minimum number of devices; `WHOLES` marks units that wait for whole devices, in one artifact.
 `CLASS` is the number of the class of work; `LEARNS` is that of `Speeds.learns_waiting`."""
 
 
 class _Seen(NamedTuple):
-    """The candidates of a view, with their `columns` (15, N) and `runs` (N,), from these profiles. `classes` numbers
+    """The candidates of a view, with their `columns` (14, N) and `runs` (N,), from these profiles. `classes` numbers
     the classes of work.
     """
 
@@ -146,9 +145,7 @@ def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
         of_it = ~again & (columns[CLASS] == number) & (columns[LEARNS] != NOTHING)
         if (measured := speeds.measured_of(kind, speeds.only_model)) is not None:
             alone = (of_it & (columns[LEARNS] == MEASURED)).nonzero()[0]
-            means, _ = likely_each(
-                *estimate_each(measured, columns[DECLARED, alone], columns[WINDOW, alone], speeds.of_all)
-            )
+            means, _ = likely_each(*estimate_each(measured, columns[DECLARED, alone]))
             runs[alone] = np.minimum(NEVER, means)
             of_it[alone] = False
         again |= of_it
@@ -195,8 +192,7 @@ def _runs(view: Snapshot, speeds: Speeds, ones: Sequence[Candidate]) -> list[int
     of: dict[object, int] = {}
     runs = []
     for one in ones:
-        done = one.saved, one.progress, one.left, one.outlived
-        alike = (one.queue, one.work, one.declared, one.window, one.expected, done)
+        alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.left, one.outlived)
         run = of.get(alike)
         if run is None:
             run = of[alike] = _run(view, speeds, one)
@@ -223,7 +219,6 @@ def _column(one: Candidate, classes: dict[str, int]) -> list[int]:
         shape.gpus * tasks,
         shape.gpus > 0 and shape.share == WHOLE and not one.others,
         one.declared,
-        one.window,
         classes.setdefault(one.kind, len(classes)),
         0,
     ]

@@ -20,7 +20,6 @@ from poise.model.events import Began, Finished, JobSubmitted, NodeJoined, Placed
 from poise.model.fleet import DEVICES
 from poise.model.jobs import LOSSES, Ending, Job, Retry, Task, Unit
 from poise.model.messages import Ended
-from poise.model.profiles import OF_ALL
 from poise.model.resources import Shape
 from poise.policy.suites import POLICIES
 from poise.testing import World, node, replay
@@ -584,12 +583,3 @@ def without(value: Any, names: set[str]) -> Any:
     if isinstance(value, dict):
         return {key: without(of, names) for key, of in value.items() if key not in names}
     return [without(of, names) for of in value] if isinstance(value, list) else value
-
-
-@pytest.mark.parametrize("name", ["*", ":", "::", "all"])
-def test_no_class_has_the_profile_of_all_runs(name: str) -> None:
-    world = World().nodes(1, cpu=1)
-    world.job("a", deadline="1h", **{"class": name}).round().start("a").finish("a")
-    world.job("b", **{"class": name}).round().start("b").finish("b")
-    assert world.ledger.profiles[OF_ALL].count == 1
-    assert world.ledger.profiles[world.unit("b").spec.kind].count == 2

@@ -1,5 +1,4 @@
 import hypothesis.strategies as st
-import msgspec
 import pytest
 from hypothesis import given
 
@@ -89,59 +88,6 @@ def test_an_estimate_says_how_sure_it_is_and_why() -> None:
     assert estimate_run(None, 10) == (10, 5, "declared")
     assert estimate_run(learned(8), 10) == (8, 4, "history")
     assert estimate_run(learned(8), 10).most == 16
-
-
-def test_the_time_to_a_deadline_is_learned_as_a_declared_time_is() -> None:
-    first = learned_by_window(Profile(), run=6 * MINUTE, window=10 * MINUTE)
-    assert (first.window, first.window_deviation) == (600, 300)
-    second = learned_by_window(first, run=4 * MINUTE, window=10 * MINUTE)
-    assert (second.window, second.window_deviation) == (560, 280)  # a fifth of 400 - 600, and of 200 - 300
-    assert learned_by_window(second, run=9 * MINUTE, window=0).window == 560
-
-
-def test_the_time_to_a_deadline_counts_if_the_class_kept_closer_to_it() -> None:
-    """Runs of the class take 100 s within 50 %. They take half of the time to their deadlines within 20 %, and their
-    declared times within 10 %.
-    """
-    of_class = Profile(count=9, mean=100 * SECOND, deviation=50 * SECOND, window=500, window_deviation=100)
-    assert estimate_run(of_class, 0, 800 * SECOND) == (400 * SECOND, 80 * SECOND, "deadline")
-    assert estimate_run(of_class, 0) == (100 * SECOND, 50 * SECOND, "history")
-    further = msgspec.structs.replace(of_class, window_deviation=300)
-    assert estimate_run(further, 0, 800 * SECOND) == (100 * SECOND, 50 * SECOND, "history")
-    declared = msgspec.structs.replace(of_class, ratio=1000, ratio_deviation=100)
-    assert estimate_run(declared, 300 * SECOND, 800 * SECOND) == (300 * SECOND, 30 * SECOND, "declared")
-
-
-def test_without_a_record_a_deadline_counts_only_where_nothing_else_is_known() -> None:
-    """All run times up to the deadline are equally likely: the mean is half of it, and the mean deviation a quarter."""
-    assert estimate_run(None, 0, 800) == (400, 200, "default")
-    assert estimate_run(None, 300, 800) == (300, 150, "declared")
-    assert estimate_run(learned(8), 0, 800) == (8, 4, "history")
-
-
-def test_a_class_without_a_record_of_deadlines_uses_that_of_all() -> None:
-    """Runs of all classes take half of the time to their deadlines within 20 %, and their declared times within 100 %.
-    If not even the class is known, only a start at once meets a deadline safely.
-    """
-    of_all = Profile(count=9, mean=1, window=500, window_deviation=100, ratio=1000, ratio_deviation=1000)
-    assert estimate_run(None, 0, 800, of_all) == (400, 200, "default")
-    assert estimate_run(None, 300, 800, of_all) == (400, 80, "deadline")
-    assert estimate_run(None, 300, 800, msgspec.structs.replace(of_all, ratio_deviation=100)) == (300, 150, "declared")
-    assert estimate_run(learned(300), 0, 800, of_all) == (400, 80, "deadline")
-    own = Profile(count=9, mean=300, deviation=300, window=250, window_deviation=25)
-    assert estimate_run(own, 0, 800, of_all) == (200, 20, "deadline")
-
-
-def test_a_deadline_that_is_nothing_like_its_class_says_nothing() -> None:
-    """Runs of the class take 100 s within 20 %, and half of the time to their deadlines within 10 %. An estimate of six
-    hours is more than `UNLIKE` deviations away.
-    """
-    of_class = Profile(count=9, mean=100 * SECOND, deviation=20 * SECOND, window=500, window_deviation=50)
-    assert estimate_run(of_class, 0, 12 * HOUR) == (100 * SECOND, 20 * SECOND, "history")
-
-
-def learned_by_window(profile: Profile, *, run: int, window: int) -> Profile:
-    return profile.observe(Ending(outcome="done", run=run), window=window)
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,13 @@ def estimates(
     profiles: dict[str, Profile] | None = None,
     table: dict[str, float] | None = None,
     declared: int = 0,
-    window: int = 0,
     work: Work | None = None,
     precision: str = "",
     devices: bool = True,
 ) -> dict[str, Estimate]:
     """Of class `k`, by name of the model."""
     speeds = Speeds(MODELS, profiles or {}, table or {})
-    found = speeds.of("k", precision, declared, work or Work(), window, devices=devices)
+    found = speeds.of("k", precision, declared, work or Work(), devices=devices)
     return {model.name: estimate for model, estimate in zip(MODELS, found, strict=True)}
 
 
@@ -108,18 +107,6 @@ def test_a_class_that_keeps_to_what_is_declared_is_foreseen_by_that() -> None:
     found = estimate_run(profile, 50 * SECOND)
     assert found.mean == 100 * SECOND
     assert found.source == "declared"
-
-
-def test_a_table_carries_over_the_estimate_by_deadline() -> None:
-    """Runs on the fast model take half of the time to their deadlines within 10 %. With 200 s to the deadline, that is
-    100 s, and twice as long on the slow model. Without a deadline, only the 8 s of the class are known.
-    """
-    profile = Profile(count=9, mean=8 * SECOND, deviation=8 * SECOND, window=500, window_deviation=50)
-    table = {"k@fast": 1.0, "k@slow": 0.5}
-    found = estimates(profiles={"k@fast": profile}, table=table, window=200 * SECOND)
-    assert found["fast"] == Estimate(100 * SECOND, 10 * SECOND, "deadline")
-    assert found["slow"] == Estimate(200 * SECOND, 50 * SECOND, "throughput table")
-    assert estimates(profiles={"k@fast": profile}, table=table)["fast"].mean == 8 * SECOND
 
 
 def test_a_table_carries_a_declared_time_over_from_its_fastest() -> None:

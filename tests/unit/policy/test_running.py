@@ -23,19 +23,13 @@ profiles = st.builds(
     deviation=st.integers(0, 2**60),
     ratio=st.integers(0, 1_000_000),
     ratio_deviation=st.integers(0, 1_000_000),
-    window=st.integers(0, 1_000_000),
-    window_deviation=st.integers(0, 1_000_000),
 )
-times = st.integers(0, 2**60) | st.integers(0, 100 * HOUR)
 
 
-@given(profiles, st.lists(st.tuples(times, st.just(0) | times)), st.none() | profiles)
-def test_estimates_of_many_are_those_of_each(
-    profile: Profile, said: list[tuple[int, int]], of_all: Profile | None
-) -> None:
-    declared, windows = np.array(said, np.int64).reshape(-1, 2).T
-    means, deviations = estimate_each(profile, declared, windows, of_all)
-    each = [estimate_run(profile, *one, of_all) for one in said]
+@given(profiles, st.lists(st.integers(0, 2**60) | st.integers(0, 100 * HOUR)))
+def test_estimates_of_many_are_those_of_each(profile: Profile, declared: list[int]) -> None:
+    means, deviations = estimate_each(profile, np.array(declared, np.int64))
+    each = [estimate_run(profile, one) for one in declared]
     assert means.tolist() == [one.mean for one in each]
     assert deviations.tolist() == [one.deviation for one in each]
 

@@ -109,19 +109,6 @@ def test_a_deadline_says_that_the_run_is_expected_to_be_shorter() -> None:
     assert (world.status("due"), world.status("long")) == ("placed", "pending")
 
 
-def test_of_a_class_that_takes_half_of_the_time_to_its_deadlines_the_next_to_be_due_is_the_shorter() -> None:
-    """Two runs took 10 and 100 minutes, half of the time to their deadlines. Neither of the next two needs to start
-    now.
-    """
-    world = World().nodes(1, gpus=1)
-    for name, run, deadline in (("first", "10m", "20m"), ("second", "100m", "200m")):
-        world.job(name, gpu=1, deadline=deadline, **{"class": "c"}).round().start(name).after(run).finish(name, run=run)
-    world.job("here", gpu=1, expect="1h", preemptible=False, **{"class": "other"}).round().start("here")
-    world.job("long", gpu=1, deadline="1000m", **{"class": "c"}).job("short", gpu=1, deadline="200m", **{"class": "c"})
-    world.after("1m").finish("here").round()
-    assert (world.status("short"), world.status("long")) == ("placed", "pending")
-
-
 def test_a_declared_run_time_is_believed_before_a_deadline() -> None:
     """After two minutes there are nine for its ten: it is late, and shorter work goes first."""
     world = World().nodes(1, gpus=1).job("here", gpu=1, expect="1h", preemptible=False, **{"class": "other"}).round()

@@ -6,7 +6,7 @@ from poise.kernel.ledger.room import Room
 from poise.kernel.ledger.state import State
 from poise.kernel.ledger.units import UnitState
 from poise.model.jobs import ALL, Ending
-from poise.model.profiles import OF_ALL, Profile, is_brief
+from poise.model.profiles import Profile, is_brief
 
 MAX_PROFILES = 4096
 """Maximum number of profiles; the least recently used are removed first."""
@@ -42,8 +42,7 @@ class Profiles(Room, dict[str, Profile]):
         """Record a run of a class, and of the class on this model of device. The run time includes the work saved by
         earlier attempts; for an elastic unit it is the time with its least tasks.
         """
-        kind, spec = unit.spec.kind, unit.spec
-        said = spec.declared, spec.deadline
+        kind, spec, declared = unit.spec.kind, unit.spec, unit.spec.declared
         if unit.progress > ALL // 2:
             return  # the rest is too short to estimate the whole run on this model
         if unit.progress:
@@ -51,12 +50,10 @@ class Profiles(Room, dict[str, Profile]):
         elif spec.least or unit.saved:
             run = (unit.saved + unit.carried + run * unit.size) // (spec.least or unit.size)
         self._shown = None
-        if spec.deadline:
-            self[OF_ALL] = self.get(OF_ALL, _UNKNOWN).observe(ending, self._state.revision, run, *said)
         known, there = self.get(kind, _UNKNOWN), self.get(f"{kind}@{model}", _UNKNOWN)
-        learned = self[kind] = known.observe(ending, self._state.revision, run, *said)
+        learned = self[kind] = known.observe(ending, self._state.revision, run, declared)
         if there != known:  # else the class has run on this model only
-            learned = there.observe(ending, self._state.revision, run, *said)
+            learned = there.observe(ending, self._state.revision, run, declared)
         self[f"{kind}@{model}"] = learned
         if len(self) > MAX_PROFILES:
             by_age = sorted(self, key=lambda name: (self[name].seen, name))
