@@ -217,10 +217,10 @@ def duration(value: Quantity, field: str) -> int:
 
 
 def duration_with_unit(value: Quantity, field: str) -> int:
-    """Parse a duration in nanoseconds. Refuse values that Slurm reads differently: there, `5` is five minutes and
+    """Parse a duration in nanoseconds. Refuse text that Slurm reads differently: there, `5` is five minutes and
     `1:30:00` is 90 minutes.
     """
-    text = str(value).strip()
+    text = value.strip() if isinstance(value, str) else ""
     try:
         meant = duration_of_slurm(text)
     except ValueError:

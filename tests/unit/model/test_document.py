@@ -71,13 +71,6 @@ def test_a_duration_with_long_units_is_told_in_short_ones() -> None:
     assert "did you mean" not in records["expect"].hint
 
 
-@pytest.mark.parametrize("limit", [30, "30"])
-def test_a_time_limit_without_a_unit_is_refused_because_slurm_counts_minutes(limit: int | str) -> None:
-    record = told({"run": "x", "time-limit": limit})["time-limit"]
-    assert (record.have, record.hint) == ("30", "time-limit: 30m")
-    assert compile_spec({"run": "x", "time-limit": 0}, wall=0.0)
-
-
 def test_a_graph_tells_of_every_task_and_of_every_cycle() -> None:
     tasks = {
         "a": {"run": "x", "needs": ["b", "nobody"], "gpu": 1},
