@@ -12,7 +12,7 @@ NOT_SAVED = {
     *("lock", "poise.sock", "control.json", "supervisor", "stay", "left", "failure.json"),  # of what runs
     *("dashboard", "dashboard.json", "dashboard.html", "services", "gangs", "meetings", "traces", "shadow"),
     *("node", "nodes"),  # of keepers, which a restored home does not have
-    *("incidents", "series", "fetched.db", "environments", "work"),  # made again
+    *("incidents", "series", "fetched.db", "environments", "work", "ssh"),  # made again
     *("logs", "checkpoints", "poise.log"),  # ordinary files, as the page says
 }
 """What a restored home does without. A new file is either here or in the line of `tar`."""

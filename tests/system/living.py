@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from poise.client import Client
 from poise.config import Home
 from poise.drivers.lock import holder
-from system.forked import Started, can_show, forks
+from system.forked import forks
 
 POISE = str(Path(sys.executable).parent / "poise")
 PATIENCE = 120.0
@@ -63,17 +63,14 @@ class Living:
         return kept | {"POISE_HOME": str(self.home.root), "LANG": "C.UTF-8"} | self.variables | more
 
     def start(self, *arguments: str | bytes | Path, **more: str) -> subprocess.Popen[bytes]:
-        """Start `poise ARGUMENTS…` in its own terminal, as a process that need not import Poise (`forked`)."""
-        environment = self.environment(**more)
-        if can_show() and forks().suits(environment):
-            return Started(forks(), [POISE, *arguments], environment, self.work)
+        """`poise ARGUMENTS…` in a terminal of its own, still running."""
         return subprocess.Popen(
             [POISE, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=self.work,
-            env=environment,
+            env=self.environment(**more),
         )
 
     def poise(self, *arguments: str | bytes | Path, **more: str) -> Done:
