@@ -28,6 +28,7 @@ from poise_serve.relayed import (
     More,
     Open,
     Part,
+    Ready,
     Taken,
     ToCore,
     decode_to_core,
@@ -87,6 +88,8 @@ class _Link(asyncio.Protocol):
         self._core.links.add(self)
         if self._core.is_over:
             self.close()
+        else:
+            self.send(Ready())
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -30,12 +30,12 @@ from poise_serve.refusals import problem
 from poise_serve.relayed import (
     Abort,
     Data,
-    FromCore,
     Gone,
     Headers,
     More,
     Open,
     Part,
+    Ready,
     Taken,
     ToCore,
     decode_from_core,
@@ -140,8 +140,11 @@ class Relay:
                         request.refuse()
             await asyncio.sleep(DIAL_EVERY)
         channel.setblocking(False)
-        _, self._core = await loop.create_unix_connection(lambda: _Link(self), sock=channel)
-        self._is_away = False
+        await loop.create_unix_connection(lambda: _Link(self), sock=channel)
+
+    def ready(self, core: "_Link") -> None:
+        """The core takes requests."""
+        self._core, self._is_away = core, False
         for request in list(self._open.values()):
             if not request.is_over:
                 self._open_at_core(request)
@@ -158,7 +161,7 @@ class Relay:
                 request.refuse()
         self.start()
 
-    def heard(self, message: FromCore) -> None:
+    def heard(self, message: More | Part | Abort) -> None:
         request = self._open.get(message.number)
         if request is None or request.is_over:
             return
@@ -249,7 +252,11 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._frames.add(data):
-                self._relay.heard(decode_from_core.decode(frame))
+                message = decode_from_core.decode(frame)
+                if isinstance(message, Ready):
+                    self._relay.ready(self)
+                else:
+                    self._relay.heard(message)
         except msgspec.DecodeError:
             if self._transport is not None:
                 self._transport.abort()

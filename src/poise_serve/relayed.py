@@ -1,8 +1,9 @@
 """Messages between the gateways of a group and its core: msgpack frames with a length prefix, as in `poise_serve.wire`.
 
-A gateway sends `Open` with the first part of the body. If the body has more parts, the core asks for each with `More`,
-and gets `Data`. The core answers with `Part`s. The gateway confirms each but the last with `Taken`, so that the core
-does not send faster than the client reads. `Gone`: the client has disconnected. `Abort`: disconnect the client.
+The core says `Ready` to a gateway that connects. The gateway sends `Open` with the first part of the body. If the body
+has more parts, the core asks for each with `More`, and gets `Data`. The core answers with `Part`s. The gateway confirms
+each but the last with `Taken`, so that the core does not send faster than the client reads. `Gone`: the client has
+disconnected. `Abort`: disconnect the client.
 """
 
 import msgspec
@@ -51,6 +52,10 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     number: int
 
 
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The core takes requests. The kernel also accepts connections to a process that is being killed."""
+
+
 class More(msgspec.Struct, frozen=True, array_like=True, tag="more"):
     """Send the next part of the body."""
 
@@ -74,7 +79,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 ToCore = Open | Data | Taken | Gone
-FromCore = More | Part | Abort
+FromCore = Ready | More | Part | Abort
 
 decode_to_core: msgspec.msgpack.Decoder[ToCore] = msgpack_decoder(ToCore)
 decode_from_core: msgspec.msgpack.Decoder[FromCore] = msgpack_decoder(FromCore)
@@ -89,6 +94,7 @@ __all__ = [
     "More",
     "Open",
     "Part",
+    "Ready",
     "Taken",
     "ToCore",
     "decode_from_core",

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.front import WEB
 from gateway.server import Serving, until
+from poise.drivers import sockets
 from poise_serve.asgi import Gone, Receive, Room, Scope, Send, TooLarge, answer, came_at, until_gone, whole_body
 from poise_serve.core import Core
 from poise_serve.relay import Relay
@@ -54,7 +55,7 @@ class Group:
 
     def __init__(self, path: Path) -> None:
         self.application, self.relay = Application(), Relay(path)
-        self._path = path
+        self.path = path
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -66,7 +67,7 @@ class Group:
         await self._core.stop()
 
     async def _start(self) -> None:
-        self._core = Core(self.application, self._path)
+        self._core = Core(self.application, self.path)
         await self._core.start(cast(Any, None))
 
     def call(self, *work: str) -> None:
@@ -139,6 +140,23 @@ def test_a_request_with_which_two_cores_were_lost_is_not_sent_to_a_third(group: 
     assert told[0].status_code == 502
     assert "two processes" in told[0].text
     assert WEB.post(f"{url}/a", content=b"1").status_code == 200
+
+
+def test_a_core_that_dies_before_it_is_ready_has_not_got_a_request(group: tuple[Group, str]) -> None:
+    """The kernel still accepts connections to a process that is being killed."""
+    made, url = group
+    told: list[int] = []
+    asking = threading.Thread(target=lambda: told.append(WEB.post(f"{url}/wait", content=b"1").status_code))
+    asking.start()
+    until(lambda: made.application.asked == 1)
+    made.call("stop")
+    with sockets.listen(made.path) as dying:
+        for _ in range(3):
+            dying.accept()[0].close()
+    made.application = cast(Any, _answering)
+    made.call("start")
+    asking.join(10)
+    assert told == [200]
 
 
 def test_without_a_core_requests_are_refused_at_the_end(group: tuple[Group, str]) -> None:
