@@ -172,7 +172,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def ssh(self) -> Path:
-        """The key for sessions on nodes by ssh."""
+        """The folder with the key for sessions by ssh."""
         return self.root / "ssh"
 
     @property

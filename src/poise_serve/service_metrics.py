@@ -16,18 +16,22 @@ from poise_serve.lately import Lately
 LATENCIES_MS = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10_000, 30_000)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
-OF = ("deployment",)
-REQUESTS = Metric("serve_deployment_request_counter", "counter", "Answered requests", (*OF, "status"))
+BY_SERVICE = ("deployment",)
+REQUESTS = Metric("serve_deployment_request_counter", "counter", "Answered requests", (*BY_SERVICE, "status"))
 LATENCY = Metric(
     "serve_deployment_processing_latency_ms",
     "histogram",
     "Time from the arrival of a request to its answer",
-    OF,
+    BY_SERVICE,
     LATENCIES_MS,
 )
-WAIT = Metric("serve_batch_wait_time_ms", "histogram", "Time that a request waited for its batch", OF, LATENCIES_MS)
-EXECUTION = Metric("serve_batch_execution_time_ms", "histogram", "Duration of a batch on its replica", OF, LATENCIES_MS)
-SIZE = Metric("serve_actual_batch_size", "histogram", "Requests in a batch", OF, SIZES)
+WAIT = Metric(
+    "serve_batch_wait_time_ms", "histogram", "Time that a request waited for its batch", BY_SERVICE, LATENCIES_MS
+)
+EXECUTION = Metric(
+    "serve_batch_execution_time_ms", "histogram", "Duration of a batch on its replica", BY_SERVICE, LATENCIES_MS
+)
+SIZE = Metric("serve_actual_batch_size", "histogram", "Requests in a batch", BY_SERVICE, SIZES)
 HISTOGRAMS = (LATENCY, WAIT, EXECUTION, SIZE)
 """Metrics of each request and each batch. `prometheus_client` histograms would take a tenth of the time of a request.
 """
@@ -37,49 +41,48 @@ class Registry:
     """The metrics of all services of a gateway."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        of = OF
         self.requests: dict[Labels, float] = {}
         self.bins: dict[Metric, dict[Labels, Bins]] = {one: {} for one in HISTOGRAMS}
         registry.register(Given({REQUESTS: self.requests, **self.bins}))
         self.errors = Counter(
-            "serve_deployment_error_counter", "Refused requests, by reason", (*of, "reason"), registry=registry
+            "serve_deployment_error_counter", "Refused requests, by reason", (*BY_SERVICE, "reason"), registry=registry
         )
         self.broken = Counter(
-            "poise_batches_broken", "Batches that a model could not answer", (*of, "reason"), registry=registry
+            "poise_batches_broken", "Batches that a model could not answer", (*BY_SERVICE, "reason"), registry=registry
         )
         self.hits = Counter(
-            "nv_cache_num_hits_per_model", "Requests that were answered from the cache", of, registry=registry
+            "nv_cache_num_hits_per_model", "Requests that were answered from the cache", BY_SERVICE, registry=registry
         )
         self.misses = Counter(
-            "nv_cache_num_misses_per_model", "Requests without an answer in the cache", of, registry=registry
+            "nv_cache_num_misses_per_model", "Requests without an answer in the cache", BY_SERVICE, registry=registry
         )
-        self.gets = Counter("cache_gets", "Cache lookups", (*of, "tier", "result"), registry=registry)
-        self.puts = Counter("cache_puts", "Answers written to the cache", (*of, "tier"), registry=registry)
+        self.gets = Counter("cache_gets", "Cache lookups", (*BY_SERVICE, "tier", "result"), registry=registry)
+        self.puts = Counter("cache_puts", "Answers written to the cache", (*BY_SERVICE, "tier"), registry=registry)
         self.evictions = Counter(
-            "cache_evictions", "Answers evicted to make room for others", (*of, "tier"), registry=registry
+            "cache_evictions", "Answers evicted to make room for others", (*BY_SERVICE, "tier"), registry=registry
         )
-        self.cached = Gauge("cache_size", "Answers in the cache", (*of, "tier"), registry=registry)
+        self.cached = Gauge("cache_size", "Answers in the cache", (*BY_SERVICE, "tier"), registry=registry)
         self.cached_bytes = Gauge(
-            "cache_size_bytes", "Bytes of the answers in the cache", (*of, "tier"), registry=registry
+            "cache_size_bytes", "Bytes of the answers in the cache", (*BY_SERVICE, "tier"), registry=registry
         )
         self.cache_failures = Counter(
             "cache_failures",
             "Requests that continued without a tier, by reason",
-            (*of, "tier", "reason"),
+            (*BY_SERVICE, "tier", "reason"),
             registry=registry,
         )
         self.collapsed = Counter(
             "cache_collapsed",
             "Requests that waited for the answer to an identical one",
-            (*of, "tier"),
+            (*BY_SERVICE, "tier"),
             registry=registry,
         )
         self.held = Counter(
-            "poise_requests_held", "Requests that waited while no replica was ready", of, registry=registry
+            "poise_requests_held", "Requests that waited while no replica was ready", BY_SERVICE, registry=registry
         )
-        self.queued = Gauge("serve_deployment_queued_queries", "Requests that wait", of, registry=registry)
+        self.queued = Gauge("serve_deployment_queued_queries", "Requests that wait", BY_SERVICE, registry=registry)
         self.processing = Gauge(
-            "serve_replica_processing_queries", "Requests that replicas are processing", of, registry=registry
+            "serve_replica_processing_queries", "Requests that replicas are processing", BY_SERVICE, registry=registry
         )
         self._canary_weight = Gauge(
             "flagger_canary_weight",
@@ -90,15 +93,17 @@ class Registry:
         self._canary_status = Gauge(
             "flagger_canary_status", "0: on trial, 1: promoted, 2: rolled back", ("name",), registry=registry
         )
-        self.replicas = Gauge("serve_deployment_replica_healthy", "Replicas that are ready", of, registry=registry)
+        self.replicas = Gauge(
+            "serve_deployment_replica_healthy", "Replicas that are ready", BY_SERVICE, registry=registry
+        )
         self.room = Gauge(
             "poise_batch_room",
             "Largest batch for which the replica with the least memory has room; 0 if unknown",
-            of,
+            BY_SERVICE,
             registry=registry,
         )
 
-    def of(self, metric: Metric, name: str) -> Bins:
+    def histogram(self, metric: Metric, name: str) -> Bins:
         """Return the histogram of a service."""
         return self.bins[metric].setdefault((name,), Bins(metric.buckets))
 
@@ -120,7 +125,7 @@ class ServiceMetrics:
         self.lately = Lately(time.monotonic_ns())
         self._requests = registry.requests
         self._requests.setdefault((name, "200"), 0)  # a rate needs a zero before the first count
-        self._latency, self._wait, self._execution, self._size = (registry.of(one, name) for one in HISTOGRAMS)
+        self._latency, self._wait, self._execution, self._size = (registry.histogram(one, name) for one in HISTOGRAMS)
         self._held = registry.held.labels(name)
 
     def answered(self, status: int, took: int, now: int, *, patient: bool) -> None:

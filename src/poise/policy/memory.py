@@ -10,7 +10,7 @@ This is the window of Autopilot (Rzadca et al., EuroSys 2020, section 3.2.2) wit
 attempt that ran out of memory needed more than its peak, by an unknown amount; it counts as in the Vertical Pod
 Autoscaler of Kubernetes.
 
-The directions differ because a limit that is too low kills work, and one that is too high only wastes room.
+A limit rises at once and falls slowly, because a low limit kills work, and a high one only wastes room.
 """
 
 from collections.abc import Sequence
