@@ -223,7 +223,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tcp, port = _loopback(options.port)
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
     if beyond is not None:
-        doors.append(Entrance(app, [beyond.listening], beyond.context))
+        doors.append(Entrance(app, [beyond.listening], beyond.context, plane.crowded))
     _write_endpoint(home, port, beyond.address.text if beyond else "")  # before any client that reads it is served
     serving = asyncio.gather(*(door.open(partial(_close, doors, plane)) for door in doors))
     while not all(door.started for door in doors) and not serving.done():  # noqa: ASYNC110 — there is no event for it

@@ -37,6 +37,9 @@ MAX_STRANGERS, MAX_SILENT = 256, 4096
 """Limits per origin: on admitted connections without a request yet, and on connections before admission, which are
 silent or wait for room and cost one descriptor each. Closing those early would only make their clients reconnect."""
 
+CROWDED_SECONDS = 1.0
+"""The entrance is crowded while a client waits this long for the room and the slot of its handshake."""
+
 AT_ONCE = 64
 """Connections accepted in one turn of the loop."""
 
@@ -81,7 +84,8 @@ class Strangers:
     number of admitted ones.
     """
 
-    def __init__(self, handshakes: Handshakes) -> None:
+    def __init__(self, handshakes: Handshakes, on_crowded: Callable[[], None]) -> None:
+        self.on_crowded = on_crowded
         self.silent: dict[Arrival, None] = {}
         self.waiting: dict[Arrival, None] = {}
         self.taken_in = 0
@@ -110,6 +114,7 @@ class Arrival:
         self._strangers = strangers
         self._take_in = take_in
         self._is_stranger = True
+        self._spoke = 0.0
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._speaks)
         self._late = self._loop.call_later(SILENT_SECONDS, self.turn_away)
@@ -131,6 +136,7 @@ class Arrival:
         self._late.cancel()
         self._no_longer_silent()
         self._strangers.waiting.pop(self, None)
+        self._note_wait()
         self._sock.close()
 
     def come_in(self) -> None:
@@ -139,6 +145,11 @@ class Arrival:
         del self._strangers.waiting[self]
         self._strangers.taken_in += 1
         self._coming = self._loop.create_task(self._come_in())
+
+    def _note_wait(self) -> None:
+        """Tell if this client has waited too long since its first data."""
+        if self._spoke and self._loop.time() - self._spoke > CROWDED_SECONDS:
+            self._strangers.on_crowded()
 
     def _no_longer_silent(self) -> None:
         if self in self._strangers.silent:
@@ -149,12 +160,14 @@ class Arrival:
         self._no_longer_silent()
         self._late.cancel()
         self._late = self._loop.call_later(HANDSHAKE_SECONDS, self.turn_away)
+        self._spoke = self._loop.time()
         self._strangers.waiting[self] = None
         self._strangers.take_in()
 
     async def _come_in(self) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS) as limit, self._strangers.handshakes.one():
+                self._note_wait()
                 limit.reschedule(self._loop.time() + HANDSHAKE_SECONDS)
                 await self._take_in(self._sock, self._no_stranger)
         except OSError as error:  # also TLS errors and TimeoutError
@@ -174,8 +187,9 @@ class Origins(dict[str, Strangers]):
     thousands may arrive at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_crowded: Callable[[], None]) -> None:
         super().__init__()
+        self._on_crowded = on_crowded
         self._handshakes = Handshakes(HANDSHAKES)
         self._look_at = FEW_ORIGINS
 
@@ -185,7 +199,7 @@ class Origins(dict[str, Strangers]):
                 for other in [name for name, strangers in self.items() if not len(strangers)]:
                     del self[other]
                 self._look_at = max(FEW_ORIGINS, 2 * len(self))
-            self[origin] = Strangers(self._handshakes)
+            self[origin] = Strangers(self._handshakes, self._on_crowded)
         return self[origin]
 
 
@@ -251,10 +265,16 @@ def origin_of(sock: socket.socket, address: Any) -> str:
 
 class Entrance(uvicorn.Server):
     """Serves the app on some sockets, with or without TLS. All entrances close on SIGTERM and SIGINT; then the process
-    shuts down.
+    shuts down. `on_crowded` is called while clients wait long for their handshakes.
     """
 
-    def __init__(self, app: App, listening: list[socket.socket], context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        listening: list[socket.socket],
+        context: ssl.SSLContext | None = None,
+        on_crowded: Callable[[], None] = lambda: None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -274,6 +294,7 @@ class Entrance(uvicorn.Server):
         super().__init__(config)
         self._listening = listening
         self._context = context
+        self._on_crowded = on_crowded
         self._closing = asyncio.Event()
 
     async def open(self, close: Callable[[], None]) -> None:
@@ -290,13 +311,13 @@ class Entrance(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen without uvicorn's servers, which allocate a connection, with TLS 256 KiB, for every client."""
-        origins = Origins()
+        origins = Origins(self._on_crowded)
         self.servers = cast(Any, [Listening(sock, origins, self._take_in) for sock in sockets or []])
         self.started = True
 
     def listen_too(self, sock: socket.socket) -> None:
         """Accept connections on another socket from now on."""
-        self.servers.append(cast(Any, Listening(sock, Origins(), self._take_in)))
+        self.servers.append(cast(Any, Listening(sock, Origins(self._on_crowded), self._take_in)))
 
     async def main_loop(self) -> None:
         """Wait for the exit; uvicorn would poll for it ten times a second."""

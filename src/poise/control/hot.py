@@ -20,7 +20,7 @@ from poise.control.chances import Chances
 from poise.control.consoles import Consoles
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
-from poise.control.lines import SAY_NOW
+from poise.control.lines import HEAR_NOW, SAY_NOW
 from poise.control.notices import Targets
 from poise.control.plane import Plane
 from poise.control.shares import Turns
@@ -72,6 +72,7 @@ _log = logging.getLogger("poise.control")
 _from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met | FromConsole]] = msgpack_decoder(
     tuple[int, FromAgent | Output | Met | FromConsole]
 )
+_beat: msgspec.msgpack.Decoder[tuple[int, Beat]] = msgpack_decoder(tuple[int, Beat])
 _from_caller: msgspec.msgpack.Decoder[FromCaller] = msgpack_decoder(FromCaller)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgpack_decoder(FromWorker)
 _encode = msgspec.msgpack.Encoder().encode
@@ -268,6 +269,12 @@ def never(_: bytes) -> bool:
     return False
 
 
+def hear_now(scope: Scope, take: Callable[[bytes], bool]) -> None:
+    """Let the connection offer messages to `take` as it reads them, if it can."""
+    if (hear := scope.get("extensions", {}).get(HEAR_NOW)) is not None:
+        hear(take)
+
+
 class NodeChannel:
     """One agent's WebSocket. Its hello names the node, then numbered frames go both ways while the token is valid."""
 
@@ -299,7 +306,6 @@ class NodeChannel:
         self._anomalies = anomalies
         self._substrates = substrates
         self._admission = Admission()
-        self._told_crowded = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
@@ -321,11 +327,8 @@ class NodeChannel:
             joined(spoke=False)
 
     async def _turn_away(self, scope: Scope, send: Send, wait: int) -> None:
-        """Refuse a node. Tell the controller, so that it does not declare nodes dead that wait for their turn."""
-        until = self._plane.clock.now() + wait
-        if until > self._told_crowded + SECOND:
-            self._told_crowded = until
-            self._plane.post(messages.Crowded(until))
+        """Refuse a node, until it may come back."""
+        self._plane.crowded(wait)
         seconds = -(-wait // SECOND)
         error = Busy("too many nodes connect at once", need=f"another try after {seconds} s", hint="the agent waits")
         await refuse(scope, send, error, retry_after=seconds)
@@ -338,6 +341,24 @@ class NodeChannel:
         key_of = self._key_of if bearer.role is Role.NODE else None
         channel = Channel(send, frames, key_of, lambda: self._gate.stands(bearer), self._opened, now=at_once(scope))
         node = ""
+
+        def take(frame: bytes) -> bool:
+            """Take a heartbeat without windows: most messages of thousands of nodes are such. The task gets the others,
+            and all that are wrong.
+            """
+            if not node or channel.closed or not self._plane.keeps_pace() or not self._gate.stands(bearer):
+                return False
+            try:
+                serial, beat = _beat.decode(frame)
+                if beat.windows:
+                    return False
+                if frames.hears(serial):
+                    self._port.hear(node, channel, beat, by)
+            except (*UNREADABLE, Broken):
+                return False
+            return True
+
+        hear_now(scope, take)
         try:
             while True:
                 event = await receive()

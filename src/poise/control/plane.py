@@ -139,6 +139,7 @@ class Plane(Host):
         self._times_taken_back = 0
         self._compiling = Turns()
         self._pace: asyncio.Event | None = None
+        self._crowded_until = 0
 
     # --- leading and standing by -------------------------------------------------------------------------------------
 
@@ -254,18 +255,31 @@ class Plane(Host):
             await reader
         return self.ledger
 
+    def crowded(self, wait: int = 0) -> None:
+        """Tell the controller, once a second, that clients wait to connect, or were told to come back after `wait`
+        nanoseconds: it must not declare nodes dead that are among them.
+        """
+        until = self.clock.now() + wait
+        if self.behind is None and until > self._crowded_until + SECOND:
+            self._crowded_until = until
+            self.post(messages.Crowded(until))
+
     async def keep_pace(self) -> None:
         """Before a node is read again, wait until the inbox fits into one turn. So each node has at most one message in
         it, the network buffers the rest, and requests wait behind no more than that.
         """
-        while len(self._inbox) > AT_ONCE:
+        while not self.keeps_pace():
             if self._pace is None:
                 self._pace = asyncio.Event()
             await self._pace.wait()
 
+    def keeps_pace(self) -> bool:
+        """Return whether the inbox fits into one turn."""
+        return len(self._inbox) <= AT_ONCE
+
     def _turn(self) -> None:
         super()._turn()
-        if self._pace is not None and len(self._inbox) <= AT_ONCE:
+        if self._pace is not None and self.keeps_pace():
             self._pace.set()
             self._pace = None
 

@@ -302,6 +302,7 @@ QUIET = (
     Started,
     TrainingTold,
     NodeSuspected,
+    NodeTrusted,
     PolicyFailed,
     FunctionTold,
     Called,
@@ -324,8 +325,8 @@ QUIET = (
     RuleSteered,
     RuleAnswered,
 )
-"""Events that change nothing for the policy, unless they add pending work. Nodes that join request a round
-separately.
+"""Events that change nothing for the policy, unless they add pending work. Nodes that join, or are trusted again,
+request a round separately: thousands may come back at once.
 """
 
 
@@ -401,7 +402,7 @@ class Controller:
         self._until: int | None = None
         self._closed = False
         self._asks: tuple[Ask, ...] | None = None
-        self._joined = False  # nodes have joined since the last round
+        self._joined = False  # nodes have joined, or are trusted again, since the last round
         self._freed = False  # attempts are done; relevant only if there is room for the asks
         self._watch = Watch(_triggers_of(settings.recipe))
         self._fired: list[str] = []
@@ -1328,6 +1329,7 @@ class Controller:
         known = self.ledger.nodes.get(name)
         if known is not None and known.suspect and not self._full:
             self._commit(NodeTrusted(at=now, name=name))
+            self._joined = True
             self._look_no_later_than(now + self._quiet())
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent sends it again
             self._hang(name)

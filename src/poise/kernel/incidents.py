@@ -207,6 +207,8 @@ class Incidents:
         self._is_again = False
         """Whether a fleet or control plane symptom waits that was already examined."""
         self._attempts_waiting = 0
+        self._by_subject: dict[str, list[Symptom]] = {}
+        """Waiting symptoms by subject: when a fleet comes back, each node ends some of thousands."""
         self._weigh()
 
     @property
@@ -269,13 +271,15 @@ class Incidents:
         return None
 
     def _weigh(self) -> None:
-        """Rebuild the counters over waiting symptoms."""
+        """Rebuild the counters and the index of waiting symptoms."""
         self._fresh.clear()
+        self._by_subject.clear()
         self._attempts_waiting, self._is_again = 0, False
         for symptom in self._state.waiting:
             self._waits(symptom)
 
     def _waits(self, symptom: Symptom) -> None:
+        self._by_subject.setdefault(symptom.subject, []).append(symptom)
         self._attempts_waiting += symptom.kind in OF_ATTEMPTS
         by_attempts = symptom.kind in OF_ATTEMPTS | WEAK
         if symptom.revision > self._state.looked:
@@ -318,7 +322,8 @@ class Incidents:
 
     def _ended(self, ended: Ended) -> None:
         keys = [f"{kind} {ended.subject}" for kind in ([ended.kind] if ended.kind else sorted(LASTING))]
-        self._state.over |= {_key(of): ended.at for of in self._state.waiting if _ends(ended, of)}
+        waiting = self._by_subject.get(ended.subject, ())
+        self._state.over |= {_key(of): ended.at for of in waiting if ended.kind in ("", of.kind)}
         for incident in self._open():
             over = [key for key in keys if key in incident.going]
             for key in over:
@@ -647,10 +652,6 @@ def affected(symptoms: Iterable[Symptom]) -> tuple[list[str], list[str]]:
 
 def _key(symptom: Symptom) -> str:
     return f"{symptom.kind} {symptom.subject}"
-
-
-def _ends(ended: Ended, symptom: Symptom) -> bool:
-    return symptom.subject == ended.subject and ended.kind in ("", symptom.kind)
 
 
 def _concerns(subject: str, symptom: Symptom) -> bool:

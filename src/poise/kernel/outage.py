@@ -5,20 +5,28 @@ at once, and they come back within seconds of each other. If they were given up,
 of all others. So no node is given up while more than `share` of the expected nodes are missing, nor for `settle` after
 that, but for at most `hold` in total.
 
-*Nodes are rejected.* If more nodes join at once than can be accepted, the disconnected ones may be among those that
-were told to come back. They are not given up until the last of these is due, nor for `settle` after that, but for at
-most `hold` in total.
+*Nodes are rejected, or wait.* If more nodes join at once than can be accepted, the disconnected ones may be among those
+that were told to come back, or that wait for their TLS handshake. They are not given up until the last of these is due,
+nor for `settle` after that, but for at most `hold` in total.
 
 *Nodes are still coming back.* A new control plane has not heard any node. The nodes that it expects are not given up
 while others of them come back, nor for `settle` after the last of these, but for at most `hold` in total.
+
+A fleet of thousands needs longer than a `hold` to join if its control plane has little CPU, so the last two rules last
+`EACH` longer for each expected node.
 
 Pure: the caller passes the time. All times are in nanoseconds.
 """
 
 from collections.abc import Iterable
 
+from poise.units import MILLISECOND
+
 LEAST = 2
 """Minimum number of missing nodes for an outage; a single one is none, however small the fleet."""
+
+EACH = 20 * MILLISECOND
+"""Time for one node to join: ten times what it takes on a quiet machine (`benchmarks/herd.py`)."""
 
 
 class Outage:
@@ -33,6 +41,7 @@ class Outage:
         self._expected: set[str] = set()
         self._expected_from = 0
         self._returned = 0
+        self._hold_joining = hold
         self._crowded_from = self._crowded_until = 0
 
     def crowded(self, until: int, now: int) -> None:
@@ -45,6 +54,7 @@ class Outage:
         """Expect these nodes to come back, because this control plane has just begun or has disconnected them."""
         self._expected.update(nodes)
         self._expected_from = self._returned = now
+        self._hold_joining = self._hold and self._hold + EACH * len(self._expected)
 
     def heard(self, node: str, now: int) -> None:
         """Record a message of a node."""
@@ -65,7 +75,7 @@ class Outage:
         """Return until when this node is not given up, as far as known now; 0 if it may be."""
         until = min(self._settled, self._began + self._hold) if self._began else 0
         if node in self._expected:
-            until = max(until, min(self._returned + self._settle, self._expected_from + self._hold))
+            until = max(until, min(self._returned + self._settle, self._expected_from + self._hold_joining))
         if not connected and self._crowded_from:
-            until = max(until, min(self._crowded_until + self._settle, self._crowded_from + self._hold))
+            until = max(until, min(self._crowded_until + self._settle, self._crowded_from + self._hold_joining))
         return until if until > now else 0

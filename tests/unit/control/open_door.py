@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
 from poise.control.guard import App
 from poise.control.lifetime import Lifetime
+from poise.control.lines import HEAR_NOW
 from poise.control.plane import Plane, clock_of
 from poise.drivers import sockets
 from poise.drivers.plugins import build, choose
@@ -44,6 +45,8 @@ class Line:
         self._outward: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         self._inward.put_nowait({"type": "websocket.connect"})
         scope = door.scope("websocket", "GET", path, secret, more)
+        scope["extensions"] = {HEAR_NOW: self._takes}
+        self._taker: Callable[[bytes], bool] = lambda _: False
         self.task = asyncio.create_task(self._served(door.app, scope))
 
     async def _served(self, app: App, scope: dict[str, Any]) -> None:
@@ -56,6 +59,13 @@ class Line:
         """Whether it was let in."""
         accepted: bool = (await self._next())["type"] == "websocket.accept"
         return accepted
+
+    def _takes(self, taker: Callable[[bytes], bool]) -> None:
+        self._taker = taker
+
+    def offer(self, message: Any) -> bool:
+        """Offer a word as it is read; return whether it was taken."""
+        return self._taker(msgspec.msgpack.encode(message))
 
     def say(self, message: Any) -> None:
         self._inward.put_nowait({"type": "websocket.receive", "bytes": msgspec.msgpack.encode(message)})

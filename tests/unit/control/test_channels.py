@@ -13,8 +13,11 @@ from poise.control import hot, plane
 from poise.control.hot import Channel
 from poise.engine import host
 from poise.kernel.frames import Frames
-from poise.model.messages import Acked, Beat, Hello, Met
+from poise.kernel.messages import Crowded
+from poise.model.messages import Acked, Beat, Hello, Met, Report
+from poise.model.usage import SIGNALS, Window
 from poise.testing import node
+from poise.units import SECOND
 from unit.control.desk import OWNER
 from unit.control.open_door import Line, open_door
 
@@ -92,3 +95,41 @@ def test_a_herd_that_talks_does_not_pile_up_before_those_who_ask(
         return most
 
     assert uvloop.run(asyncio.wait_for(use(), 60)) <= nodes + at_once
+
+
+def test_the_controller_is_told_once_a_second_that_many_wait(tmp_path: Path) -> None:
+    async def use() -> None:
+        async with open_door(tmp_path) as door:
+            posted: list[Any] = []
+            vars(door.plane)["post"] = posted.append
+            for wait in (0, SECOND, 8 * SECOND, 0):
+                door.plane.crowded(wait)
+            assert [type(message) for message in posted] == [Crowded, Crowded]
+            assert posted[1].until - posted[0].until >= 7 * SECOND
+            door.plane.behind = ""
+            door.plane.crowded(20 * SECOND)
+            assert len(posted) == 2, "a standby decides nothing"
+
+    run(use)
+
+
+def test_a_heartbeat_is_taken_by_the_call_that_reads_it(tmp_path: Path) -> None:
+    """Everything else waits for the task, and what was lost before it ends the connection as ever."""
+
+    async def use() -> None:
+        async with open_door(tmp_path) as door:
+            line = door.dial("/v1/channel", OWNER)
+            assert await line.accepted()
+            assert not line.offer((1, Beat(number=1))), "nobody knows the node yet"
+            line.say((1, Hello(node=node("n1"))))
+            assert [(await line.hear())[1]["type"] for _ in range(2)] == ["desired", "acked"]
+            assert line.offer((2, Beat(number=7)))
+            assert line.offer((2, Beat(number=7))), "it is a duplicate"
+            assert not line.offer((3, Report(serial=1)))
+            assert not line.offer((4, Beat(number=8))), "the third has not come"
+            still = (0,) * len(SIGNALS)
+            assert not line.offer((3, Beat(number=8, windows=(Window(60, still, still),))))
+            assert line.offer((3, Beat(number=8)))
+            assert [(await line.hear())[1] for _ in range(2)] == [{"type": "heard", "beat": beat} for beat in (7, 8)]
+
+    run(use)

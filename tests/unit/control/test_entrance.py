@@ -142,7 +142,7 @@ def test_the_cost_of_an_arrival_does_not_grow_with_the_number_of_origins(monkeyp
     monkeypatch.setattr(entrance.Strangers, "__len__", counted)
 
     async def use() -> None:
-        origins = entrance.Origins()
+        origins = entrance.Origins(lambda: None)
         for number in range(4000):
             origins.of(f"n{number}").taken_in = 1
         assert looks < 2 * 4000
@@ -213,11 +213,12 @@ def jumping(use: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(use())
 
 
-async def taken_in(many: int, seconds: float) -> tuple[list[float], int]:
+async def taken_in(many: int, seconds: float, on_crowded: Callable[[], None] = lambda: None) -> tuple[list[float], int]:
     """When the handshakes of connections of one origin that come at once were done, each of which takes `seconds`;
     and the maximum number of them that went on side by side. Returns when all are done or turned away.
     """
-    loop, origin, done, under_way, most = asyncio.get_running_loop(), entrance.Origins().of("here"), [], 0, 0
+    loop, origin = asyncio.get_running_loop(), entrance.Origins(on_crowded).of("here")
+    done, under_way, most = [], 0, 0
 
     async def take_in(sock: socket.socket, no_stranger: Callable[[], None]) -> None:
         nonlocal under_way, most
@@ -251,6 +252,21 @@ def test_on_a_slow_machine_handshakes_do_not_end_for_each_other() -> None:
         done, most = await taken_in(4 * slots, takes)
         assert done == [turn * entrance.SLOW_SECONDS + takes for turn in range(4) for _ in range(slots)]
         assert most == 3 * slots
+
+    jumping(use)
+
+
+def test_it_is_known_when_clients_wait_long_for_their_handshakes() -> None:
+    """Nodes may be among them, which are not dead."""
+
+    async def use() -> None:
+        slots, crowded = entrance.HANDSHAKES_OF_ONE, list[float]()
+        loop = asyncio.get_running_loop()
+        await taken_in(slots, 5.0, lambda: crowded.append(loop.time()))
+        assert not crowded, "none of them waits"
+        began = loop.time()
+        await taken_in(2 * slots, 5.0, lambda: crowded.append(loop.time() - began))
+        assert crowded == [entrance.SLOW_SECONDS] * slots
 
     jumping(use)
 

@@ -21,7 +21,7 @@ from websockets.utils import apply_mask
 from poise.config import Home
 from poise.control import lines
 from poise.control.guard import refuse
-from poise.control.hot import Channel, at_once
+from poise.control.hot import Channel, at_once, hear_now
 from poise.drivers.authority import server_context
 from poise.drivers.security import ensure_home
 from poise.errors import Busy
@@ -393,3 +393,34 @@ def test_a_path_is_read_as_http_reads_it(tmp_path: Path) -> None:
 
     run(live)
     assert seen == [("/v1/a b", b"c=d", "websocket", "ws")]
+
+
+def test_what_a_handler_takes_as_it_is_read_keeps_its_order(tmp_path: Path) -> None:
+    """Only while it waits: what comes while it works waits for it, as everything does."""
+
+    async def takes_numbers(scope: Any, receive: Any, send: Any) -> None:
+        taken: list[bytes] = []
+
+        def take(data: bytes) -> bool:
+            if data.isdigit():
+                taken.append(data)
+            return data.isdigit()
+
+        hear_now(scope, take)
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            if message["bytes"] == b"works":
+                await asyncio.sleep(0.1)
+            await send({"type": "websocket.send", "bytes": b" ".join([*taken, message["bytes"]])})
+            taken.clear()
+
+    async def live() -> None:
+        path = tmp_path / "sock"
+        async with entered(takes_numbers, path), unix_connect(str(path), "ws://poise/v1/calls") as line:
+            for data in (b"1", b"2", b"a", b"3", b"works", b"4", b"b"):
+                await line.send(data)
+                await asyncio.sleep(0.02)
+            assert [await line.recv() for _ in range(4)] == [b"1 2 a", b"3 works", b"4", b"b"]
+
+    run(live)

@@ -4,7 +4,8 @@ from typing import Any
 
 from poise.kernel.controller import ROUND
 from poise.kernel.messages import Crowded, GiveUp
-from poise.model.events import NodeLost
+from poise.kernel.outage import Outage
+from poise.model.events import NodeLost, NodeTrusted
 from poise.model.messages import Beat
 from poise.testing import World, node
 from poise.units import MILLISECOND, MINUTE, SECOND
@@ -75,6 +76,27 @@ def test_the_times_are_settings() -> None:
     for name in ("n1", "n2", "n3"):
         world.connect(name)
     assert lost(world.after("4s")) == ["n4"]
+
+
+def test_a_large_fleet_that_comes_back_slowly_to_a_new_control_plane_is_awaited() -> None:
+    """A control plane without much CPU needs longer than a minute for a thousand nodes."""
+    outage = Outage(500, MINUTE, 10 * SECOND)
+    outage.expect([f"n{number}" for number in range(1_000)], now=0)
+    for number in range(998):
+        now = number * 70 * MILLISECOND
+        assert outage.held_until("n999", now, connected=False) > now
+        outage.heard(f"n{number}", now)
+    for name in ("n998", "n999"):
+        assert outage.held_until(name, now + 9 * SECOND, connected=False)
+        assert not outage.held_until(name, now + 10 * SECOND, connected=False)
+
+
+def test_a_large_fleet_that_stays_away_is_believed_in_the_end() -> None:
+    outage = Outage(500, MINUTE, 10 * SECOND)
+    outage.expect([f"n{number}" for number in range(1_000)], now=0)
+    for number in range(20):
+        outage.heard(f"n{number}", number * 5 * SECOND)
+    assert not outage.held_until("n999", 80 * SECOND, connected=False)
 
 
 def test_half_of_a_fleet_that_is_gone_is_believed_at_once() -> None:
@@ -219,3 +241,15 @@ def test_a_herd_that_joins_causes_few_rounds() -> None:
         world.now += MILLISECOND
     assert 1 <= len(world.plans) <= 100
     assert world.after("1s").plans[-1].base >= 500, "the last of them is seen as well"
+
+
+def test_a_herd_that_is_trusted_again_causes_few_rounds() -> None:
+    world = World(check=False, poll=ROUND).nodes(500).after("1s")
+    world.connected.clear()
+    world.after("5s")
+    before = len(world.plans)
+    for name in world.known:
+        world.hear(name, Beat()).tick()
+        world.now += MILLISECOND
+    assert sum(isinstance(event, NodeTrusted) for event in world.log) == 500
+    assert 1 <= len(world.after("1s").plans) - before <= 20
