@@ -224,6 +224,12 @@ PER_NODE = 100_000
 nodes, and the round for nodes that have joined. Otherwise each of many joining nodes would cause it.
 """
 
+PER_BEAT, LONGEST_PACE = 200_000, 3 * SECOND
+"""Nanoseconds per node of the fleet between two heartbeats of a busy node, and the limit of that: at most 5,000
+heartbeats a second, which take about half of a core, from up to 15,000 nodes. Exclusive work needs several heartbeats
+in the time of its lease.
+"""
+
 LOOK_EVERY = 1 * SECOND
 """Interval at which to check whether held nodes can be given up, because more nodes have been heard."""
 
@@ -344,10 +350,10 @@ class Contact(NamedTuple):
     asked: bool = False
     last: int = 0
 
-    def after(self, message: FromAgent, now: int) -> "Contact":
-        """Return the contact after a message."""
-        every = min(max(HEARTBEAT, message.every), TIMES.heartbeat_idle) if isinstance(message, Beat) else HEARTBEAT
-        asked = self.asked and every > HEARTBEAT
+    def after(self, message: FromAgent, now: int, busy: int) -> "Contact":
+        """Return the contact after a message; a busy node sends the next one within `busy`."""
+        every = min(max(busy, message.every), TIMES.heartbeat_idle) if isinstance(message, Beat) else busy
+        asked = self.asked and every > busy
         return Contact(now if asked else now + every - HEARTBEAT, asked, now)
 
     def expecting(self, now: int) -> "Contact":
@@ -1323,7 +1329,8 @@ class Controller:
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _from_node(self, name: str, message: FromAgent, by: str, now: int) -> None:
-        self._contacts[name] = self._contact(name).after(message, now)
+        pace = min(PER_BEAT * len(self.ledger.nodes), LONGEST_PACE)
+        self._contacts[name] = self._contact(name).after(message, now, max(HEARTBEAT, pace))
         if isinstance(message, Hello):
             self._look_no_later_than(now + self._quiet())
         known = self.ledger.nodes.get(name)
@@ -1343,7 +1350,8 @@ class Controller:
             if message.upkeep is not None:
                 self._watch.upkeep(name, message.upkeep)
             self._addressed.add(name)
-            self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it needs no durable record
+            heard = Heard(beat=message.number, pace=pace if pace > HEARTBEAT else 0)
+            self._outbox.appendleft((0, Send(name, heard)))  # it needs no durable record
         elif isinstance(message, Report):
             self._take_fitness(name, message.unfit, now)  # before the attempts it hands back are placed again
             self._take_told(name, message.told, now)  # first: the last report of ended attempts

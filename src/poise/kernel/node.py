@@ -13,9 +13,9 @@ An attempt that the control plane has given up runs until it is stopped, and the
 checks for itself: it opens no slot without room for it, and gives no device to two attempts. The next attempt of a task
 starts only after the last one has ended.
 
-The node sends heartbeats: at least each second while it holds work that needs it, else less often. Each heartbeat
-announces the next one, and gets a reply. If nothing is heard the connection is considered broken, whatever its state,
-and the node reconnects.
+The node sends heartbeats: at least each second while it holds work that needs it, else less often. The control plane of
+a large fleet asks for fewer. Each heartbeat announces the next one, and gets a reply. If nothing is heard the
+connection is considered broken, whatever its state, and the node reconnects.
 
 Exclusive work has a lease. It runs from the sending of the last message that got a reply, because the control plane
 cannot have given up the node before that. At four fifths of it the attempt is stopped. At nine tenths its keeper kills
@@ -288,6 +288,7 @@ class NodeMachine:
         self._said_window: Window | None = None
         self._upkeep: Upkeep | None = None  # goes with the next beat that has windows
         self._beats = 0
+        self._pace = 0  # minimum interval between heartbeats, as the control plane asked
         self._every = self._times.heartbeat
         self._spoke = self._heard = self._held_until = 0
         self._unanswered: deque[tuple[int, int]] = deque()  # beats, and when they were sent
@@ -324,13 +325,13 @@ class NodeMachine:
             case Changed():
                 effects = self._changed(message, now)
             case Desired():
-                self._heard, self._every = now, self._times.heartbeat
+                self._heard, self._every = now, self._busy_every()
                 effects = self._desired(message, now)
             case Acked():
                 self._heard = now
                 effects = self._acked(message.serial, now)
             case Heard():
-                self._heard = now
+                self._heard, self._pace = now, message.pace
                 effects = self._beat_heard(message.beat, now)
             case Faulted():
                 self._faults.update(dict.fromkeys(map(self._identified, message.faults)))
@@ -366,8 +367,9 @@ class NodeMachine:
             return [*effects, Hang()]
         if now < self._spoke + self._every:
             return effects
-        rests = self._lasting or not (self._launches or self._ended)
-        if rests and now - self._held_until >= self._times.idle_after:
+        if not self._lasting and (self._launches or self._ended):
+            self._every = self._busy_every()
+        elif now - self._held_until >= self._times.idle_after:
             self._every = min(self._times.heartbeat_idle, 2 * self._every)
         return [*effects, self._beat(None, now)]
 
@@ -439,6 +441,10 @@ class NodeMachine:
         self._said_load = load
         return [self._beat(load, now)]
 
+    def _busy_every(self) -> int:
+        """Return the interval between heartbeats while there is work."""
+        return max(self._times.heartbeat, self._pace)
+
     def _silent_at(self) -> int:
         """Return the instant at which a silent control plane counts as unreachable."""
         return self._heard + self._every + self._times.dead_local
@@ -458,7 +464,7 @@ class NodeMachine:
     def _hello(self, address: str, now: int) -> list[Effect]:
         self._connected = True
         self._heard = self._held_until = now
-        self._every = self._times.heartbeat
+        self._pace, self._every = 0, self._times.heartbeat
         self._said_load = self._said_window = None
         self._serial = 0
         self._in_flight = {HELLO: Sent(now, tuple(self._ended))}
@@ -705,8 +711,8 @@ class NodeMachine:
         if not self._connected or self._in_flight or not (unsaid or self._unsaid_unfit is not None):
             return []
         self._said_faults = tuple(self._faults)
-        if self._every > self._times.heartbeat:  # it was idle; after a report, both sides expect the next message soon
-            self._heard, self._every = now, self._times.heartbeat
+        if self._every > self._busy_every():  # it was idle; after a report, both sides expect the next message soon
+            self._heard, self._every = now, self._busy_every()
         self._serial += 1
         report = Report(
             serial=self._serial,

@@ -349,12 +349,13 @@ class Acked(msgspec.Struct, frozen=True, tag="acked", kw_only=True):
     serial: int
 
 
-class Heard(msgspec.Struct, frozen=True, tag="heard", kw_only=True):
+class Heard(msgspec.Struct, frozen=True, tag="heard", kw_only=True, omit_defaults=True):
     """The heartbeat with this number has arrived: the channel is open in both directions. Sent without waiting for a
-    disk.
+    disk. Until the next one of these, heartbeats at most each `pace` nanoseconds are enough (0: no limit).
     """
 
     beat: int
+    pace: Annotated[int, msgspec.Meta(ge=0, le=60 * SECOND)] = 0
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):

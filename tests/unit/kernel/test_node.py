@@ -445,7 +445,7 @@ def test_a_restarted_agent_takes_over_what_its_keepers_hold() -> None:
 # --- beats -----------------------------------------------------------------------------------------------------------
 
 
-def beats(bench: Bench, until: int) -> list[tuple[float, float]]:
+def beats(bench: Bench, until: int, pace: int = 0) -> list[tuple[float, float]]:
     """Time passes, and every beat is answered: when each was said and what it promised, in seconds."""
     found = []
     while (wakeup := bench.machine.wakeup()) is not None and wakeup <= until:
@@ -453,9 +453,21 @@ def beats(bench: Bench, until: int) -> list[tuple[float, float]]:
         for effect in bench.machine.tick(bench.now):
             assert isinstance(effect, Say) and isinstance(effect.message, Beat)
             found.append((bench.now / SECOND, effect.message.every / SECOND))
-            bench.feed(Heard(beat=effect.message.number))
+            bench.feed(Heard(beat=effect.message.number, pace=pace))
     bench.now = until
     return found
+
+
+def test_a_busy_node_says_fewer_words_to_a_control_plane_that_asks_for_fewer() -> None:
+    bench = Bench()
+    bench.feed(Desired(launches=(launch("a"),)))
+    assert beats(bench, 3 * SECOND) == [(2, 1), (3, 1)]
+    assert beats(bench, 10 * SECOND, pace=2 * SECOND) == [(4, 1), (5, 2), (7, 2), (9, 2)]
+    assert beats(bench, 13 * SECOND) == [(11, 2), (13, 1)]
+    beats(bench, 14 * SECOND, pace=2 * SECOND)
+    bench.feed(Disconnected())
+    bench.feed(Connected())
+    assert beats(bench, 16 * SECOND) == [(15, 1), (16, 1)], "the next one may be of an older version"
 
 
 def test_a_node_that_holds_work_says_a_word_each_second() -> None:

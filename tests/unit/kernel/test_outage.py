@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
+
+from poise.kernel import controller
 from poise.kernel.controller import ROUND
-from poise.kernel.messages import Crowded, GiveUp
+from poise.kernel.messages import Crowded, GiveUp, Send
 from poise.kernel.outage import Outage
-from poise.model.events import NodeLost, NodeTrusted
-from poise.model.messages import Beat
+from poise.model.events import NodeLost, NodeSuspected, NodeTrusted
+from poise.model.messages import Beat, Heard, Report
 from poise.testing import World, node
 from poise.units import MILLISECOND, MINUTE, SECOND
 
@@ -253,3 +256,26 @@ def test_a_herd_that_is_trusted_again_causes_few_rounds() -> None:
         world.now += MILLISECOND
     assert sum(isinstance(event, NodeTrusted) for event in world.log) == 500
     assert 1 <= len(world.after("1s").plans) - before <= 20
+
+
+def test_in_a_large_fleet_fewer_heartbeats_are_asked_for_and_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "PER_BEAT", SECOND // 2)
+    world = busy(5)
+    assert world.hear("n1", Beat(number=1)).sent[-1] == Send("n1", Heard(beat=1, pace=5 * SECOND // 2))
+    monkeypatch.setattr(controller, "PER_BEAT", SECOND)
+    assert world.hear("n1", Beat(number=2)).sent[-1] == Send("n1", Heard(beat=2, pace=3 * SECOND)), "no longer"
+    cut(world)
+    for _ in range(20):
+        for name in world.known:
+            world.hear(name, Beat(every=3 * SECOND))
+        world.after("3s")
+    assert not any(isinstance(event, NodeSuspected) for event in world.log)
+    for name in world.known.keys() - {"n1"}:
+        world.hear(name, Beat(every=3 * SECOND))
+    world.hear("n1", Report(serial=9)).after("3s")
+    assert not any(isinstance(event, NodeSuspected) for event in world.log), "nor is more expected after a report"
+    for _ in range(4):
+        for name in world.known.keys() - {"n1"}:
+            world.hear(name, Beat(every=3 * SECOND))
+        world.after("3s")
+    assert lost(world) == ["n1"]
