@@ -79,9 +79,10 @@ class Prefixes:
 
     def told(self, before: Found, cached: int) -> None:
         """Correct the size. `before`: what was known of a prompt when it was sent; `cached`: the number of its blocks
-        that were kept, as the server tells.
+        that were kept, as the server tells. That is rounded down to whole blocks of the server, and letters per token
+        differ within a prompt, so only less than half shows that a block was gone.
         """
-        if cached < before.kept:
+        if cached < before.kept // 2:
             self.size = max(LEAST, self.size * (1.0 - CORRECTED))
         elif before.kept < cached <= before.noted:
             self.size = min(MOST, max(LEAST, self.size) * (1.0 + CORRECTED))

@@ -88,6 +88,16 @@ def test_the_size_is_learned_from_what_servers_tell(believed: float, true: float
     assert fmean(sizes[500:]) == pytest.approx(true, rel=0.5, abs=20)
 
 
+def test_a_server_with_larger_blocks_is_not_taken_for_a_smaller_one() -> None:
+    """It tells whole blocks of its own: vLLM's have 128 tokens on CPUs, which are two of ours."""
+    kept = Prefixes(1000)
+    for length in range(1, 40):
+        before = kept.found(range(length))
+        use(kept, *range(length))
+        kept.told(before, (length - 1) // 2 * 2)
+    assert kept.size == 1000
+
+
 def test_what_is_noted_is_bounded() -> None:
     kept = Prefixes(1e12)
     for prompt in range(60):
