@@ -185,6 +185,8 @@ def kept_tokens(metrics: bytes) -> float | None:
         labels = dict(_LABEL.findall(found[1]))
         if labels.get(b"enable_prefix_caching") == b"False":
             return 0.0
+        if (tokens := labels.get(b"kv_cache_size_tokens", b"")).isdigit():
+            return float(tokens)  # of hybrid models, whose layers do not all keep every token, it is not the product
         blocks, size = labels.get(b"num_gpu_blocks", b""), labels.get(b"block_size", b"")
         return float(int(blocks) * int(size)) if blocks.isdigit() and size.isdigit() else None
     if (told := _SGLANG.search(metrics)) is not None:

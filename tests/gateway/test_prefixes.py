@@ -131,6 +131,8 @@ def test_a_server_that_keeps_nothing_and_tells_so_is_believed(servers: tuple[lis
     ("said", "size"),
     [
         ('vllm:cache_config_info{block_size="16",enable_prefix_caching="True",num_gpu_blocks="1000"} 1.0\n', 16000),
+        ('vllm:cache_config_info{block_size="16",kv_cache_size_tokens="9000",num_gpu_blocks="1000"} 1.0\n', 9000),
+        ('vllm:cache_config_info{block_size="16",kv_cache_size_tokens="None",num_gpu_blocks="1000"} 1.0\n', 16000),
         ('vllm:cache_config_info{block_size="16",enable_prefix_caching="False",num_gpu_blocks="1000"} 1.0\n', 0),
         ('sglang:max_total_num_tokens{model_name="m"} 471258.0\n', 471258),
     ],
