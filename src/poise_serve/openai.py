@@ -278,8 +278,9 @@ def _prompt(asked: Body) -> Prompt:
     limits = (asked.max_completion_tokens, asked.max_tokens, asked.max_output_tokens)
     said = next((most for most in limits if _is_count(most)), USUAL_TOKENS)
     answers = asked.n if _is_count(asked.n) else 1
-    text = bytes(asked.messages) or bytes(asked.prompt) or bytes(asked.input)
-    before = (asked.tools, asked.cache_salt, asked.system, asked.instructions)
+    text = bytes(asked.system) + bytes(asked.instructions)  # what servers put first
+    text += bytes(asked.messages) or bytes(asked.prompt) or bytes(asked.input)
+    before = (asked.tools, asked.cache_salt)
     seed = b"\0".join((asked.model.encode("utf-8", "surrogatepass"), *map(bytes, before)))
     return Prompt(
         tokens=_letters(asked) / LETTERS_PER_TOKEN,
@@ -426,9 +427,11 @@ def told_prompt(text: bytes) -> int | None:
 
 def cached_share(end: bytes) -> float | None:
     """Return the part of the prompt, from 0 to 1, that the server kept from earlier ones; None if it does not tell."""
-    if b'"cached_tokens"' not in end:
+    if b'"cached_tokens"' not in end and b'"cache_read_input_tokens"' not in end:
         return None
-    cached, prompt = told_tokens(end, "cached"), told_tokens(end, "prompt")
+    cached, prompt = told_tokens(end, "cached"), told_prompt(end)
+    if cached is None:
+        cached = told_tokens(end, "read")  # Anthropic's
     return min(1.0, cached / prompt) if cached is not None and prompt else None
 
 

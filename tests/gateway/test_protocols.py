@@ -1,6 +1,7 @@
 """Routes besides chats and completions: passed on where a server has them, with all that chats have."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gateway.front import HELLO, WEB, Front, client, front, least_outstanding
 from gateway.server import Serving, models
 from poise_serve.door import Door
 from poise_serve.keys import Keys, Usage
+from poise_serve.openai import MESSAGES, RESPONSES, cached_share, read_question
 
 
 def messages(url: str, **options: Any) -> anthropic.Anthropic:
@@ -142,3 +144,30 @@ def test_tokens_of_a_streams_beginning_are_counted(tmp_path: Path) -> None:
             assert answer.status_code == 200
     told = {kind: usage.tokens.labels("app", "default", "m", kind)._value.get() for kind in ("prompt", "completion")}
     assert told == {"prompt": 25, "completion": 15}
+
+
+@pytest.mark.parametrize(
+    ("usage", "share"),
+    [
+        ('{"prompt_tokens":100,"completion_tokens":9,"prompt_tokens_details":{"cached_tokens":80}}', 0.8),
+        ('{"prompt_tokens":100,"completion_tokens":9,"prompt_tokens_details":null}', None),
+        ('{"input_tokens":100,"input_tokens_details":{"cached_tokens":80},"output_tokens":9}', 0.8),
+        ('{"input_tokens":30,"output_tokens":9,"cache_read_input_tokens":60,"cache_creation_input_tokens":10}', 0.6),
+        ('{"cache_read_input_tokens":0,"input_tokens":30,"output_tokens":9}', 0.0),
+    ],
+)
+def test_the_part_of_a_prompt_that_was_kept_is_read_from_every_usage(usage: str, share: float | None) -> None:
+    assert cached_share(b'"usage":%b}' % usage.encode()) == share
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "text"), [(MESSAGES, "system", "messages"), (RESPONSES, "instructions", "input")]
+)
+def test_prompts_with_the_same_instructions_begin_with_the_same_blocks(path: str, before: str, text: str) -> None:
+    blocks = []
+    for asked in "xy":
+        prompt = read_question(path, json.dumps({"model": "m", text: asked * 1000, before: "s" * 1000}).encode()).prompt
+        assert prompt is not None
+        blocks.append(prompt.blocks)
+    assert blocks[0][:3] == blocks[1][:3]
+    assert not set(blocks[0][4:]) & set(blocks[1][4:])
