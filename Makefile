@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+INSTALL = $(call pip,$(VENV))
 READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # or each process compiles all that it imports
 # Chromium, in which the site of the documentation is tested: 90 MB to fetch, 275 MB unpacked
@@ -11,7 +12,7 @@ BROWSER := chromium-headless-shell chromium-common libxnvctrl0 libdouble-convers
 SERVERS := prometheus prometheus-alertmanager prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
   libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime \
-  podman conmon runc catatonit libsubid4 libgpgme11 libassuan0 libgpg-error0 libseccomp2 libdevmapper1.02.1 \
+  libnuma1 podman conmon runc catatonit libsubid4 libgpgme11 libassuan0 libgpg-error0 libseccomp2 libdevmapper1.02.1 \
   openssh-server libwrap0 slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 libhwloc15 $(BROWSER)
 # packages that only PyTorch brings, of which each of its builds has its own
 OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
@@ -34,7 +35,7 @@ OF_LARGE := --override-ini cache_dir=build/large
 # real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
 again = { test $$$(1) = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest $(2) --last-failed --last-failed-no-failures none; }
 
-.PHONY: help setup lock servers demo demo-serve kubernetes-parts test test-kubernetes test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
+.PHONY: help setup lock servers demo demo-serve kubernetes-parts test test-clients test-kubernetes test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,6 +78,21 @@ kubernetes-parts:  ## a real API server, scheduler and controller manager for th
 
 test-kubernetes: setup servers kubernetes-parts  ## Poise on that Kubernetes, with processes in place of containers
 	$(BIN)/python -m pytest $(wildcard tests/drivers/test_kubernetes_*.py tests/system/test_kubernetes*.py)
+
+# what needs other versions than Poise's tests, each in an environment of its own
+.peers/vllm/.ready: tests/gateway/vllm.lock constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(call pip,$(@D)) --constraint constraints.txt torch
+	$(call pip,$(@D)) --no-deps --requirement $<
+	touch $@
+
+.peers/kserve/.ready: tests/system/kserve.lock
+	$(PYTHON) -m venv --clear $(@D)
+	$(call pip,$(@D)) --no-deps --requirement $<
+	touch $@
+
+test-clients: setup servers .peers/vllm/.ready .peers/kserve/.ready  ## OpenAI's and Anthropic's clients before two servers of vLLM (3 GB); KServe's own client
+	$(BIN)/python -m pytest tests/gateway/test_vllm.py tests/system/test_kserve_sdk.py
 
 # types and the tests in memory need nothing but processor time, and take what the real processes beside them leave;
 # these wait for most of their time, so three of them share a core
