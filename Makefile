@@ -109,7 +109,7 @@ test: setup style servers  ## style, layers, types; all tests: in memory beside 
 	$(BIN)/python -m pytest -m timed $(filter-out $(CHAOS),$(TIMED))
 
 test-slow: setup servers  ## the longest tests with real processes, which `make test` leaves out
-	$(BIN)/python -m pytest -m slow tests/docs tests/system tests/train
+	$(BIN)/python -m pytest -m slow tests/docs tests/gateway/test_vllm.py tests/system tests/train
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults

@@ -18,6 +18,7 @@ from poise_serve.model.routing import RouteView
 from poise_serve.policy.route import DEFAULT_ROUTER, router_named
 
 needs_vllm()
+pytestmark = pytest.mark.slow
 
 GREEDY = {"model": "tiny", "temperature": 0}
 RUNNING, WRITTEN = "vllm:num_requests_running", "vllm:generation_tokens_total"
