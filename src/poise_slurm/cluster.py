@@ -27,7 +27,7 @@ from poise_slurm import commands
 from poise_slurm.allocations import Allocation, Orders, State, known_allocations, new_allocation
 from poise_slurm.commands import TAG, WAITS, Job, Kind, Turns
 from poise_slurm.settings import Settings
-from poise_slurm.shapes import Refused, Shape, Standing, kind_for, needed, slots_in, slots_of, wanted
+from poise_slurm.shapes import Refused, Shape, Standing, kind_for, may_run, needed, slots_in, slots_of, wanted
 
 KINDS_SECONDS = 600.0
 """Interval between queries for the partitions."""
@@ -179,7 +179,7 @@ class SlurmCluster:
     def _quote_for(self, work: Demand, there: Sequence[_Room], room: int) -> Quote:
         openings = [
             Opening(slots=slots, delay=one.delay.expected, late=one.delay.late, asked=True)
-            for one in there
+            for one in (there if may_run(work) else ())
             if one.left >= needed(work, self._settings) and (slots := slots_in(work, one.shape))
         ]
         kind = kind_for(work, self._kinds, self._settings)

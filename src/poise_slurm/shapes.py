@@ -106,7 +106,7 @@ def kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind | 
     """Return the nodes to request: partitions with idle nodes first, then those with short jobs, since these start
     soonest. If there are none, return the reason as text.
     """
-    if work.where and not _only_asks_for_slurm(work.shape.where):
+    if not may_run(work):
         return f"it asks for {work.where}, and Slurm chooses the nodes"
     allowed = [kind for kind in kinds if not settings.partitions or kind.partition in settings.partitions]
     if not allowed:
@@ -122,6 +122,11 @@ def kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind | 
         runs = f"{_longest(work)} s before {settings.drain} s to drain"
         return f"it may run for {runs}, and allocations last {most} s at most"
     return min(enough, key=lambda kind: (not kind.idle, kind.limit, kind.cpus, kind.partition))
+
+
+def may_run(work: Demand) -> bool:
+    """Return whether the work requires nothing of its node that Poise cannot ask Slurm for."""
+    return not work.where or _only_asks_for_slurm(work.shape.where)
 
 
 def slots_of(work: Demand, kind: Kind) -> int:

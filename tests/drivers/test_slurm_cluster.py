@@ -241,3 +241,6 @@ def test_work_that_asks_for_this_substrate_alone_has_room_and_for_a_node_it_has_
     assert not openings(cluster, on(labels=((SUBSTRATE, ("kubernetes",)),)))
     assert not openings(cluster, on(without_labels=((SUBSTRATE, ("slurm",)),)))
     assert not openings(cluster, on(nodes=("n7",)))
+    wait(slurm, cluster, 10)
+    assert openings(cluster)[0][2], "an allocation is requested"
+    assert not openings(cluster, on(labels=((SUBSTRATE, ("kubernetes",)),))), "its allocation is on Slurm too"

@@ -20,5 +20,5 @@ class OnSlurm(OnSubstrate):
         return sorted((self.living.home.root / "slurm" / "allocations").glob("*"))
 
     def messages(self) -> str:
-        said = [path.read_text()[-2000:] for path in self.living.home.root.glob("slurm/allocations/*/pilot.log")]
+        said = [path.read_text()[-2000:] for path in self.living.home.root.glob("*/allocations/*/pilot.log")]
         return "\n".join([self.living.messages()[-4000:], *said, str(self.cluster.jobs())])
