@@ -1,15 +1,17 @@
 """Measure how fast Poise binds Pods as a scheduler of a real API server, beside kube-scheduler of the same source.
 
-    python benchmarks/kubernetes.py [--nodes 100] [--pods 2000] [--rounds 3] [--json]
+    python benchmarks/kubernetes.py [--nodes 100] [--pods 2000] [--rounds 3] [--hollow] [--json]
 
 `make kubernetes-parts` builds kube-apiserver and kube-scheduler 1.20.2. The nodes are bare Node objects of 64 CPUs, and
-no kubelet runs. All Pods are there before a scheduler starts; the rate counts from its first binding to its last.
+no kubelet runs. With `--hollow`, each node is one of kubemark: the code of a kubelet, which pretends to run containers.
+All Pods are there before a scheduler starts; the rate counts from its first binding to its last.
 
 * *plain*: each Pod for itself.
 * *gangs*: gangs of 1 to 100 Pods. kube-scheduler knows no gangs.
 * *time to bind*: then Pods come one by one, `OFFERED` a second; from the request that creates a Pod until a watch shows
   its node.
-* *writes*: requests to the API server for each Pod, other than reads, from the server's own counts.
+* *writes*: requests to the API server for each Pod, other than reads, from the server's own counts. They include those
+  of kubelets, so they are left out with `--hollow`.
 """
 
 import argparse
@@ -40,7 +42,11 @@ LEAST = "pod-group.scheduling.sigs.k8s.io/min-available"
 WRITES = re.compile(r'^apiserver_request_total\{(?=[^}]*verb="(?:POST|PATCH|PUT|DELETE)")[^}]*\} (\S+)$', re.MULTILINE)
 
 
-def pods(count: int, scheduler: str, gangs: bool = False, name: str = "pod") -> Iterator[dict[str, Any]]:
+CPU, HOLLOW_CPU = "1", "50m"
+"""The request of each Pod. A node of kubemark has one CPU."""
+
+
+def pods(count: int, scheduler: str, cpu: str, gangs: bool = False, name: str = "pod") -> Iterator[dict[str, Any]]:
     """Manifests of Pods, alone or in gangs."""
     left = count
     for number, size in enumerate(itertools.cycle(SIZES if gangs else (1,))):
@@ -50,7 +56,7 @@ def pods(count: int, scheduler: str, gangs: bool = False, name: str = "pod") -> 
         left -= size
         for member in range(size):
             labels = {GROUP: f"gang-{number}", LEAST: str(size)} if gangs else {}
-            container = {"name": "main", "image": "x", "resources": {"requests": {"cpu": "1", "memory": "64Mi"}}}
+            container = {"name": "main", "image": "x", "resources": {"requests": {"cpu": cpu, "memory": "64Mi"}}}
             yield {
                 "metadata": {"name": f"{name}-{number}-{member}", "labels": labels},
                 "spec": {"schedulerName": scheduler, "containers": [container]},
@@ -58,15 +64,34 @@ def pods(count: int, scheduler: str, gangs: bool = False, name: str = "pod") -> 
 
 
 class Cluster:
-    """A real API server with bare nodes."""
+    """A real API server with nodes: bare ones, or `hollow` ones of kubemark."""
 
-    def __init__(self, cluster: Any, nodes: int) -> None:
+    def __init__(self, cluster: Any, nodes: int, hollow: bool) -> None:
         from poise.drivers.kubernetes.api import Api
 
-        self.real, self.access = cluster, cluster.access("admin")
+        self.real, self.access, self.hollow = cluster, cluster.access("admin"), hollow
+        self.cpu = HOLLOW_CPU if hollow else CPU
         self.api = Api(self.access)
-        for number in range(nodes):
-            name = f"node-{number}"
+        names = [f"node-{number}" for number in range(nodes)]
+        if hollow:
+            self._start_hollow(names)
+        else:
+            self._create_bare(names)
+
+    def _start_hollow(self, names: list[str]) -> None:
+        from system.living import until
+
+        for name in names:
+            self.real.start_hollow(name)
+        until(lambda: self._ready() == len(names), "all nodes are ready", self.real.messages, seconds=PATIENCE)
+
+    def _ready(self) -> int:
+        nodes = self.api.get("/api/v1/nodes")["items"]
+        conditions = [one for node in nodes for one in node["status"].get("conditions", ())]
+        return sum(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def _create_bare(self, names: list[str]) -> None:
+        for name in names:
             self.api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
             amounts = {"cpu": "64", "memory": "256Gi", "pods": "110"}
             ready = {"type": "Ready", "status": "True"}
@@ -97,7 +122,7 @@ class Cluster:
 
         def offer() -> None:
             begun = time.perf_counter()
-            for number, one in enumerate(pods(LATER, scheduler, name="later")):
+            for number, one in enumerate(pods(LATER, scheduler, self.cpu, name="later")):
                 time.sleep(max(0.0, begun + number / OFFERED - time.perf_counter()))
                 created[one["metadata"]["name"]] = time.perf_counter()
                 self.api.create(SPACE, one)
@@ -163,7 +188,7 @@ def ours(cluster: Cluster, count: int, gangs: bool) -> Round:
 
     living = Living()
     living.variables["KUBECONFIG"] = str(cluster.real.kubeconfig("own", "user"))
-    cluster.create(list(pods(count, "poise", gangs)))
+    cluster.create(list(pods(count, "poise", cluster.cpu, gangs)))
     before = cluster.writes()
     try:
         on = ("up", "--port", "0", "--on", "kubernetes:scheduler=poise", "--listen", f"127.0.0.1:{free_port()}")
@@ -177,7 +202,7 @@ def ours(cluster: Cluster, count: int, gangs: bool) -> Round:
 
 
 def theirs(cluster: Cluster, count: int) -> Round:
-    cluster.create(list(pods(count, "default-scheduler")))
+    cluster.create(list(pods(count, "default-scheduler", cluster.cpu)))
     before = cluster.writes()
     try:
         seconds = cluster.bound(count, cluster.real.start_scheduler)
@@ -187,15 +212,16 @@ def theirs(cluster: Cluster, count: int) -> Round:
         cluster.clear()
 
 
-def measure(nodes: int, count: int, rounds: int) -> list[Figure]:
+def measure(nodes: int, count: int, rounds: int, hollow: bool) -> list[Figure]:
     from system.kubernetes_cluster import ETCD, PARTS, kubernetes
 
-    if not (PARTS / "kube-apiserver").exists() or not ETCD.exists():
-        return [absent("Pods bound", "`make servers kubernetes-parts` builds the API server")]
+    more = ("kubemark",) if hollow else ()
+    if not ETCD.exists() or not all((PARTS / name).exists() for name in ("kube-apiserver", *more)):
+        return [absent("Pods bound", "`make servers kubernetes-parts` builds the API server and kubemark")]
     has_theirs = (PARTS / "kube-scheduler").exists()
     plain, gangs, other = list[Round](), list[Round](), list[Round]()
-    with kubernetes(schedules=True) as real:
-        cluster = Cluster(real, nodes)
+    with kubernetes(*more, schedules=True) as real:
+        cluster = Cluster(real, nodes, hollow)
         for number in range(rounds):
             plain.append(ours(cluster, count, gangs=False))
             gangs.append(ours(cluster, count, gangs=True))
@@ -207,9 +233,10 @@ def measure(nodes: int, count: int, rounds: int) -> list[Figure]:
     found = [
         rate("plain Pods", count, [one.seconds for one in plain]),
         rate("Pods in gangs of 1 to 100", count, [one.seconds for one in gangs], limit=300.0),
-        Figure(name="writes for each Pod", unit="", values=[one.writes for one in plain], limit=2.0),
         *times("time to bind", plain),
     ]
+    if not hollow:
+        found.append(Figure(name="writes for each Pod", unit="", values=[one.writes for one in plain], limit=2.0))
     if not has_theirs:
         return [*found, absent("kube-scheduler", "`make kubernetes-parts` builds it")]
     return [
@@ -234,9 +261,10 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hollow", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    return program(lambda: measure(options.nodes, options.pods, options.rounds), as_json=options.json)
+    return program(lambda: measure(options.nodes, options.pods, options.rounds, options.hollow), as_json=options.json)
 
 
 if __name__ == "__main__":
