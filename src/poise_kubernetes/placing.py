@@ -102,7 +102,9 @@ SWEEP = SECOND
 
 DOUBT = 90 * SECOND
 """For this long after a node was lost or came back, jobs without a place may have ended there before their launch
-arrived here. Meanwhile they are submitted again each `ASK_ANEW`, at most `ASKED_AT_ONCE` in a sweep.
+arrived here. After the start of this process, and after it has cancelled a job that it did not know, a job that it
+submits may be one that is about to be cancelled. Meanwhile jobs without a place are submitted again each `ASK_ANEW`, at
+most `ASKED_AT_ONCE` in a sweep.
 """
 
 ASK_ANEW = 15 * SECOND
@@ -310,7 +312,7 @@ class Placer:
         self._changed_nodes: dict[str, None] = {}
         self._changed_jobs: dict[str, None] = {}
         self._swept: int | None = None
-        self._doubted = self._asked_anew = -DOUBT  # when a node was lost or came back, and when jobs were asked about
+        self._doubted = self._asked_anew = -DOUBT  # when jobs began to be in doubt, and when they were asked about
         self._doubtful: dict[str, None] = {}  # jobs to be asked about
         self._explicit: frozenset[Attempt] = frozenset()
 
@@ -333,6 +335,7 @@ class Placer:
             if claim is not None and claim.owner is not None:
                 self._note_group(claim.owner.uid)
         if self._swept is None:
+            self._doubted = now
             self._adopt(now)
         if self._swept is None or now - self._swept >= SWEEP:
             self._swept = now
@@ -682,7 +685,7 @@ class Placer:
         known = self._jobs.get(key)
         if known is None:
             if job:
-                self._doors.cancel(job)
+                self._cancel_unknown(job, now)
         elif over:
             self._drop(known)
         elif job:
@@ -690,6 +693,11 @@ class Placer:
         else:
             self._again.update(dict.fromkeys(known.uids, now + PAUSES[1]))
             self._drop(known)
+
+    def _cancel_unknown(self, job: str, now: int) -> None:
+        """Cancel a job that this process does not know. Its key may be used again before it has ended."""
+        self._doors.cancel(job)
+        self._doubted = now
 
     def answered(self, path: str, least: int) -> None:
         """So many Pods of a gang start together; 0: the cluster does not know. A PodGroup of Kubernetes itself is then
@@ -774,7 +782,7 @@ class Placer:
             return
         if job is None:
             if now - waits[0].since > UNKNOWN:
-                self._doors.cancel(waits[0].attempt.task.partition(".")[0])
+                self._cancel_unknown(waits[0].attempt.task.partition(".")[0], now)
                 self._end_all(waits, Ending(outcome="returned", note="its Pods are not there"), now)
             return
         taken = {placed.pod.metadata.uid for placed in gang if placed.pod is not None}
