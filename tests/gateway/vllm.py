@@ -26,7 +26,7 @@ LIBRARIES = Path(sys.prefix) / "debian"
 STARTS_WITHIN = 300.0
 """Seconds; it takes 20 of CPU, of which a busy machine may give little."""
 
-LONGEST = 2048
+LONGEST = 8192
 """Tokens of a prompt and its answer."""
 
 WIDTH, INNER, HEADS, LAYERS = 256, 1024, 4, 4
@@ -102,7 +102,7 @@ class Vllm:
         options = [
             *("--model", str(self._folder), "--served-model-name", "tiny"),
             *("--host", "127.0.0.1", "--port", str(self._port)),
-            *("--max-model-len", str(LONGEST), "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "16"),
+            *("--max-model-len", str(LONGEST), "--kv-cache-memory-bytes", "256M", "--max-num-seqs", "16"),
             *("--enforce-eager", "--enable-prefix-caching", "--enable-prompt-tokens-details"),
             *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
         ]
