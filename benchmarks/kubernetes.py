@@ -67,36 +67,32 @@ class Cluster:
     """A real API server with nodes: bare ones, or `hollow` ones of kubemark."""
 
     def __init__(self, cluster: Any, nodes: int, hollow: bool) -> None:
-        from poise.drivers.kubernetes.api import Api
-
-        self.real, self.access, self.hollow = cluster, cluster.access("admin"), hollow
-        self.cpu = HOLLOW_CPU if hollow else CPU
-        self.api = Api(self.access)
-        names = [f"node-{number}" for number in range(nodes)]
-        if hollow:
-            self._start_hollow(names)
-        else:
-            self._create_bare(names)
-
-    def _start_hollow(self, names: list[str]) -> None:
         from system.living import until
 
-        for name in names:
-            self.real.start_hollow(name)
-        until(lambda: self._ready() == len(names), "all nodes are ready", self.real.messages, seconds=PATIENCE)
+        from poise.drivers.kubernetes.api import Api
+
+        self.real, self.access = cluster, cluster.access("admin")
+        self.cpu = HOLLOW_CPU if hollow else CPU
+        self.api = Api(self.access)
+        for number in range(nodes):
+            if hollow:
+                cluster.start_hollow(f"node-{number}")
+            else:
+                self._create_bare(f"node-{number}")
+        if hollow:
+            until(lambda: self._ready() == nodes, "all nodes are ready", cluster.messages)
 
     def _ready(self) -> int:
         nodes = self.api.get("/api/v1/nodes")["items"]
         conditions = [one for node in nodes for one in node["status"].get("conditions", ())]
         return sum(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
-    def _create_bare(self, names: list[str]) -> None:
-        for name in names:
-            self.api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
-            amounts = {"cpu": "64", "memory": "256Gi", "pods": "110"}
-            ready = {"type": "Ready", "status": "True"}
-            status = {"allocatable": amounts, "capacity": amounts, "conditions": [ready]}
-            self.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
+    def _create_bare(self, name: str) -> None:
+        self.api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}})
+        amounts = {"cpu": "64", "memory": "256Gi", "pods": "110"}
+        ready = {"type": "Ready", "status": "True"}
+        status = {"allocatable": amounts, "capacity": amounts, "conditions": [ready]}
+        self.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
 
     def create(self, manifests: list[dict[str, Any]]) -> None:
         from poise.drivers.kubernetes.api import Api

@@ -116,11 +116,15 @@ class KubernetesCluster:
         )  # fmt: skip
 
     def start_hollow(self, name: str) -> None:
-        """A node of kubemark: the code of a real kubelet, which only pretends to have containers."""
+        """A node of kubemark: the code of a real kubelet, which only pretends to have containers. It has joined at the
+        end: all of them have the same socket for their containers, and each creates it anew when it starts.
+        """
         self._start(
             name, PARTS / "kubemark", "--morph=kubelet", f"--name={name}", "--kubelet-port=0",
             "--kubelet-read-only-port=0", f"--kubeconfig={self.kubeconfig(name, 'admin')}",
         )  # fmt: skip
+        api = Api(self.access("admin"))
+        until(lambda: _has_joined(api, name), f"{name} has joined", self.messages)
 
     def kill(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGKILL)
@@ -183,6 +187,13 @@ class KubernetesCluster:
                 stderr=messages,
                 env={**os.environ, "HOME": str(self.run)},
             )
+
+
+def _has_joined(api: Api, node: str) -> bool:
+    try:
+        return bool(api.get(f"/api/v1/nodes/{node}"))
+    except Refused:
+        return False
 
 
 @contextlib.contextmanager
