@@ -138,7 +138,8 @@ class Plane(Host):
         self._saving: asyncio.Task[None] | None = None
         self._times_taken_back = 0
         self._compiling = Turns()
-        self._pace: asyncio.Event | None = None
+        self._paced: deque[asyncio.Future[None]] = deque()
+        """Nodes that are read again when the inbox fits into one turn, in order."""
         self._crowded_until = 0
 
     # --- leading and standing by -------------------------------------------------------------------------------------
@@ -265,23 +266,35 @@ class Plane(Host):
             self.post(messages.Crowded(until))
 
     async def keep_pace(self) -> None:
-        """Before a node is read again, wait until the inbox fits into one turn. So each node has at most one message in
-        it, the network buffers the rest, and requests wait behind no more than that.
+        """Before a node is read again, wait until the inbox fits into one turn, behind those that waited before. So each
+        node has few messages in it, the network buffers the rest, and requests wait behind no more than that.
         """
-        while not self.keeps_pace():
-            if self._pace is None:
-                self._pace = asyncio.Event()
-            await self._pace.wait()
+        if not self.keeps_pace():
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._paced.append(turn)
+            await turn
 
     def keeps_pace(self) -> bool:
-        """Return whether the inbox fits into one turn."""
-        return len(self._inbox) <= AT_ONCE
+        """Return whether the inbox fits into one turn, and nobody waits for that."""
+        return not self._paced and len(self._inbox) <= AT_ONCE
 
     def _turn(self) -> None:
         super()._turn()
-        if self._pace is not None and self.keeps_pace():
-            self._pace.set()
-            self._pace = None
+        if self._paced:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Let as many nodes be read again as fit into the next turn. The others follow after it, even if these have
+        nothing more to say.
+        """
+        room = AT_ONCE - len(self._inbox)
+        while self._paced and room > 0:
+            turn = self._paced.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                room -= 1
+        if self._paced:
+            self._schedule()
 
     async def give_way(self) -> None:
         """Let other tasks run. If a reader waits, wait for the log too, which commits sooner meanwhile."""
