@@ -266,8 +266,8 @@ class Plane(Host):
             self.post(messages.Crowded(until))
 
     async def keep_pace(self) -> None:
-        """Before a node is read again, wait until the inbox fits into one turn, behind those that waited before. So each
-        node has few messages in it, the network buffers the rest, and requests wait behind no more than that.
+        """Before a node is read again, wait until the inbox fits into one turn, after those that waited before. So
+        each node has few messages in it, the network buffers the rest, and requests wait behind no more than that.
         """
         if not self.keeps_pace():
             turn: asyncio.Future[None] = self._loop.create_future()
