@@ -1,6 +1,7 @@
 """Compare Poise with HyperQueue on a real Slurm: a campaign of 10,000 mixed tasks in pilots.
 
     python benchmarks/slurm_hyperqueue.py [--tasks 10000] [--nodes 16] [--rounds 1] [--json]
+    python benchmarks/slurm_hyperqueue.py --classes           # the tasks name their class, as `poise submit --class`
     python benchmarks/slurm_hyperqueue.py --others 1000       # 1,000 nodes, with the jobs of other users
     python benchmarks/slurm_hyperqueue.py --faults            # Poise alone; cancels allocations and kills slurmctld
 
@@ -8,6 +9,9 @@ One machine acts as nodes of two CPUs each (Debian's Slurm 22.05, a slurmd for e
 and writes a line before and after. Of ten tasks, seven sleep for 0.05 s, two for 0.5 s and one for 2 s. The makespan is
 the time from the first submission until the last line. Both systems may hold `--nodes` nodes, and release idle ones
 after 10 s.
+
+Each task has its own command line, so Poise takes each for a class of its own. With `--classes`, the tasks name a class
+for each of the three times.
 
 *HyperQueue* has its own server and workers, and a reimplemented allocator (`peers/hyperqueue_slurm.py`). Each of
 `QUEUES` first runs a tenth of the campaign, and the fastest one then runs all of it. *Poise* chooses its allocations
@@ -185,7 +189,7 @@ def with_hyperqueue(cluster: Any, queue: Queue, nodes: int, tasks: int) -> Turn:
     return measured(cluster, "hq", campaign, run)
 
 
-def with_poise(on: Any, tasks: int, during: AbstractContextManager[None] | None = None) -> Turn:
+def with_poise(on: Any, tasks: int, during: AbstractContextManager[None] | None = None, classes: bool = False) -> Turn:
     from system.living import until
 
     campaign, client = Campaign(on.cluster.run, tasks, locked=during is not None), on.living.client()
@@ -198,6 +202,7 @@ def with_poise(on: Any, tasks: int, during: AbstractContextManager[None] | None 
                 "resources": {"cpu": 1},
                 "expect": f"{SLEEPS[number % len(SLEEPS)]}s",
                 "lease": "exclusive" if campaign.is_exclusive(number) else "fenced",
+                **({"class": f"sleep-{SLEEPS[number % len(SLEEPS)]}"} if classes else {}),
             }
             for number, line in enumerate(campaign.file.read_text().splitlines())
         )
@@ -328,7 +333,7 @@ def poise_on(count: int, settings: str) -> Iterator[Any]:
             living.destroy()
 
 
-def measure(tasks: int, nodes: int, rounds: int, busy: int) -> list[Figure]:
+def measure(tasks: int, nodes: int, rounds: int, busy: int, classes: bool) -> list[Figure]:
     pairs: list[tuple[Turn, Turn]] = []
     with poise_on(busy or nodes, f"slurm:main,nodes={nodes},idle={IDLE}") as on:
         for seed in range(rounds):
@@ -342,7 +347,7 @@ def measure(tasks: int, nodes: int, rounds: int, busy: int) -> list[Figure]:
             trials = {queue: turn(partial(with_hyperqueue, on.cluster, queue, nodes, tasks // 10)) for queue in QUEUES}
             best = min(trials, key=lambda queue: trials[queue].seconds)
             theirs = turn(partial(with_hyperqueue, on.cluster, best, nodes, tasks))
-            pairs.append((turn(lambda: with_poise(on, tasks)), theirs))
+            pairs.append((turn(lambda: with_poise(on, tasks, classes=classes)), theirs))
     ours, hyperqueue = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     where = f"{busy} nodes with jobs of others" if busy else f"{nodes} idle nodes"
     return [
@@ -400,6 +405,7 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--classes", action="store_true")
     parser.add_argument("--others", type=int, default=0, metavar="NODES")
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -412,7 +418,7 @@ def main() -> int:
             return [absent("a campaign on Slurm", "`make servers` unpacks Slurm")]
         if options.faults:
             return measure_faults(options.tasks, options.nodes)
-        return measure(options.tasks, options.nodes, options.rounds, options.others)
+        return measure(options.tasks, options.nodes, options.rounds, options.others, options.classes)
 
     return program(run, as_json=options.json)
 
