@@ -708,7 +708,8 @@ class Controller:
         due: list[str] = []
         for name, heard in late.items():
             node, silence = self.ledger.nodes[name], heard_until - heard
-            if silence > self.settings.suspect_after and not node.suspect:
+            awaited = self._outage.awaited_until(name, self.settings.suspect_after, now)
+            if silence > self.settings.suspect_after and not node.suspect and not awaited:
                 self._commit(NodeSuspected(at=now, name=name))
             if silence > self.settings.dead_after or name in self._said:
                 due.append(name)
@@ -716,7 +717,7 @@ class Controller:
             self._fire(self._watch.silent(name, silence), now)
             after = self.settings.dead_after if node.suspect else self.settings.suspect_after
             silent_at = self._watch.silent_at(name, heard)
-            next_look = heard + after + 1
+            next_look = max(heard + after + 1, awaited)
             self._look_at = min(self._look_at, next_look, next_look if silent_at is None else silent_at)
         if due:
             self._give_up_unless_held(due, heard_until, now)

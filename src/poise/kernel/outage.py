@@ -10,7 +10,8 @@ that were told to come back, or that wait for their TLS handshake. They are not 
 nor for `settle` after that, but for at most `hold` in total.
 
 *Nodes are still coming back.* A new control plane has not heard any node. The nodes that it expects are not given up
-while others of them come back, nor for `settle` after the last of these, but for at most `hold` in total.
+while others of them come back, nor for `settle` after the last of these, but for at most `hold` in total. Nor are they
+suspect meanwhile: each of thousands of nodes would be suspect for a moment.
 
 A fleet of thousands needs longer than a `hold` to join if its control plane has little CPU, so the last two rules last
 `EACH` longer for each expected node.
@@ -61,6 +62,13 @@ class Outage:
         if node in self._expected:
             self._expected.remove(node)
             self._returned = now
+
+    def awaited_until(self, node: str, patience: int, now: int) -> int:
+        """Return until when this node is not suspect, because others of those that are expected came back less than
+        `patience` ago; 0 if it may be.
+        """
+        until = min(self._returned + patience, self._expected_from + self._hold_joining)
+        return until if node in self._expected and until > now else 0
 
     def judge(self, missing: int, present: int, now: int) -> None:
         """Record how many nodes are missing now, and how many have been heard since those became silent."""

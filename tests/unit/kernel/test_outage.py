@@ -198,6 +198,20 @@ def test_one_that_does_not_come_back_is_lost_some_seconds_after_the_last_that_do
     assert lost(world.after("2s")) == ["n20"]
 
 
+def test_a_node_that_is_expected_is_suspect_only_after_the_last_that_comes_back() -> None:
+    """Thousands come back for longer than a node may be silent: each would be suspect, and trusted again at once."""
+    world = busy(20)
+    world.connected.clear()
+    world.restart()
+    for number in range(1, 20):
+        world.connect(f"n{number}").after("300ms")
+    assert not any(isinstance(event, NodeSuspected) for event in world.log)
+    world.after("1500ms")
+    assert not any(isinstance(event, NodeSuspected) for event in world.log)
+    world.after("500ms")
+    assert [event.name for event in world.log if isinstance(event, NodeSuspected)] == ["n20"]
+
+
 def test_waiting_for_nodes_that_come_back_has_an_end() -> None:
     """One that has not come within the hold is lost, though others still come."""
     world = busy(20)
