@@ -362,7 +362,8 @@ class Judge:
             raise Violation("rules", f"{name} was given more on {drained}, or though it is cancelled")
         held.active.update(joins)
         held.leaving.update(dict.fromkeys(leaves, event.at))
-        self._is_given(name, [spot for _, spot in event.joins], tenant)
+        if event.joins:  # a gang that only gives room may hold more than a quota that was lowered
+            self._is_given(name, [spot for _, spot in event.joins], tenant)
 
     def _is_given(self, unit: str, spots: Iterable[Spot], tenant: str) -> None:
         """Check new spots of a unit: no device that failed under it, and no more than its tenant's quota."""
