@@ -102,8 +102,8 @@ SWEEP = SECOND
 
 DOUBT = 90 * SECOND
 """For this long after a node was lost or came back, jobs without a place may have ended there before their launch
-arrived here. After the start of this process, and after it has cancelled a job that it did not know, a job that it
-submits may be one that is about to be cancelled. Meanwhile jobs without a place are submitted again each `ASK_ANEW`, at
+arrived here. When this process has started, or has cancelled a job that it did not know, a cancellation that is still
+under way may end the next job with the same key. Meanwhile jobs without a place are submitted again each `ASK_ANEW`, at
 most `ASKED_AT_ONCE` in a sweep.
 """
 

@@ -225,9 +225,9 @@ nodes, and the round for nodes that have joined. Otherwise each of many joining 
 """
 
 PER_BEAT, LONGEST_PACE = 200_000, 3 * SECOND
-"""Nanoseconds per node of the fleet between two heartbeats of a busy node, and the limit of that: at most 5,000
-heartbeats a second, which take about half of a core, from up to 15,000 nodes. Exclusive work needs several heartbeats
-in the time of its lease.
+"""Nanoseconds per node of the fleet between two heartbeats of a busy node, and the limit of that. Up to 15,000 nodes
+send at most 5,000 heartbeats a second, which take about a third of a core (`benchmarks/herd.py`). The limit leaves
+exclusive work several heartbeats in the time of its lease.
 """
 
 LOOK_EVERY = 1 * SECOND

@@ -27,7 +27,7 @@ LEAST = 2
 """Minimum number of missing nodes for an outage; a single one is none, however small the fleet."""
 
 EACH = 20 * MILLISECOND
-"""Time for one node to join: ten times what it takes on a quiet machine (`benchmarks/herd.py`)."""
+"""Time for one node to join: more than ten times what it takes on a quiet machine (`benchmarks/herd.py`)."""
 
 
 class Outage:

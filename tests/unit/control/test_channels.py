@@ -13,7 +13,7 @@ from poise.control import hot, plane
 from poise.control.hot import Channel
 from poise.engine import host
 from poise.kernel.frames import Frames
-from poise.kernel.messages import Crowded
+from poise.kernel.messages import Crowded, Gone
 from poise.model.messages import Acked, Beat, Hello, Met, Report
 from poise.model.usage import SIGNALS, Window
 from poise.testing import node
@@ -131,5 +131,30 @@ def test_a_heartbeat_is_taken_by_the_call_that_reads_it(tmp_path: Path) -> None:
             assert not line.offer((3, Beat(number=8, windows=(Window(60, still, still),))))
             assert line.offer((3, Beat(number=8)))
             assert [(await line.hear())[1] for _ in range(2)] == [{"type": "heard", "beat": beat} for beat in (7, 8)]
+
+    run(use)
+
+
+def test_nodes_that_wait_to_be_read_are_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who comes later is read before them, and they go on although nobody says anything more."""
+    for module in (host, plane):
+        monkeypatch.setattr(module, "AT_ONCE", 2)
+
+    async def use() -> None:
+        async with open_door(tmp_path) as door:
+            read: list[int] = []
+
+            async def reads(number: int) -> None:
+                await door.plane.keep_pace()
+                read.append(number)
+                assert door.plane.keeps_pace() == (number >= 4), "others wait"
+
+            for _ in range(5):
+                door.plane.post(Gone("nobody"))
+            waiting = [asyncio.create_task(reads(number)) for number in range(6)]
+            await asyncio.sleep(0)
+            assert not read and not door.plane.keeps_pace()
+            await asyncio.gather(*waiting)
+            assert read == list(range(6))
 
     run(use)

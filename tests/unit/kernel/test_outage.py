@@ -31,8 +31,19 @@ def cut(world: World, *names: str) -> World:
     return world
 
 
+def begun_anew(nodes: int) -> World:
+    """A busy fleet whose control plane has just come up: no node has come back yet."""
+    world = busy(nodes)
+    world.connected.clear()
+    return world.restart()
+
+
 def lost(world: World) -> list[str]:
     return [event.name for event in world.log if isinstance(event, NodeLost)]
+
+
+def suspected(world: World) -> list[str]:
+    return [event.name for event in world.log if isinstance(event, NodeSuspected)]
 
 
 def test_an_outage_of_the_network_costs_no_attempt_though_nodes_come_back_one_after_the_other() -> None:
@@ -155,9 +166,7 @@ def test_nodes_that_are_said_to_be_gone_and_do_not_come_back_are_lost_in_the_end
 
 def test_a_control_plane_that_has_just_come_up_waits_as_long_as_nodes_come_back() -> None:
     """Less than half are missing for most of the time: they have not had their turn yet."""
-    world = busy(20)
-    world.connected.clear()
-    world.restart()
+    world = begun_anew(20)
     for number in range(1, 20):
         world.connect(f"n{number}").after("2s")
     assert lost(world) == []
@@ -177,9 +186,7 @@ def test_a_control_plane_that_has_hung_up_on_all_since_its_disk_was_full_waits_a
 
 
 def test_one_that_has_come_back_and_falls_silent_is_lost_while_others_still_come_back() -> None:
-    world = busy(20)
-    world.connected.clear()
-    world.restart()
+    world = begun_anew(20)
     for number in range(1, 12):
         world.connect(f"n{number}")
     cut(world, "n1")
@@ -189,9 +196,7 @@ def test_one_that_has_come_back_and_falls_silent_is_lost_while_others_still_come
 
 
 def test_one_that_does_not_come_back_is_lost_some_seconds_after_the_last_that_does() -> None:
-    world = busy(20)
-    world.connected.clear()
-    world.restart()
+    world = begun_anew(20)
     for number in range(1, 20):
         world.connect(f"n{number}")
     assert lost(world.after("9s")) == []
@@ -200,24 +205,20 @@ def test_one_that_does_not_come_back_is_lost_some_seconds_after_the_last_that_do
 
 def test_a_node_that_is_expected_is_suspect_only_after_the_last_that_comes_back() -> None:
     """Thousands come back for longer than a node may be silent: each would be suspect, and trusted again at once."""
-    world = busy(20)
-    world.connected.clear()
-    world.restart()
+    world = begun_anew(20)
     for number in range(1, 20):
         world.connect(f"n{number}").after("300ms")
-    assert not any(isinstance(event, NodeSuspected) for event in world.log)
+    assert suspected(world) == []
     world.after("1500ms")
-    assert not any(isinstance(event, NodeSuspected) for event in world.log)
+    assert suspected(world) == []
     world.after("500ms")
-    assert [event.name for event in world.log if isinstance(event, NodeSuspected)] == ["n20"]
+    assert suspected(world) == ["n20"]
 
 
 def test_waiting_for_nodes_that_come_back_has_an_end() -> None:
     """One that has not come within the hold is lost, though others still come."""
-    world = busy(20)
-    world.connected.clear()
+    world = begun_anew(20)
     began = world.now
-    world.restart()
     for number in range(1, 16):
         world.after("5s").connect(f"n{number}")
     first = next(event.at for event in world.log if isinstance(event, NodeLost))
@@ -283,11 +284,11 @@ def test_in_a_large_fleet_fewer_heartbeats_are_asked_for_and_expected(monkeypatc
         for name in world.known:
             world.hear(name, Beat(every=3 * SECOND))
         world.after("3s")
-    assert not any(isinstance(event, NodeSuspected) for event in world.log)
+    assert suspected(world) == []
     for name in world.known.keys() - {"n1"}:
         world.hear(name, Beat(every=3 * SECOND))
     world.hear("n1", Report(serial=9)).after("3s")
-    assert not any(isinstance(event, NodeSuspected) for event in world.log), "nor is more expected after a report"
+    assert suspected(world) == [], "nor is more expected after a report"
     for _ in range(4):
         for name in world.known.keys() - {"n1"}:
             world.hear(name, Beat(every=3 * SECOND))
