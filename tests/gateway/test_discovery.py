@@ -70,8 +70,13 @@ class NameServer(asyncio.DatagramProtocol):
 @contextlib.asynccontextmanager
 async def name_server() -> AsyncIterator[NameServer]:
     loop = asyncio.get_running_loop()
-    transport, made = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
-    tcp = await asyncio.start_server(made.serve_tcp, *made.place)
+    while True:
+        transport, made = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
+        try:
+            tcp = await asyncio.start_server(made.serve_tcp, *made.place)
+            break
+        except OSError:  # another process has that port for TCP
+            transport.close()
     try:
         yield made
     finally:
