@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from poise.kernel import node
-from poise.model.decisions import Plan
-from poise.model.events import Event
 from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToNode
-from poise.model.observed import Observed
-from poise.model.reports import Demand, DemandReport, Quote, Request
 from poise.model.resources import Node
 from poise.model.training import Orders
 from poise.units import Instant
 
-if TYPE_CHECKING:  # views import numpy, which an agent does not need
+if TYPE_CHECKING:  # what an agent does not need, and slow to import
+    from poise.model.decisions import Plan
+    from poise.model.events import Event
+    from poise.model.observed import Observed
+    from poise.model.reports import Demand, DemandReport, Quote, Request
     from poise.model.views import Snapshot
 
 
@@ -45,9 +45,9 @@ class Store(Protocol):
     on_durable: Callable[[int], None]
     on_failed: Callable[[Exception], None]
 
-    def append(self, events: Sequence[Event], *, expected: int) -> int: ...
+    def append(self, events: "Sequence[Event]", *, expected: int) -> int: ...
     def durable(self) -> int: ...
-    def read(self, after: int = 0, limit: int = 0) -> Iterator[tuple[int, Event]]: ...
+    def read(self, after: int = 0, limit: int = 0) -> "Iterator[tuple[int, Event]]": ...
     def checkpoint(self, revision: int, state: bytes) -> None: ...
     def latest_checkpoint(self) -> StoredCheckpoint | None: ...
     def written_by(self) -> str: ...
@@ -153,7 +153,7 @@ class Observer(Protocol):
     Its exceptions are logged, and it continues. If it is too slow, the newest observations are dropped.
     """
 
-    def observe(self, observed: Observed, /) -> None: ...
+    def observe(self, observed: "Observed", /) -> None: ...
 
 
 class Decider(Protocol):
@@ -161,7 +161,7 @@ class Decider(Protocol):
     with a plan: if the policy fails, a safe policy decides, and the plan is marked `failed`.
     """
 
-    def decide(self, view: "Snapshot", answer: Callable[[Plan], None], /) -> None: ...
+    def decide(self, view: "Snapshot", answer: "Callable[[Plan], None]", /) -> None: ...
     def close(self) -> None: ...
 
 
@@ -267,13 +267,13 @@ class Substrate(Protocol):
 class GrowingSubstrate(Substrate, Protocol):
     """A substrate that provides machines on request, such as Slurm. Its driver has a function `grows`."""
 
-    def quote(self, work: Sequence[Demand]) -> Sequence[Quote]:
+    def quote(self, work: "Sequence[Demand]") -> "Sequence[Quote]":
         """Return the room for each kind of waiting work: on machines that exist or are requested, and on machines that
         could be requested. The control plane compares it with the room of other substrates.
         """
         ...
 
-    def want(self, demand: DemandReport) -> Sequence[Request]:
+    def want(self, demand: "DemandReport") -> "Sequence[Request]":
         """Request machines for this substrate's share of the waiting work, and mark unneeded ones as `leaving`. Return
         the unmet requests and the impossible ones, for `poise doctor` and `poise explain`.
         """
@@ -286,7 +286,7 @@ class PlacingSubstrate(Protocol):
     plane places, such as the Pods of others.
     """
 
-    def work(self, home: str, over: Callable[[], bool], tell: Callable[[Sequence[Request]], None]) -> None:
+    def work(self, home: str, over: Callable[[], bool], tell: "Callable[[Sequence[Request]], None]") -> None:
         """Speak for all nodes to the control plane of a home, by its folder, until `over` returns true. `tell` takes
         what waits outside of the control plane.
         """

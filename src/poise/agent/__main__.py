@@ -80,7 +80,6 @@ from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError
 from poise.kernel import node as machine
 from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
-from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load, Pace
 from poise.model.messages import (
     Attempt,
@@ -693,6 +692,8 @@ def probed(name: str, home: Home, part: Part | None) -> Offer:
 
 def declared_in(path: Path, name: str, folder: Path) -> Offer:
     """Return the offer of a node in a compiled fleet, with the identity in its agent's folder."""
+    from poise.model.fleetfile import DeclaredFleet  # slow to import, and most machines offer what they are
+
     fleet = json_decoder(DeclaredFleet).decode(path.read_bytes())
     nodes = fleet.nodes
     found = next((node for node in nodes if node.name == name), None)

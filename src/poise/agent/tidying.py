@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from poise.client import Client
 from poise.config import Home
 from poise.drivers.accounts import Accounts
 from poise.drivers.tidy import remove_folders
@@ -13,6 +12,8 @@ def remove_gone(home: Home, accounts: Accounts | None) -> None:
     here = {path.name for path in home.work.iterdir()} if home.work.is_dir() else set()
     here.update(accounts.jobs() if accounts is not None else ())
     if here:
+        from poise.client import Client  # slow to import, and most agents start with nothing to remove
+
         with Client(home, patience=0.0) as client:
             remove_of(home, accounts, client.gone_jobs(sorted(here)))
 

@@ -22,7 +22,7 @@ from poise.drivers.probes import Accelerators, Answer, Probe, Use, why_none
 from poise.drivers.system import boot_id, cpu_quota, memory_limit
 from poise.drivers.whole import write_whole
 from poise.errors import SpecError, located
-from poise.model.devicefile import Declared, compile_devices, with_declared
+from poise.model.declared import Declared, with_declared
 from poise.model.figures import with_figures, with_processor
 from poise.model.measured import processor_key
 from poise.model.messages import DeviceFault
@@ -132,7 +132,8 @@ def declared_devices(home: Home) -> Declared:
     """Return the content of a home's `devices.yaml`; empty if there is none. Raises `SpecError`."""
     if not home.devices.exists():
         return Declared()
-    from poise.drivers.yamlfile import load_yaml, place_in_file
+    from poise.drivers.yamlfile import load_yaml, place_in_file  # slow to import, as is what compiles it
+    from poise.model.devicefile import compile_devices
 
     try:
         with located(place_in_file(home.devices)):

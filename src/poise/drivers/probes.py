@@ -25,9 +25,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from poise.model.fleetfile import MAX_DEVICES, MAX_TEXT
 from poise.model.messages import DeviceFault
-from poise.model.resources import Device
+from poise.model.resources import MAX_DEVICES, MAX_TEXT, Device
 from poise.model.usage import UNKNOWN
 
 GROUP = "poise.probes"

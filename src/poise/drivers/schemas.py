@@ -21,6 +21,7 @@ from poise.model import (
     keys,
     notices,
     reservations,
+    resources,
     rule_actions,
     rules,
     servicefile,
@@ -336,7 +337,7 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "processor.rates": _RATES,
     "processor.bandwidth": {"anyOf": [RATE, {"type": "null"}]},
     "device.model": {"examples": [entry.name for entry in CATALOGUE]},
-    "device.count": COUNT | {"maximum": fleetfile.MAX_DEVICES},
+    "device.count": COUNT | {"maximum": resources.MAX_DEVICES},
     "device.memory": {"anyOf": [BYTES, {"type": "null"}]},
     "device.compute_power": {"anyOf": [FLOPS, {"type": "null"}]},
     "device.rates": _RATES,
@@ -344,10 +345,10 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "device.power": {"anyOf": [_POWER, {"type": "null"}]},
     "device.price": {"anyOf": [_PRICE, {"type": "null"}]},
     "device.share_cap": {"anyOf": [SHARE, {"type": "null"}]},
-    "device.socket": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": fleetfile.MAX_DEVICES}, {"type": "null"}]},
+    "device.socket": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": resources.MAX_DEVICES}, {"type": "null"}]},
     "found.count": {"const": 1},
     "found.index": {
-        "anyOf": [{"type": "integer", "minimum": 0, "maximum": fleetfile.MAX_DEVICES - 1}, {"type": "null"}]
+        "anyOf": [{"type": "integer", "minimum": 0, "maximum": resources.MAX_DEVICES - 1}, {"type": "null"}]
     },
     "devices.kind": {"const": "devices"},
     "fault.every": DURATION,

@@ -1,4 +1,4 @@
-"""Compile the file of a machine's devices (`devices.yaml` of a home), and apply it to the devices found.
+"""Compile the file of a machine's devices (`devices.yaml` of a home).
 
     kind: devices
     devices:
@@ -13,17 +13,14 @@ Entries override detected, measured or catalogue figures, figure by figure; the 
 devices and never add any: no command could use a device that no probe finds.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from poise.errors import SpecError
-from poise.model.catalogue import device_of, models_named
+from poise.model.declared import Declared, Place, Said
 from poise.model.document import Findings
-from poise.model.figures import with_figures
 from poise.model.fleetfile import (
-    MAX_DEVICES,
     DeviceSpec,
     ProcessorSpec,
     check_place,
@@ -33,7 +30,7 @@ from poise.model.fleetfile import (
     labels_from,
     processor_figures,
 )
-from poise.model.resources import Device, Node
+from poise.model.resources import MAX_DEVICES
 
 
 class FoundSpec(DeviceSpec, forbid_unknown_fields=True):
@@ -51,45 +48,6 @@ class DevicesSpec(msgspec.Struct, forbid_unknown_fields=True):
     zone: str = ""
     rack: str = ""
     labels: dict[str, Any] = {}
-
-
-class Said(msgspec.Struct, frozen=True):
-    """Figures of one entry, and its devices: the one with an index, or those of a model and a kind (empty: any)."""
-
-    index: int | None
-    model: str
-    kind: str
-    figures: dict[str, Any]
-
-    def is_about(self, device: Device) -> bool:
-        if self.index is not None:
-            return device.index == self.index
-        return self.kind in ("", device.kind) and (not self.model or _same_model(self.model, device.model))
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Location and labels of the machine."""
-
-    zone: str = ""
-    rack: str = ""
-    labels: dict[str, str] = {}
-
-    def of(self, node: Node) -> Node:
-        """Return the node with this location and these labels in addition to its own."""
-        return msgspec.structs.replace(node, zone=self.zone, rack=self.rack, labels=node.labels | self.labels)
-
-
-class Declared(msgspec.Struct, frozen=True):
-    """A compiled file."""
-
-    devices: tuple[Said, ...] = ()
-    processor: dict[str, Any] = {}
-    place: Place = Place()
-
-    def unused(self, devices: Iterable[Device]) -> list[str]:
-        """Return the fields of entries that match none of these devices."""
-        found = list(devices)
-        return [f"devices[{place}]" for place, one in enumerate(self.devices) if not any(map(one.is_about, found))]
 
 
 def compile_devices(document: Any) -> Declared:
@@ -125,27 +83,3 @@ def _compile(top: DevicesSpec, found: Findings) -> Declared:
 def _place(top: DevicesSpec, found: Findings) -> Place:
     check_place(top.zone, top.rack, "", found)
     return Place(top.zone, top.rack, labels_from(top.labels, "labels", found))
-
-
-def with_declared(devices: Sequence[Device], declared: Declared) -> tuple[Device, ...]:
-    """Return the devices with the file's figures."""
-    made = []
-    for device in devices:
-        for one in declared.devices:
-            if one.is_about(device):
-                if one.index is not None and one.model:
-                    device = device_of(one.model, device.index, **_own(device))
-                device = with_figures(device, one.figures, "declared")
-        made.append(device)
-    return tuple(made)
-
-
-def _own(device: Device) -> dict[str, Any]:
-    """Return the figures of the device itself, without those of its supposed model."""
-    figures = {name.partition(".")[0] for name in device.sources}
-    kept = {"kind", "backend", "uuid", "driver_index", "socket", "sources", *figures}
-    return {name: getattr(device, name) for name in kept}
-
-
-def _same_model(said: str, model: str) -> bool:
-    return said == model or model in {entry.name for entry in models_named(said)}

@@ -27,7 +27,7 @@ from poise.model.catalogue import CATALOGUE, device_of, models_named
 from poise.model.document import Findings, near, shown
 from poise.model.fields import MAX_BYTES, MAX_CPU, Quantity, parse_or_raise
 from poise.model.figures import with_figures, with_processor
-from poise.model.resources import DECLARED, WHOLE, Device, Link, Node
+from poise.model.resources import DECLARED, MAX_DEVICES, MAX_TEXT, WHOLE, Device, Link, Node
 from poise.model.spec import check_name, check_text, label_value
 from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate, parse_share
 
@@ -37,16 +37,12 @@ MAX_NODES = 20_000
 MAX_LOCAL = 64
 """Maximum number of nodes on one machine: each is a process, plus a keeper for each command that it runs."""
 
-MAX_DEVICES = 64
-"""Maximum number of devices of one node."""
-
 MAX_LINKS = 1_000_000
 """Maximum number of links of all nodes as written: `links` of one kind joins every pair."""
 
 MAX_EXPORTERS = 8
 """Maximum number of exporters of one node: one for the machine and one for each kind of device are enough."""
 
-MAX_TEXT = 128
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _MAX_RATE = 2**62
 _POWER = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(m|k|)W?\s*")

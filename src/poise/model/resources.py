@@ -51,6 +51,12 @@ ROOTLESS = "containers-rootless"
 
 MOST_IMAGES = 256
 
+MAX_DEVICES = 64
+"""Maximum number of devices of one node."""
+
+MAX_TEXT = 128
+"""Maximum length of a text about a node or a device, such as its model."""
+
 
 def image_mark(image: str) -> str:
     """Return the mark of an image: equal for equal digests, or for equal names without one. Nodes report their images

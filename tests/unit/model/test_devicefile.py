@@ -6,7 +6,8 @@ import pytest
 
 from poise.errors import SpecError
 from poise.model.catalogue import TERA, device_found
-from poise.model.devicefile import compile_devices, with_declared
+from poise.model.declared import with_declared
+from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.reports import report_of
 from poise.model.resources import Device
