@@ -96,26 +96,40 @@ def _content(file: int) -> bytes:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Returns in each process that is to run a command, with all that it was given."""
+    """Returns in each process that is to run a command, with all that it was given. This one says how each ends: a
+    second process for that would be a second copy of all that was imported.
+    """
+    tells: dict[int, tuple[int, int]] = {}  # by the descriptor of a process: the process, and where its end is told
+    ready = select.poll()
+    ready.register(channel, select.POLLIN)
     while True:
-        _, files, *_ = socket.recv_fds(channel, 1, 4)
-        if not files:
-            sys.exit()  # whoever asked has gone
-        asked, out, err, tell = files
-        if os.fork():
-            for file in files:
+        for file, _ in ready.poll():
+            if file != channel.fileno():
+                pid, tell = tells.pop(file)
+                ready.unregister(file)
+                os.write(tell, b"%20d" % os.waitpid(pid, 0)[1])
+                os.close(tell)
                 os.close(file)
-            continue
-        channel.close()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if (pid := os.fork()) == 0:
-            os.close(tell)
-            break
-        for file in (asked, out, err):
-            os.close(file)
-        os.write(tell, b"%20d" % pid)
-        os.write(tell, b"%20d" % os.waitpid(pid, 0)[1])
-        os._exit(0)
+                continue
+            _, files, *_ = socket.recv_fds(channel, 1, 4)
+            if not files:
+                sys.exit()  # whoever asked has gone
+            asked, out, err, tell = files
+            if (pid := os.fork()) == 0:
+                channel.close()
+                for other in (tell, *tells, *(where for _, where in tells.values())):
+                    os.close(other)
+                _become(asked, out, err)
+                return
+            for given in (asked, out, err):
+                os.close(given)
+            os.write(tell, b"%20d" % pid)
+            process = os.pidfd_open(pid)
+            tells[process] = pid, tell
+            ready.register(process, select.POLLIN)
+
+
+def _become(asked: int, out: int, err: int) -> None:
     arguments, environment, cwd = pickle.loads(_content(asked))  # noqa: S301 — our own
     os.dup2(out, 1)
     os.dup2(err, 2)
@@ -135,7 +149,6 @@ if __name__ == "__main__":
     for module in ("poise.drivers.yamlfile", "websockets.sync.client"):  # what many of them import when they run
         importlib.import_module(module)
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _serve(socket.socket(fileno=int(sys.argv[1])))
     code = main()
     atexit._run_exitfuncs()
