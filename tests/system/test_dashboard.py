@@ -339,24 +339,26 @@ def test_everything_can_be_reached_by_keyboard(seen: Seen) -> None:
 
 
 def no_barrier(seen: Seen) -> None:
-    seen.browser.evaluate(AXE.read_text())
+    if not seen.browser.evaluate("Boolean(window.axe)"):
+        seen.browser.evaluate(AXE.read_text())
     found = "axe.run(document).then(({violations}) => violations.map(({id, nodes}) => [id, nodes[0].html]))"
     assert seen.browser.evaluate(found) == [], seen.browser.evaluate("location.pathname")
 
 
-@pytest.mark.parametrize(("width", "theme"), [(360, "dark"), (1400, "light")])
-def test_there_is_no_barrier_that_axe_finds(seen: Seen, width: int, theme: str) -> None:
+def test_there_is_no_barrier_that_axe_finds(seen: Seen) -> None:
     """No rule of Axe depends on both a width and a colour."""
     report = seen.client.job("report")
-    seen.browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
     try:
         for path in (*VIEWS, f"/jobs/{report.id}", "/jobs/learns", "/nodes/fast", "/unknown"):
             seen.go(path)
             seen.wait("document.getElementById('who').textContent !== ''")
-            seen.browser.evaluate(f"document.documentElement.dataset.theme = {json.dumps(theme)}")
-            no_barrier(seen)
-            wide = seen.browser.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert wide <= 0, (path, "scrolls sideways")
+            for width, theme in ((360, "dark"), (1400, "light")):
+                size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+                seen.browser.call("Emulation.setDeviceMetricsOverride", **size)
+                seen.browser.evaluate(f"document.documentElement.dataset.theme = {json.dumps(theme)}")
+                no_barrier(seen)
+                wide = seen.browser.evaluate("document.documentElement.scrollWidth - innerWidth")
+                assert wide <= 0, (path, width, "scrolls sideways")
     finally:
         seen.browser.call("Emulation.clearDeviceMetricsOverride")
 

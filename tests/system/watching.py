@@ -43,7 +43,7 @@ model = torch.nn.Linear(1, 1)
 with poise.Session(model, torch.optim.SGD(model.parameters(), 0.05), data, epochs=100_000, batch=16) as run:
     for x, y in run:
         run.step(torch.nn.functional.mse_loss(model(x), y))
-        time.sleep(0.05)
+        time.sleep(0.2)
 """
 SERVICE = """
 class Twice:
