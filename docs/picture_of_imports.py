@@ -94,9 +94,12 @@ def _part(module: str) -> str:
     return room if room and (place.is_dir() or place.with_suffix(".py").exists()) else ""
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """What its statements import; a walk through all of its expressions would take as long as to parse it."""
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{one.name}" for one in node.names)
+        elif not isinstance(node, ast.expr):
+            yield from _imported(node)
