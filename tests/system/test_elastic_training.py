@@ -98,6 +98,7 @@ def comes_to(undisturbed: Any, answers: list[dict[str, Any]]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_gang_that_is_killed_and_resized_while_it_runs_comes_to_the_same(living: Living, undisturbed: Any) -> None:
     training = Trained(living, "1..3", pause=0.05)
     training.until_step(5, world=3)
