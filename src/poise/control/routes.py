@@ -12,6 +12,7 @@ import gzip
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, NamedTuple, get_origin
 from urllib.parse import parse_qsl
@@ -100,21 +101,30 @@ class Route:
         self.role = role
         self.status = status
         self.handler = handler
-        kinds = dict(handler.__annotations__)
-        self.returns = kinds.pop("return")
+        kinds = handler.__annotations__
+        self.returns = kinds["return"]
         self.body = kinds.get("data")
         """The type of the body; None without one."""
-        defaults = {name: one.default for name, one in inspect.signature(handler).parameters.items()}
-        self.parameters = {
-            name: Given(
-                "path" if f"{{{name}}}" in path else "query", name.removesuffix("_"), kinds[name], defaults[name]
-            )
-            for name in kinds
-            if name not in ("bearer", "request", "data")
-        }
         self._takes_bearer = "bearer" in kinds
         self._takes_request = "request" in kinds
-        self._decoder = json_decoder(self.body) if self.body not in (None, bytes) else None
+
+    @cached_property
+    def parameters(self) -> dict[str, Given]:
+        """By their names in the function. Looked up at the first request: a control plane starts with 93 routes."""
+        return {
+            name: Given(
+                "path" if f"{{{name}}}" in self.path else "query",
+                name.removesuffix("_"),
+                self.handler.__annotations__[name],
+                one.default,
+            )
+            for name, one in inspect.signature(self.handler).parameters.items()
+            if name not in ("bearer", "request", "data")
+        }
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[Any] | None:
+        return json_decoder(self.body) if self.body not in (None, bytes) else None
 
     async def answer(self, scope: Scope, receive: Receive, names: Mapping[str, str]) -> Any:
         """Call the function; return its result. `names` are the path parameters. Raises `PoiseError`, `GoneError`."""
