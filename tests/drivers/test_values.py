@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from poise.drivers import functions, values
@@ -36,6 +36,7 @@ def same_type(one: Any, other: Any) -> bool:
     return all(same_type(one[key], other[key]) for key in one) if isinstance(one, dict) else True
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
 @given(PLAIN)
 def test_whatever_it_is_it_comes_back_as_it_was(value: Any) -> None:
     found = again(value)
