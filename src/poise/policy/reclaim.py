@@ -67,7 +67,9 @@ DOUBLINGS = 10
 
 
 RENEWED = 30 * MINUTE
-"""Run time at a stretch after which a unit with a used-up preemption budget may be preempted again."""
+"""Run time at a stretch after which a unit with a used-up preemption budget may be preempted again. With `value`, a
+unit that makes checkpoints may be preempted once it has made one, if that is sooner: then it does not lose its progress
+again and again, and short work does not wait behind training of days."""
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +79,8 @@ class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     later feedback level, and `deadline` units with a later deadline.
 
     A victim must have run for `min_run` nanoseconds. A unit is preempted at most `budget` times, and after that only
-    after a long run. A round preempts at most `at_once` units, or as many as the blocked unit has devices or tasks.
+    after a long run, or with `value` after its next checkpoint. A round preempts at most `at_once` units, or as many as
+    the blocked unit has devices or tasks.
     With `value` the budget does not apply to units that lose at most `min_run` when preempted.
     """
 
@@ -598,10 +601,15 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 
 def may_be_asked(resident: Resident, rules: Preemption) -> int:
     """Return the instant from which a unit may be preempted; the budget limits preemption between classes."""
-    if resident.preempted >= rules.budget and not (rules.by == "value" and rules.loses_little(resident)):
-        return resident.since + max(RENEWED, rules.min_run)
+    used_up = resident.preempted >= rules.budget
     if rules.by == "value":
-        return max(settled(resident, rules.min_run), resident.since + resident.outlived // QUANTUM)
+        quantum = resident.outlived // QUANTUM
+        if not used_up or rules.loses_little(resident):
+            return max(settled(resident, rules.min_run), resident.since + quantum)
+        saves = resident.checkpoint + resident.restore if resident.checkpoint else RENEWED
+        return resident.since + max(rules.min_run, min(RENEWED, max(saves, quantum)))
+    if used_up:
+        return resident.since + max(RENEWED, rules.min_run)
     return resident.since + rules.min_run if rules.by == "class" else settled(resident, rules.min_run)
 
 

@@ -25,6 +25,7 @@ from poise.policy.reclaim import (
     ends,
     find_yielding,
     gain_of,
+    may_be_asked,
     reserve,
     service,
 )
@@ -471,3 +472,19 @@ def test_of_those_due_later_the_one_due_last_yields_first() -> None:
     world.job("none", gpu=1, expect="1h").round().start("loose", "none").after("1m")
     world.job("tight", gpu=1, deadline="2h", expect="1h").round()
     assert (world.status("loose"), world.status("none")) == ("running", "pending")
+
+
+@pytest.mark.parametrize(
+    ("by", "fields", "protected"),
+    [
+        ("value", {"checkpoint": MINUTE, "restore": 10 * SECOND}, 70 * SECOND),
+        ("value", {"checkpoint": 9 * HOUR}, RENEWED),
+        ("value", {"checkpoint": 0}, RENEWED),
+        ("value", {"checkpoint": MINUTE, "outlived": 40 * MINUTE}, 10 * MINUTE),
+        ("value", {"checkpoint": MINUTE, "outlived": 40 * HOUR}, RENEWED),
+        ("class", {"checkpoint": MINUTE}, RENEWED),
+    ],
+)
+def test_a_used_up_budget_protects_until_work_has_been_saved(by: Any, fields: Any, protected: int) -> None:
+    one = resident("u1", preempted=3, **fields)
+    assert may_be_asked(one, Preemption(by=by)) == one.since + protected

@@ -674,6 +674,19 @@ def test_what_has_used_up_its_budget_may_be_asked_again_after_a_long_run() -> No
     assert world.after("1m").status("last") == "placed"
 
 
+def test_training_that_saves_gives_way_again_once_it_has_saved() -> None:
+    """Otherwise each short unit waits for half an hour behind training of days that has given way three times."""
+    world = World().nodes(1, gpus=1).job("long", gpu=1, expect="30h", checkpoint="1m", run="l").round()
+    for number in range(3):
+        world.start("long").after("2m").job(f"s{number}", gpu=1, expect="3m").after("1s")
+        assert world.status(f"s{number}") == "placed"
+        world.start(f"s{number}").finish(f"s{number}").after("1s")
+    assert (world.unit("long").preempted, world.status("long")) == (3, "placed")
+    world.start("long").after("30s").job("last", gpu=1, expect="3m", deadline="6m").after("1s")
+    assert world.status("last") == "pending"
+    assert world.after("2m").status("last") == "placed"
+
+
 def test_growing_does_not_use_up_the_budget_for_yielding() -> None:
     world = World().nodes(1, cpu=2).job("wide", workers="1..4", expect="9h", checkpoint="5s", priority="low").round()
     world.start("wide.main[0]", "wide.main[1]").after("61s").join(node("n2", cpu=2)).after("1s")
