@@ -742,8 +742,8 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "policy.weights": "File with the network that picks the next start, written by `poise learn`. `null`: none.",
     "preempt.by": "Rank by which work preempts other work.",
     "preempt.min_run": "Minimum run time before work is preempted.",
-    "preempt.budget": "Maximum number of preemptions of one unit. After half an hour without preemption, the count "
-    "starts again.",
+    "preempt.budget": "Maximum number of preemptions of one unit. After that it is protected until it has run for half "
+    "an hour, or, with `by: value`, until its next checkpoint.",
     "preempt.at_once": "Maximum number of units to preempt in one round, or the number of devices or tasks of the "
     "other unit if that is larger.",
     "triggers.failed_checks": "Heartbeats missed in a row.",
