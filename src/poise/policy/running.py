@@ -4,7 +4,7 @@ Most attempts, and their estimates, are the same from one view to the next. So e
 (`Fleet.runs`), and are valid as long as the same attempts run there with the same profiles.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import is_
 from typing import NamedTuple
@@ -248,8 +248,9 @@ class Running:
     def _learned(self, columns: Ints, valid: Bools, changed: set[str], classes: Mapping[tuple[str, str], int]) -> Bools:
         """Estimate the attempts again that these profiles alone determine; return which others depend on them."""
         again = np.zeros(len(valid), bool)
+        kinds = classes_of(changed)
         for (kind, model), number in classes.items():
-            if changed.isdisjoint(self._speeds.sources_of(kind, model)):
+            if kind not in kinds or changed.isdisjoint(self._speeds.sources_of(kind, model)):
                 continue
             of_it = valid & (columns[CLASS] == number) & (columns[LEARNS] != NOTHING)
             measured = self._speeds.measured_of(kind, model)
@@ -305,3 +306,10 @@ def changed_profiles(before: Mapping[str, Profile], now: Mapping[str, Profile]) 
     if len(before) + len(changed) > len(now):
         changed.update(before.keys() - now.keys())
     return changed
+
+
+def classes_of(names: Iterable[str]) -> set[str]:
+    """Return the classes that profiles with these names may belong to: a name is `class` or `class@model`."""
+    return {
+        "@".join(parts[:count]) for parts in (name.split("@") for name in names) for count in range(1, len(parts) + 1)
+    }

@@ -17,7 +17,7 @@ from poise.model.resources import WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
 from poise.policy.predict import MEASURED, NOTHING, Speeds, likely_each, speeds_of
-from poise.policy.running import changed_profiles
+from poise.policy.running import changed_profiles, classes_of
 from poise.units import MINUTE, SECOND
 
 AGEING = 5 * MINUTE
@@ -139,10 +139,10 @@ def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
     if new:
         columns[:, new] = np.array([_column(ones[place], classes) for place in new], np.int64).T
     changed = changed_profiles(seen.profiles, speeds.profiles)
-    for kind, number in classes.items() if changed else ():
-        if changed.isdisjoint(speeds.sources_of(kind)):
+    for kind in classes_of(changed):
+        if kind not in classes or changed.isdisjoint(speeds.sources_of(kind)):
             continue
-        of_it = ~again & (columns[CLASS] == number) & (columns[LEARNS] != NOTHING)
+        of_it = ~again & (columns[CLASS] == classes[kind]) & (columns[LEARNS] != NOTHING)
         if (measured := speeds.measured_of(kind, speeds.only_model)) is not None:
             alone = (of_it & (columns[LEARNS] == MEASURED)).nonzero()[0]
             means, _ = likely_each(*estimate_each(measured, columns[DECLARED, alone]))

@@ -8,7 +8,8 @@ from hypothesis import note
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from poise.errors import InputError, NotFound
-from poise.kernel.ledger import Ledger
+from poise.kernel.ledger import Ledger, queues
+from poise.kernel.ledger.queues import OWN
 from poise.kernel.messages import CancelJobs
 from poise.model.events import Finished, Placed
 from poise.model.jobs import Ending, Outcome
@@ -36,8 +37,10 @@ class Story(RuleBasedStateMachine):
     @initialize(
         policy=st.sampled_from(["poise", "poise", "fifo", "round-robin", "static"]),
         count=st.integers(1, 3),
+        own=st.sampled_from([OWN, 1]),
     )
-    def begin(self, policy: str, count: int) -> None:
+    def begin(self, policy: str, count: int, own: int) -> None:
+        queues.OWN = own
         self.world = World(policy, history=3)
         self.epochs: dict[str, int] = {}
         self.boots = 0
@@ -52,7 +55,7 @@ class Story(RuleBasedStateMachine):
         workers=st.sampled_from([1, 1, 2, 3, "1..3", "2..4"]),
         priority=st.sampled_from(["urgent", "medium", "low"]),
         retry=st.sampled_from(RETRIES),
-        kind=st.sampled_from(["x", "y"]),
+        kind=st.sampled_from(["x", "y", "z"]),
         deadline=st.sampled_from([None, "10s", {"by": "2s", "if-late": "cancel"}]),
         after=st.booleans(),
     )

@@ -7,6 +7,7 @@ from poise.kernel.ledger.jobs import Jobs
 from poise.kernel.ledger.lifecycle import Lifecycle
 from poise.kernel.ledger.nodes import Nodes
 from poise.kernel.ledger.profiles import Profiles
+from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
 from poise.kernel.ledger.seats import Seats
 from poise.kernel.ledger.tasks import TaskState, is_loss
@@ -30,6 +31,7 @@ class Attempts(Room):
         active: Active,
         nodes: Nodes,
         profiles: Profiles,
+        queues: Queues,
         training: Training,
         lifecycle: Lifecycle,
         calls: Calls,
@@ -38,6 +40,7 @@ class Attempts(Room):
     ) -> None:
         self._jobs, self._active, self._nodes, self._profiles, self._training = jobs, active, nodes, profiles, training
         self._lifecycle, self._calls, self._seats, self._changes = lifecycle, calls, seats, changes
+        self._queues = queues
 
     def handlers(self) -> Handlers:
         return {Started: self._started, Finished: self._finished}
@@ -95,6 +98,7 @@ class Attempts(Room):
             if self._jobs[unit.job].calls is None:  # the lifetime of a worker does not depend on its work
                 model = model_under(self._nodes[task.node].node, task.devices)
                 self._profiles.learn(unit, unit.run_in_size(task), ending, model)
+                self._queues.part(unit.spec.kind)
         elif ending.outcome in ("failed", "signal", "oom", "hung", "timeout"):
             self._profiles.failed(unit.spec.kind)
 

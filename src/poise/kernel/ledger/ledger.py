@@ -75,7 +75,7 @@ class Ledger:
         self.parts = Parts(self.jobs)
         self.schedules = Schedules(state, self.jobs)
         self.active = Active(self.jobs, changes)
-        self.queues = Queues(state, self.jobs, self.active, changes)
+        self.queues = Queues(state, self.jobs, self.active, self.profiles, changes)
         self.leader = Leader(state, self.queues)
         self.nodes = Nodes(state, self.active, self.queues, changes)
         self.cordons = Cordons(state, self.active, changes)
@@ -96,6 +96,7 @@ class Ledger:
             self.active,
             self.nodes,
             self.profiles,
+            self.queues,
             self.training,
             lifecycle,
             calls,

@@ -7,8 +7,9 @@ from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
 from poise.kernel.ledger.jobs import Jobs
 from poise.kernel.ledger.order import amounts_in, by_amounts, ordinal, rank
+from poise.kernel.ledger.profiles import Profiles
 from poise.kernel.ledger.room import Handlers, Room, hold, hold_same
-from poise.kernel.ledger.state import JobState, State
+from poise.kernel.ledger.state import JobState, State, queue_of_unit
 from poise.kernel.ledger.units import PAST_ORDERS, UnitState
 from poise.model import events
 from poise.model.decisions import Reason
@@ -24,25 +25,47 @@ places by the unit's number, so a later unit may start while the head waits.
 SHOWN = 4096
 """Units in a snapshot, if there are many queues; of each queue at least `LEAST_SHOWN`."""
 
+OWN = 128
+"""Number of queues from which on a unit of a class without history gets no queue of its own: it joins those of other
+such classes that are alike otherwise and declare about the same run time. Else each round would look at thousands of
+queues of one unit each where every command of a campaign is a class of its own.
+"""
+
+SHARED = "~"
+"""Begins, in the name of a shared queue, what stands in place of the class."""
+
+
+def shared_queue(unit: UnitState) -> str:
+    """Return the name of the queue that this unit shares with others, by the magnitude of the declared run time."""
+    declared = unit.spec.declared.bit_length()
+    return f"{unit.queue.removesuffix(f'{unit.spec.kind}/')}{SHARED}{declared}/"
+
+
+def is_sharing(unit: UnitState) -> bool:
+    """Return whether the unit is in a shared queue: there, its class is not in the name of its queue."""
+    return unit.queue.endswith("/") and not unit.queue.endswith(f"/{unit.spec.kind}/")
+
 
 class Queues(Room, dict[str, dict[str, UnitState]]):
     """Pending units by queue, and by id in each queue. `sort` puts each queue in the order of ranks. Owns `held` and
     `yielded`.
     """
 
-    def __init__(self, state: State, jobs: Jobs, active: Active, changes: Changes) -> None:
+    def __init__(self, state: State, jobs: Jobs, active: Active, profiles: Profiles, changes: Changes) -> None:
         super().__init__()
         self._state, self._jobs, self._active, self._changes = state, jobs, active, changes
+        self._profiles = profiles
         self.pending = 0
         """Number of pending units, including those in back-off."""
         self.delayed: dict[str, UnitState] = {}
         """Pending units that became pending with a back-off, a lease or a `begin`."""
+        self._sharing: dict[str, dict[str, UnitState]] = {}  # the units in shared queues, by class and id
         self._unsorted: set[str] = set()
         self._has_new_queue = False  # since the last sort by name
         self._first_in_line = (-1, "")  # the revision of the cached result, and the unit
         for unit in jobs.units.values():
             if unit.status == "pending":
-                self.add(unit)
+                self._enter(unit)
 
     # --- what waits --------------------------------------------------------------------------------------------------
 
@@ -141,11 +164,29 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         self.add(unit)
 
     def add(self, unit: UnitState) -> None:
-        """Add a pending unit to its queue."""
+        """Add a pending unit to its queue, or to a shared one."""
+        if len(self) >= OWN and unit.queue not in self and self._may_share(unit):
+            unit.queue = shared_queue(unit)
+        self._enter(unit)
+
+    def _may_share(self, unit: UnitState) -> bool:
+        """Return whether all that sets the unit's queue apart is a class of which nothing is known."""
+        kind = unit.spec.kind
+        return bool(kind) and unit.queue.endswith(f"/{kind}/") and kind not in self._profiles
+
+    def part(self, kind: str) -> None:
+        """Give the units of a class of which something is known now a queue of their own."""
+        for unit in list(self._sharing.get(kind, {}).values()):
+            self.remove(unit)
+            self.add(unit)
+
+    def _enter(self, unit: UnitState) -> None:
         self.pending += 1
         self._changes.queues.add(unit.queue)
         if unit.free_at:
             self.delayed[unit.id] = unit
+        if is_sharing(unit):
+            self._sharing.setdefault(unit.spec.kind, {})[unit.id] = unit
         queue = self.get(unit.queue)
         if queue is None:
             self[unit.queue] = {unit.id: unit}
@@ -167,6 +208,15 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
             del self[unit.queue]
             self._unsorted.discard(unit.queue)
             self._state.held.pop(unit.queue, None)
+        if is_sharing(unit):
+            self._stop_sharing(unit)
+
+    def _stop_sharing(self, unit: UnitState) -> None:
+        of_class = self._sharing[unit.spec.kind]
+        del of_class[unit.id]
+        if not of_class:
+            del self._sharing[unit.spec.kind]
+        unit.queue = queue_of_unit(self._jobs[unit.job], unit)
 
     def rank_anew(self, job: JobState) -> None:
         """Update ranks and candidates of the job's pending units."""
@@ -236,4 +286,5 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         hold_same("delayed", self.delayed.keys(), anew.delayed.keys())
         hold_same("queues", self, anew)
         hold_same("pending", self.pending, anew.pending)
+        hold_same("units in shared queues", self._sharing, anew._sharing)
         hold(self._state.held.keys() <= self.keys(), "reasons are kept for a queue in which nothing waits")
