@@ -282,19 +282,22 @@ def measure(nodes: int, pending: int, shapes: int, gaps: int, rounds: int, *, cu
             note=note,
         )
     )
-    figures.append(
-        Figure(
-            name=f"explain of a pending job, {title}",
+
+    def explained(world: World, when: str, limit: float) -> Figure:
+        return Figure(
+            name=f"explain of a pending job{when}, {title}",
             unit="ms",
             values=[each * 1e3 for each in explaining(world, rounds)],
-            limit=200 if full_size else None,
+            limit=limit if full_size else None,
             note="the first job, the last one and some between",
         )
-    )
+
+    figures.append(explained(world, f" before a round that places {placed:,} tasks", 200))
     values = [whole(world) * 1e3]
     figures.append(
         Figure(name=f"one round, {title}: whole", unit="ms", values=values, note="first round of that world")
     )
+    figures.append(explained(world, " between rounds", 50))
     del world, view, plan
     figures += bulk(nodes, min(pending, BULK_SHOWN), shapes, rounds, target=full_size)
     figures += active(2048, rounds, target=full_size)
