@@ -198,7 +198,7 @@ def borrowed_of(held: Mapping[str, int], guaranteed: Mapping[str, int], price: C
     over = {model: amount - own for model, amount in held.items() if amount > (own := _own(guaranteed, model))}
     any_left = guaranteed.get(GPU, 0)
     if any_left and over:
-        for model in sorted(over, key=lambda model: (-price(model), model)):
+        for model in sorted(over, key=lambda model: (-price(model), model)) if len(over) > 1 else list(over):
             if model != CPU:
                 covered = min(over[model], any_left)
                 any_left -= covered

@@ -100,8 +100,10 @@ class Standing:
         return rate
 
     def _rate_of(self, place: int, held: Mapping[str, int]) -> int:
-        price = self.tree.price
-        over = borrowed_of(held, self.nodes[place].guaranteed, price)
+        price, guaranteed = self.tree.price, self.nodes[place].guaranteed
+        if CPU not in held and sum(held.values()) <= guaranteed.get(GPU, 0):
+            return 0
+        over = borrowed_of(held, guaranteed, price)
         return sum(amount * price(model) for model, amount in over.items())
 
     def _rate_with(self, place: int, amounts: Mapping[str, int]) -> int:
@@ -128,6 +130,8 @@ class Standing:
         if not shape.gpus:
             return Claim(candidate.leaf, amounts_of(shape, CPU, tasks))
         models = models_for(shape, fleet)
+        if len(models) == 1:
+            return Claim(candidate.leaf, amounts_of(shape, models[0], tasks))
         path = self.path(candidate.leaf)
         best: tuple[int, int, str] | None = None
         for model in models:
@@ -162,7 +166,7 @@ class Standing:
         mine, theirs = parted
         if not self.rate(theirs):
             return False
-        return True if self._was_within(mine, gains.amounts) else None
+        return True if self.was_within(mine, gains.amounts) else None
 
     def may_stop(self, gains: Claim, loses: Claim) -> bool:
         """Return whether a unit that is counted may preempt another, which is still counted."""
@@ -174,7 +178,7 @@ class Standing:
         self.count(loses.leaf, loses.amounts)
         return lawful
 
-    def _was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
+    def was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether these amounts, of those that a node holds, are within its guarantee."""
         less = {model: -amount for model, amount in amounts.items()}
         return bool(self.nodes[place].guaranteed) and self.rate(place) <= self._rate_with(place, less)
@@ -216,7 +220,7 @@ class Standing:
         if parted is None:
             return True
         mine, theirs = parted
-        return self._was_within(mine, gains.amounts) or self.level(mine) <= self.level(theirs)
+        return self.was_within(mine, gains.amounts) or self.level(mine) <= self.level(theirs)
 
     # --- available room ----------------------------------------------------------------------------------------------
 

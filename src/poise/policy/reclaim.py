@@ -407,22 +407,33 @@ def find_yielding(
 
 
 def take_from(
-    shape: Shape, draft: Draft, tasks: int, rules: Preemption, order: Sequence[str], asked: Collection[str]
+    shape: Shape,
+    draft: Draft,
+    tasks: int,
+    rules: Preemption,
+    costs: Mapping[str, float],
+    rows_of: Mapping[str, Sequence[int]],
+    asked: Collection[str],
 ) -> Yielding | None:
-    """Return the cheapest set of victims found, among the units in `order`, that leaves room for `tasks` tasks; None if
-    there is none. On nodes with kept room, count the room of units in `asked` as free and subtract the kept room.
+    """Return the cheapest set of victims found, among the units with `costs`, the cheapest first, that leaves room for
+    `tasks` tasks; None if there is none. `rows_of` has the rows of each unit. On nodes with kept room, count the room
+    of units in `asked` as free and subtract the kept room.
     """
-    could, now = frozenset(order), draft.view.now
-    holding = [row for row, here in enumerate(draft.fleet.residents) if any(one.unit in could for one in here)]
+    least: dict[int, float] = {}  # by row: no victim there costs less
+    for unit, cost in costs.items():
+        for row in rows_of[unit]:
+            least.setdefault(row, cost)
     able = draft.able(shape).where & (draft.fleet.closed == 0)
-    free = np.flatnonzero(able & (draft.capacity(shape) > 0)).tolist() if tasks > 1 else []
-    rows = [row for row in dict.fromkeys((*free, *holding)) if able[row]]
+    has_room = draft.capacity(shape) > 0
+    free = np.flatnonzero(able & has_room).tolist() if tasks > 1 else []
+    rows = [row for row in dict.fromkeys((*free, *sorted(least))) if able[row]]
     if shape.where.groups and tasks > 1:
         rows = _of_groups(draft, shape, np.array(rows, np.int64), tasks).tolist()
     rooms = {row: _beside_kept(draft, row, asked) for row in rows if row in draft.kept}
-    most, near = rules.at_most(shape, tasks), dict.fromkeys(rows, 0.0)
+    near = {row: 0.0 if has_room[row] or row in rooms else least[row] for row in rows}
+    most = rules.at_most(shape, tasks)
     return _cheapest(
-        shape, draft, tasks, near, most, lambda one: one.unit in could, lambda one: cost_of(one, now), rooms=rooms
+        shape, draft, tasks, near, most, lambda one: one.unit in costs, lambda one: costs[one.unit], rooms=rooms
     )
 
 

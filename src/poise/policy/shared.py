@@ -23,9 +23,13 @@ class Shared:
         self._draft, self._fleet = draft, draft.fleet
         self.standing = Standing(view.shares)
         self._units: dict[str, list[Resident]] = {}
-        for residents in self._fleet.residents:
+        self._whole: dict[str, Claim] = {}
+        self.rows_of: dict[str, list[int]] = {}
+        """The rows of each running unit, one for each of its tasks."""
+        for row, residents in enumerate(self._fleet.residents):
             for one in residents:
                 self._units.setdefault(one.unit, []).append(one)
+                self.rows_of.setdefault(one.unit, []).append(row)
         self._promised: dict[str, Claim] = {}
         self._spared: dict[tuple[object, ...], frozenset[str]] = {}
         self.young = 0
@@ -80,45 +84,51 @@ class Shared:
         claim = self.standing.claim(candidate, self._fleet)
         return any(self.standing.is_within(place, claim.amounts) for place in self.standing.path(candidate.leaf))
 
-    def borrowers(self, candidate: Candidate, shape: Shape, rules: Preemption, asked: Collection[str]) -> list[str]:
-        """Return the units that may be preempted because their share borrows what this unit's share is guaranteed, the
-        cheapest first; of a share no more than it borrows.
+    def borrowers(
+        self, candidate: Candidate, shape: Shape, rules: Preemption, asked: Collection[str]
+    ) -> dict[str, float]:
+        """Return the units that may be preempted because their share borrows what this unit's share is guaranteed, with
+        their costs, the cheapest first; of a share no more than it borrows.
         """
         trial, now = self.standing.copy(), self._draft.view.now
         self.young = 0
         claim = trial.claim(candidate, self._fleet)
         trial.count(*claim)
-        leaves = {one.leaf for one in self._cheapest_first}
-        parted = {leaf: trial.apart(candidate.leaf, leaf) for leaf in leaves}
-        may: dict[tuple[int, int] | None, bool] = {}
-        found = []
-        for one in self._cheapest_first:
-            if one.unit in asked or one.leaf == candidate.leaf or (one.shape.gpus > 0) != (shape.gpus > 0):
+        own = trial.path(candidate.leaf)
+        parted = {leaf: trial.apart(candidate.leaf, leaf) for leaf in self._leaves - {candidate.leaf}}
+        borrow = {leaf: pair for leaf, pair in parted.items() if pair is None or trial.rate(pair[1])}
+        within: dict[int, bool] = {}
+        found: dict[str, float] = {}
+        for cost, one in self._cheapest_first:
+            if one.leaf not in borrow or one.unit in asked or (one.shape.gpus > 0) != (shape.gpus > 0):
                 continue
             if one.serves and not candidate.serves:
                 continue
-            pair = parted[one.leaf]
-            if pair not in may:
-                may[pair] = trial.may_take(claim, one.leaf) is True
-            if not may[pair]:
-                continue
+            if (pair := borrow[one.leaf]) is not None:
+                mine, theirs = pair
+                if mine not in within:
+                    within[mine] = trial.was_within(mine, claim.amounts)
+                if not within[mine] or not trial.rate(theirs):
+                    continue
             if now < (at := one.since + rules.min_run):  # the budget does not protect a borrower
                 self.young = min(self.young or at, at)
                 continue
             trial.count(*self._held(one.unit), -1)
-            found.append(one.unit)
-            if trial.path(one.leaf)[0] == trial.path(candidate.leaf)[0]:
-                may.clear()  # a node above both in the tree holds less
-            else:
-                del may[pair]
+            found[one.unit] = cost
+            if trial.path(one.leaf)[0] == own[0]:
+                within.clear()  # a node above both in the tree holds less
         return found
 
     @cached_property
-    def _cheapest_first(self) -> list[Resident]:
-        """The running units that may be preempted, the cheapest first."""
+    def _leaves(self) -> set[str]:
+        return {of[0].leaf for of in self._units.values()}
+
+    @cached_property
+    def _cheapest_first(self) -> list[tuple[float, Resident]]:
+        """The running units that may be preempted, each with its cost, the cheapest first."""
         now, first = self._draft.view.now, (of[0] for of in self._units.values())
-        could = [one for one in first if one.preemptible and one.running and not one.stopping]
-        return sorted(could, key=lambda one: (cost_of(one, now), -one.since, one.ordinal))
+        could = [(cost_of(one, now), one) for one in first if one.preemptible and one.running and not one.stopping]
+        return sorted(could, key=lambda of: (of[0], -of[1].since, of[1].ordinal))
 
     def spared(self, one: Candidate | Resident) -> frozenset[str]:
         """Return the units that may not be preempted for this one."""
@@ -130,7 +140,7 @@ class Shared:
             trial = self.standing.copy() if waits else self.standing
             if waits:
                 trial.count(*gains)
-            by_leaf = {leaf: trial.may_take(gains, leaf) for leaf in {of[0].leaf for of in self._units.values()}}
+            by_leaf = {leaf: trial.may_take(gains, leaf) for leaf in self._leaves}
             known = self._spared[key] = frozenset(
                 unit
                 for unit, of in self._units.items()
@@ -154,6 +164,8 @@ class Shared:
 
     def _held(self, unit: str, tasks: Collection[int] | None = None) -> Claim:
         """Return the amounts that a running unit, or these of its tasks, hold."""
+        if tasks is None and unit in self._whole:
+            return self._whole[unit]
         of = self._units[unit]
         total: Amounts = {}
         for one in of:
@@ -161,7 +173,10 @@ class Shared:
                 model = one.model if one.shape.gpus else CPU
                 for named, amount in amounts_of(one.shape, model).items():
                     total[named] = total.get(named, 0) + amount
-        return Claim(of[0].leaf, total)
+        held = Claim(of[0].leaf, total)
+        if tasks is None:
+            self._whole[unit] = held
+        return held
 
     def _count(self, claim: Claim, sign: int = 1) -> None:
         self._spared.clear()

@@ -845,19 +845,19 @@ class _Round:
         if coming := self._keep_coming(candidate, shapes, needed):
             return coming
         for shape in shapes:
-            order = shares.borrowers(candidate, shape, rules, self._yielding)
+            costs = shares.borrowers(candidate, shape, rules, self._yielding)
             if shares.young:
                 self._ask_again(shares.young)
-            if not order:
+            if not costs:
                 continue
             own = shares.own_models(candidate, shape)
             if own is not None and not own:
                 continue
             wanted = shape if own is None else _on_models(shape, own)
-            found = take_from(wanted, self.draft, needed, rules, order, self._yielding)
+            found = take_from(wanted, self.draft, needed, rules, costs, shares.rows_of, self._yielding)
             if found is None or not found.victims:
                 continue
-            places = {unit: place for place, unit in enumerate(order)}
+            places = {unit: place for place, unit in enumerate(costs)}
             found = found._replace(victims=tuple(sorted(found.victims, key=lambda one: places[one.unit])))
             rank = f"{candidate.leaf} takes back what it is guaranteed"
             return self._ask_to_yield(candidate, shape, found, {}, rank)
