@@ -64,6 +64,8 @@ class Standing:
         self._places = {node.name: place for place, node in enumerate(self.nodes)}
         self._paths: dict[str, tuple[int, ...]] = {}
         self._rates: list[int | None] = [None] * len(self.nodes)
+        self._unused: dict[int, Amounts] = {}
+        self._nothing_is_free = all(view.tree.prices.values())
         self.has_limits = any(node.limit for node in self.nodes)
         self.keeps = [place for place, node in enumerate(self.nodes) if not node.lends and node.guaranteed]
 
@@ -91,6 +93,7 @@ class Standing:
             for model, amount in amounts.items():
                 held[model] = held.get(model, 0) + sign * amount
             self._rates[place] = None
+            self._unused.pop(place, None)
 
     def rate(self, place: int) -> int:
         """Return a node's borrowing in nano-dollars an hour."""
@@ -114,7 +117,16 @@ class Standing:
 
     def is_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether a node could hold these amounts too without borrowing more."""
-        return bool(self.nodes[place].guaranteed) and self._rate_with(place, amounts) <= self.rate(place)
+        if not (guaranteed := self.nodes[place].guaranteed):
+            return False
+        if len(amounts) == 1 and self._nothing_is_free:
+            unused = self._unused.get(place)
+            if unused is None:
+                unused = self._unused[place] = unused_of(guaranteed, self.held[place])
+            [(model, amount)] = amounts.items()
+            any_device = unused.get(GPU, 0) if model not in (CPU, GPU) else 0
+            return amount <= unused.get(model, 0) + any_device
+        return self._rate_with(place, amounts) <= self.rate(place)
 
     def level(self, place: int) -> int:
         """Return a node's debt and borrowing over its weight; the lowest level is served first."""
@@ -210,7 +222,7 @@ class Standing:
                         trial.count(*gains[of], -1)
             broken = [number for number, gaining, loses in accepted if not trial.is_lawful(gaining, loses)]
             if not broken:
-                self.held, self._rates = trial.held, trial._rates
+                self.held, self._rates, self._unused = trial.held, trial._rates, trial._unused
                 return refused
             refused.add(broken[-1])
 
@@ -249,8 +261,7 @@ class Standing:
 
 def models_for(shape: Shape, fleet: Fleet) -> list[str]:
     """Return the names of the device models that could serve a shape."""
-    able = ability(fleet, shape).models
-    return list(dict.fromkeys(model.called for model, can in zip(fleet.models, able, strict=False) if can))
+    return ability(fleet, shape).called
 
 
 def by_share(view: Snapshot, ordered: Sequence[Candidate], pressed: Collection[str]) -> list[Candidate]:

@@ -82,13 +82,14 @@ class Ability(NamedTuple):
     """What the nodes of each kind, and the devices of each model, can do for a shape when empty.
 
     `models`: by device model (and a last False for `no device`), whether such a device could serve the shape on a node
-    where it may run. `room`: by kind of node, how many tasks an empty node holds if they may run there; `most`: how
+    where it may run; `called`: the names of these models. `room`: by kind of node, how many tasks an empty node holds if they may run there; `most`: how
     many the whole fleet holds. `uniform`: by kind, whether all devices are suitable, so that counting them suffices;
     `exact`: whether that is true of all kinds. `where`: by row, whether an empty node holds any; `everywhere`: whether
     all nodes do. `never` caches, by row, why a task could never start.
     """
 
     models: list[bool]
+    called: list[str]
     room: Ints
     uniform: list[bool]
     most: int
@@ -143,7 +144,8 @@ def _ability(fleet: Fleet, shape: Shape) -> Ability:
     if shape.where.groups:
         by_row = np.minimum(np.where(where, room[fleet.kind], 0), MOST_TASKS)
         most = int(grouped(fleet, shape.where, by_row).sum())
-    return Ability(models, room, uniform, most, all(uniform), where, bool(where.all()), {})
+    called = list(dict.fromkeys(model.called for model, can in zip(fleet.models, models, strict=False) if can))
+    return Ability(models, called, room, uniform, most, all(uniform), where, bool(where.all()), {})
 
 
 def room_when_empty(room: Ints, nodes: Ints) -> int:
