@@ -102,6 +102,14 @@ class Standing:
             rate = self._rates[place] = self._rate_of(place, self.held[place])
         return rate
 
+    def borrows(self, place: int) -> bool:
+        """Return whether a node borrows anything that has a price."""
+        if self._rates[place] is None and self._nothing_is_free:
+            guaranteed, held = self.nodes[place].guaranteed, self.held[place]
+            if sum(held.values()) - held.get(CPU, 0) > sum(guaranteed.values()) - guaranteed.get(CPU, 0):
+                return True  # more devices than all guarantees have
+        return self.rate(place) > 0
+
     def _rate_of(self, place: int, held: Mapping[str, int]) -> int:
         price, guaranteed = self.tree.price, self.nodes[place].guaranteed
         if CPU not in held and sum(held.values()) <= guaranteed.get(GPU, 0):
@@ -176,7 +184,7 @@ class Standing:
         if parted is None:
             return True
         mine, theirs = parted
-        if not self.rate(theirs):
+        if not self.borrows(theirs):
             return False
         return True if self.was_within(mine, gains.amounts) else None
 

@@ -96,7 +96,7 @@ class Shared:
         trial.count(*claim)
         own = trial.path(candidate.leaf)
         parted = {leaf: trial.apart(candidate.leaf, leaf) for leaf in self._leaves - {candidate.leaf}}
-        borrow = {leaf: pair for leaf, pair in parted.items() if pair is None or trial.rate(pair[1])}
+        borrow = {leaf: pair for leaf, pair in parted.items() if pair is None or trial.borrows(pair[1])}
         within: dict[int, bool] = {}
         found: dict[str, float] = {}
         for cost, one in self._cheapest_first:
@@ -108,7 +108,7 @@ class Shared:
                 mine, theirs = pair
                 if mine not in within:
                     within[mine] = trial.was_within(mine, claim.amounts)
-                if not within[mine] or not trial.rate(theirs):
+                if not within[mine] or not trial.borrows(theirs):
                     continue
             if now < (at := one.since + rules.min_run):  # the budget does not protect a borrower
                 self.young = min(self.young or at, at)
