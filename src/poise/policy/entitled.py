@@ -125,16 +125,22 @@ class Standing:
 
     def is_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether a node could hold these amounts too without borrowing more."""
+        if len(amounts) == 1:
+            [(model, amount)] = amounts.items()
+            return self._fits(place, model, amount)
+        return bool(self.nodes[place].guaranteed) and self._rate_with(place, amounts) <= self.rate(place)
+
+    def _fits(self, place: int, model: str, amount: int) -> bool:
+        """Return whether a node could hold this amount of a model too without borrowing more."""
         if not (guaranteed := self.nodes[place].guaranteed):
             return False
-        if len(amounts) == 1 and self._nothing_is_free:
-            unused = self._unused.get(place)
-            if unused is None:
-                unused = self._unused[place] = unused_of(guaranteed, self.held[place])
-            [(model, amount)] = amounts.items()
-            any_device = unused.get(GPU, 0) if model not in (CPU, GPU) else 0
-            return amount <= unused.get(model, 0) + any_device
-        return self._rate_with(place, amounts) <= self.rate(place)
+        if not self._nothing_is_free:
+            return self._rate_with(place, {model: amount}) <= self.rate(place)
+        unused = self._unused.get(place)
+        if unused is None:
+            unused = self._unused[place] = unused_of(guaranteed, self.held[place])
+        any_device = unused.get(GPU, 0) if model not in (CPU, GPU) else 0
+        return amount <= unused.get(model, 0) + any_device
 
     def level(self, place: int) -> int:
         """Return a node's debt and borrowing over its weight; the lowest level is served first."""
@@ -149,16 +155,17 @@ class Standing:
         shape, tasks = candidate.shape, candidate.least or candidate.tasks
         if not shape.gpus:
             return Claim(candidate.leaf, amounts_of(shape, CPU, tasks))
-        models = models_for(shape, fleet)
-        if len(models) == 1:
-            return Claim(candidate.leaf, amounts_of(shape, models[0], tasks))
-        path = self.path(candidate.leaf)
-        best: tuple[int, int, str] | None = None
-        for model in models:
-            amounts = amounts_of(shape, model, tasks)
-            outside = sum(not self.is_within(place, amounts) for place in path)
-            best = min(best or (outside, self.tree.price(model), model), (outside, self.tree.price(model), model))
-        return Claim(candidate.leaf, amounts_of(shape, best[2] if best else "", tasks))
+        models, path, amount = models_for(shape, fleet), self.path(candidate.leaf), shape.gpus * shape.share * tasks
+        best = (0, 0, models[0] if models else "")
+        if len(models) > 1:
+            price = self.tree.price
+            best = min(
+                [
+                    (sum([not self._fits(place, model, amount) for place in path]), price(model), model)
+                    for model in models
+                ]
+            )
+        return Claim(candidate.leaf, {best[2]: amount})
 
     def promise(self, leaving: Iterable[Claim], coming: Iterable[Claim]) -> None:
         """Count units that make room as gone, and the units that it is made for as present."""
@@ -283,23 +290,27 @@ def by_share(view: Snapshot, ordered: Sequence[Candidate], pressed: Collection[s
     lanes: dict[int, list[Candidate]] = {}
     for one in ordered:
         lanes.setdefault(-1 if one.unit in pressed else one.priority, []).append(one)
-    return [one for number in sorted(lanes) for one in _merged(standing, view.fleet, lanes[number])]
+    in_order: list[Candidate] = []
+    for number in sorted(lanes):
+        within, beyond = _merged(standing, view.fleet, lanes[number], only_within=True)
+        in_order += within + _merged(standing, view.fleet, beyond)[0]
+    return in_order
 
 
 _Key = tuple[bool, int, int]
 """Whether a node borrows, its level, and the place of its next unit in the order of the policy."""
 
 
-def _merged(standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates of one lane in order, each counted as it is taken."""
+def _merged(
+    standing: Standing, fleet: Fleet, ones: Sequence[Candidate], *, only_within: bool = False
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the candidates of one lane in order, each counted as it is taken. With `only_within`, take only those that
+    are within the guarantee of a node above them, and return the others too, in the order of the policy.
+    """
     waiting: dict[int, deque[int]] = {}
     for number, one in enumerate(ones):
         waiting.setdefault(standing.path(one.leaf)[-1], deque()).append(number)
-    if len(waiting) < 2:
-        for one in ones:
-            standing.count(*standing.claim(one, fleet))
-        return list(ones)
-    below: dict[int, list[int]] = {}
+    below: dict[int, list[int]] = {-1: []}
     for leaf in waiting:
         path = (-1, *standing.path(standing.nodes[leaf].name))
         for above, place in pairwise(path):
@@ -307,12 +318,26 @@ def _merged(standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> list
             if place not in children:
                 children.append(place)
     heaps: dict[int, list[tuple[_Key, int]]] = {}
+    merged: list[Candidate] = []
+    beyond: list[int] = []
 
-    def first(place: int) -> int:
-        return waiting[place][0] if place in waiting else heaps[place][0][0][2]
+    def is_left(number: int) -> bool:
+        """Return whether a unit is not taken now: what is taken meanwhile never brings it within a guarantee."""
+        if not only_within:
+            return False
+        claim = standing.claim(ones[number], fleet)
+        return not any(standing.is_within(place, claim.amounts) for place in standing.path(claim.leaf))
+
+    def has_more(place: int) -> bool:
+        if place not in waiting:
+            return bool(heaps[place])
+        queue = waiting[place]
+        while queue and is_left(queue[0]):
+            beyond.append(queue.popleft())
+        return bool(queue)
 
     def key(place: int) -> _Key:
-        number = first(place)
+        number = waiting[place][0] if place in waiting else heaps[place][0][0][2]
         claim = standing.claim(ones[number], fleet)
         return not standing.is_within(place, claim.amounts), standing.level(place), number
 
@@ -320,24 +345,26 @@ def _merged(standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> list
         for child in below[place]:
             if child not in waiting:
                 build(child)
-        heaps[place] = [(key(child), child) for child in below[place]]
+        heaps[place] = [(key(child), child) for child in below[place] if has_more(child)]
         heapify(heaps[place])
 
     build(-1)
-    merged = []
     while heaps[-1]:
         down = [-1]
         while down[-1] not in waiting:
             down.append(heaps[down[-1]][0][1])
-        one = ones[waiting[down[-1]].popleft()]
-        merged.append(one)
-        standing.count(*standing.claim(one, fleet))
+        number = waiting[down[-1]].popleft()
+        if is_left(number):  # another one below the same node was taken
+            beyond.append(number)
+        else:
+            merged.append(ones[number])
+            standing.count(*standing.claim(ones[number], fleet))
         for above, place in zip(reversed(down[:-1]), reversed(down[1:]), strict=True):
-            if waiting.get(place) or heaps.get(place):
+            if has_more(place):
                 heapreplace(heaps[above], (key(place), place))
             else:
                 heappop(heaps[above])
-    return merged
+    return merged, [ones[number] for number in sorted(beyond)]
 
 
 # --- explanations ----------------------------------------------------------------------------------------------------

@@ -81,11 +81,12 @@ def can_serve(model: DeviceModel, shape: Shape) -> bool:
 class Ability(NamedTuple):
     """What the nodes of each kind, and the devices of each model, can do for a shape when empty.
 
-    `models`: by device model (and a last False for `no device`), whether such a device could serve the shape on a node
-    where it may run; `called`: the names of these models. `room`: by kind of node, how many tasks an empty node holds if they may run there; `most`: how
-    many the whole fleet holds. `uniform`: by kind, whether all devices are suitable, so that counting them suffices;
-    `exact`: whether that is true of all kinds. `where`: by row, whether an empty node holds any; `everywhere`: whether
-    all nodes do. `never` caches, by row, why a task could never start.
+    `models`: by device model (and a last False for `no device`), whether such a device could serve the shape on a
+    node where it may run; `called`: the names of these models. `room`: by kind of node, how many tasks an empty
+    node holds if they may run there; `most`: how many the whole fleet holds. `uniform`: by kind, whether all
+    devices are suitable, so that counting them suffices; `exact`: whether that is true of all kinds. `where`: by
+    row, whether an empty node holds any; `everywhere`: whether all nodes do. `never` caches, by row, why a task
+    could never start.
     """
 
     models: list[bool]

@@ -51,6 +51,16 @@ def test_what_is_guaranteed_comes_before_what_is_borrowed_though_it_came_later()
     assert (held(world, "research"), held(world, "product")) == (2, 2)
 
 
+def test_a_unit_larger_than_the_guarantee_of_its_share_does_not_keep_smaller_ones_from_it() -> None:
+    world = devices().shares(*TWO)
+    world.job("wide", tenant="research", gpu=4, expect="1m")
+    jobs(world, "research", 2, expect="1h")
+    for number in (1, 2):
+        world.job(f"p{number}", tenant="product", gpu=2, expect="10m")
+    world.round()
+    assert [world.status(name) for name in ("r1", "r2", "p1", "p2")] == ["placed", "placed", "placed", "pending"]
+
+
 def test_the_guarantee_is_taken_back_and_no_more() -> None:
     world = jobs(devices().shares(*TWO), "research", 4).round().start("r1", "r2", "r3", "r4").after("10m")
     jobs(world, "product", 4).round()
