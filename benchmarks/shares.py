@@ -183,7 +183,7 @@ def compare(case: Case) -> None:
         result = simulate(
             case.workload, case.nodes, policy_named("poise"), Settings(), shares=shares, spans=SPANS, observe=turns.take
         )
-        rows[name] = row = figures(case, result) | {"cycles": turns.cycles()}
+        rows[name] = row = figures(case, result) | {"cycles": turns.cycles}
         print(
             f"  {name:7} mean completion {row['mean']:.3f} h, use {row['use']:.4f}, short: worst {row['worst']:.1%}, "
             f"P95 {row['p95']:.1%}, worst while a job fits {row['fits']:.2%}, windows over 2 % {row['over']:.1%}, "
@@ -389,37 +389,34 @@ def decisions(nodes: int, tenants: int, rounds: int = 5) -> None:
 
 
 class Turns:
-    """Records which unit was stopped for which. A cycle: a unit is stopped for one of another tenant, which is stopped
-    for one of the first tenant before it has run for a minute.
+    """Records which unit was stopped for which. A cycle: a unit is stopped for one of another tenant, which starts, and
+    is stopped for one of the first tenant before it has run for a minute.
     """
 
     def __init__(self) -> None:
-        self.tenants: dict[str, str] = {}
-        self.placed: dict[str, int] = {}
-        self.stops: list[tuple[int, str, str]] = []
+        self.stops = 0
+        self.cycles = 0
+        self._tenants: dict[str, str] = {}
+        self._placed: dict[str, int] = {}
+        self._promised: dict[str, str] = {}  # the tenant that was stopped for a unit that has not started yet
+        self._gained: dict[str, str] = {}  # the tenant that was stopped for the present attempt
 
     def take(self, event: Event) -> None:
         match event:
             case JobSubmitted():
-                self.tenants[event.job.id] = event.job.tenant
+                self._tenants[event.job.id] = event.job.tenant
             case Placed():
-                self.placed[event.unit] = event.at
+                self._placed[event.unit] = event.at
+                self._gained[event.unit] = self._promised.pop(event.unit, "")
             case Preempted() if event.to:
-                self.stops.append((event.at - self.placed.get(event.unit, 0), event.unit, event.to))
-
-    def cycles(self) -> int:
-        """Return the number of cycles: stops of units that had gained room by a stop, less than a minute before."""
-        gained: dict[str, str] = {}
-        found = 0
-        for ran, unit, to in self.stops:
-            loser = gained.get(unit)
-            if loser is not None and ran < MINUTE and loser == self._of(to) != self._of(unit):
-                found += 1
-            gained[to] = self._of(unit)
-        return found
+                ran = event.at - self._placed.get(event.unit, 0)
+                loses, gains = self._of(event.unit), self._of(event.to)
+                self.stops += 1
+                self.cycles += ran < MINUTE and self._gained[event.unit] == gains != loses
+                self._promised[event.to] = loses
 
     def _of(self, unit: str) -> str:
-        return self.tenants[unit.partition(".")[0]]
+        return self._tenants[unit.partition(".")[0]]
 
 
 def cycles(first: int, seeds: int) -> None:
@@ -428,13 +425,13 @@ def cycles(first: int, seeds: int) -> None:
         turns = Turns()
         case = _small(seed)
         simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)
-        total += turns.cycles()
-        stops += len(turns.stops)
+        total += turns.cycles
+        stops += turns.stops
     print(f"cycles: {total} in {seeds} seeds from {first} with {stops} stops", flush=True)
     for name, case in kueue().items():
         turns = Turns()
         simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)
-        print(f"  {name}: {turns.cycles()} cycles, {len(turns.stops)} stops")
+        print(f"  {name}: {turns.cycles} cycles, {turns.stops} stops")
 
 
 def _small(seed: int) -> Case:
