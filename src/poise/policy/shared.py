@@ -108,7 +108,10 @@ class Shared:
                 mine, theirs = pair
                 if mine not in within:
                     within[mine] = trial.was_within(mine, claim.amounts)
-                if not within[mine] or not trial.borrows(theirs):
+                if not trial.borrows(theirs):
+                    del borrow[one.leaf]
+                    continue
+                if not within[mine]:
                     continue
             if now < (at := one.since + rules.min_run):  # the budget does not protect a borrower
                 self.young = min(self.young or at, at)
