@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from poise.kernel.ledger import queues
-from poise.kernel.ledger.queues import HEAD, OWN
 from poise.testing import World
 
 
@@ -28,15 +27,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "OWN", 2)
 
 
-def test_a_campaign_of_different_commands_makes_no_thousands_of_queues() -> None:
-    count = OWN + 2 * HEAD
-    world = campaign(World().nodes(1, cpu=1).job("first", cpu=1).round(), count)
-    assert len(world.ledger.queues) == OWN + 1
-    view = world.controller.snapshot(world.now)
-    assert len(view.candidates) < OWN + HEAD
-    assert sum(view.backlog.values()) == count
+@pytest.mark.usefixtures("few")
+def test_a_campaign_of_different_commands_makes_few_queues() -> None:
+    world = campaign(World().nodes(1, cpu=1).job("first", cpu=1).round(), 12)
+    assert waiting(world) == [["t0"], ["t1"], [f"t{number}" for number in range(2, 12)]]
+    assert sum(world.controller.snapshot(world.now).backlog.values()) == 12
     world.round()
-    assert world.codes(f"t{count - 1}") == world.codes(f"t{OWN + 1}") == ["CPU_BUSY"]
+    assert world.codes("t11") == world.codes("t0") == ["CPU_BUSY"]
     world.restart().ledger.check()
 
 
