@@ -69,6 +69,23 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return [job.completion / SECOND for job in self.jobs if job.ended >= 0]
 
 
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Collect garbage less often within the context, and exclude the existing objects. Then collect all that it has
+    made: a process that runs thousands of trials grew by 0.3 MB with each.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(COLLECTS_EVERY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.collect()
+        gc.unfreeze()
+
+
+@_few_collections()
 def simulate(
     workload: Workload,
     nodes: Sequence[Node],
@@ -128,8 +145,7 @@ def simulate(
             stuck = bool(twin.ledger.queues.first(1))
         return recorder.over + len(twin.refused) < jobs and not stuck
 
-    with _few_collections():
-        twin.run(until or None, watch=watch)
+    twin.run(until or None, watch=watch)
     at = twin.began + twin.now
     recorder.finish(at - recorder.still_for(at) if stuck else at)
     return Result(
@@ -144,19 +160,6 @@ def simulate(
         later=jobs - len(recorder.jobs) - len(twin.refused),
         stuck=_waits(twin.ledger) if stuck else "",
     )
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Collect garbage less often within the context, and exclude the existing objects."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(COLLECTS_EVERY, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def row_of(job: JobResult, makespan: int) -> Row:

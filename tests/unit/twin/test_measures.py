@@ -1,11 +1,13 @@
 """Every figure of a trial, worked out by hand on three jobs."""
 
+import weakref
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
+from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.model.jobs import Priority, Work
 from poise.model.resources import Device, Node
@@ -34,6 +36,13 @@ def three() -> Result:
     """
     jobs = [arrival(0, 100), arrival(10, 50, deadline=90 * SECOND), arrival(20, 20, deadline=150 * SECOND)]
     return trial("fifo", [node("n1")], jobs, world=World(idle=0.25, busy=0.75, kg_per_kwh=0.5))
+
+
+def test_a_trial_leaves_nothing_behind() -> None:
+    """Thousands of trials run in one process."""
+    twins: list[weakref.ref[Twin]] = []
+    trial("poise", [node("n1")], [arrival(0, 10)], begin=lambda twin: twins.append(weakref.ref(twin)))
+    assert twins[0]() is None
 
 
 def test_times_of_three_jobs() -> None:
