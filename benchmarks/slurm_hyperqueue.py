@@ -14,8 +14,9 @@ Each task has its own command line, so Poise takes each for a class of its own. 
 for each of the three times.
 
 *HyperQueue* has its own server and workers, and a reimplemented allocator (`peers/hyperqueue_slurm.py`). Each of
-`QUEUES` first runs a tenth of the campaign, and the fastest one then runs all of it. *Poise* chooses its allocations
-itself.
+`QUEUES` first runs a tenth of the campaign. The first one within `ALIKE` times the shortest time then runs all of it: a
+tenth is too short to show the cost of allocations of one minute. `--queue 16,1,10` selects one without these trials.
+*Poise* chooses its allocations itself.
 
 With `--others NODES`, jobs of another account keep the cluster full. They are drawn by seed from the Philly trace:
 eight nodes for each GPU of the trace, a twentieth of the duration, at most ten minutes. Their time limits are one to
@@ -69,7 +70,15 @@ class Queue(NamedTuple):
     minutes: int
 
 
+def queue_of(text: str) -> Queue:
+    backlog, workers, minutes = map(int, text.split(","))
+    return Queue(backlog, workers, minutes)
+
+
 QUEUES = (Queue(1, 1, 10), Queue(4, 1, 10), Queue(16, 1, 10), Queue(16, 1, 1), Queue(4, 4, 10))
+
+
+ALIKE = 1.1
 
 
 class Turn(NamedTuple):
@@ -333,7 +342,7 @@ def poise_on(count: int, settings: str) -> Iterator[Any]:
             living.destroy()
 
 
-def measure(tasks: int, nodes: int, rounds: int, busy: int, classes: bool) -> list[Figure]:
+def measure(tasks: int, nodes: int, rounds: int, busy: int, classes: bool, only: Queue | None) -> list[Figure]:
     pairs: list[tuple[Turn, Turn]] = []
     with poise_on(busy or nodes, f"slurm:main,nodes={nodes},idle={IDLE}") as on:
         for seed in range(rounds):
@@ -344,8 +353,10 @@ def measure(tasks: int, nodes: int, rounds: int, busy: int, classes: bool) -> li
                 with others(on.cluster, busy, seed):
                     return run()
 
-            trials = {queue: turn(partial(with_hyperqueue, on.cluster, queue, nodes, tasks // 10)) for queue in QUEUES}
-            best = min(trials, key=lambda queue: trials[queue].seconds)
+            tried = QUEUES if only is None else ()
+            trials = {queue: turn(partial(with_hyperqueue, on.cluster, queue, nodes, tasks // 10)) for queue in tried}
+            shortest = min((trial.seconds for trial in trials.values()), default=0.0)
+            best = only or next(queue for queue, trial in trials.items() if trial.seconds <= ALIKE * shortest)
             theirs = turn(partial(with_hyperqueue, on.cluster, best, nodes, tasks))
             pairs.append((turn(lambda: with_poise(on, tasks, classes=classes)), theirs))
     ours, hyperqueue = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -405,6 +416,7 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--queue", type=queue_of, metavar="BACKLOG,WORKERS,MINUTES")
     parser.add_argument("--classes", action="store_true")
     parser.add_argument("--others", type=int, default=0, metavar="NODES")
     parser.add_argument("--faults", action="store_true")
@@ -418,7 +430,7 @@ def main() -> int:
             return [absent("a campaign on Slurm", "`make servers` unpacks Slurm")]
         if options.faults:
             return measure_faults(options.tasks, options.nodes)
-        return measure(options.tasks, options.nodes, options.rounds, options.others, options.classes)
+        return measure(options.tasks, options.nodes, options.rounds, options.others, options.classes, options.queue)
 
     return program(run, as_json=options.json)
 
