@@ -21,4 +21,5 @@ class OnSlurm(OnSubstrate):
 
     def messages(self) -> str:
         said = [path.read_text()[-2000:] for path in self.living.home.root.glob("*/allocations/*/pilot.log")]
-        return "\n".join([self.living.messages()[-4000:], *said, str(self.cluster.jobs())])
+        nodes = self.living.poise("nodes")
+        return "\n".join([self.living.messages()[-4000:], *said, nodes.text, nodes.err, str(self.cluster.jobs())])

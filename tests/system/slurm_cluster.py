@@ -125,6 +125,11 @@ class SlurmCluster:
         )
         return done.stdout
 
+    def cancel(self) -> None:
+        """All jobs, if there are any: `scancel` fails without one."""
+        if jobs := self.jobs():
+            self.call("scancel", *jobs)
+
     def states(self) -> dict[str, str]:
         try:
             lines = self.call("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").split("\n")

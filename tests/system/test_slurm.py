@@ -124,7 +124,7 @@ def test_work_runs_again_when_its_allocation_is_cancelled_and_nothing_of_it_goes
     job = on.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000; echo again", expect="5s")
     on.until_running(job)
     assert len(on.living.tasks()) == 1
-    on.cluster.call("scancel", *on.cluster.jobs())
+    on.cluster.cancel()
     assert on.living.poise("wait", job).code == 0
     assert on.living.poise("logs", job).text == "again\n"
     until(lambda: on.living.tasks() == [], "the first one has been ended", on.living.processes)
@@ -148,7 +148,7 @@ def test_work_of_a_requeued_job_runs_again_though_the_job_keeps_its_id(on: OnSlu
     until(begins_again, "it begins again", on.messages)
     assert on.living.poise("wait", job).code == 0
     assert on.living.poise("logs", job).text == "again\n"
-    on.cluster.call("scancel", *on.cluster.jobs())
+    on.cluster.cancel()
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_a_gang_gets_its_nodes_in_one_allocation(on: OnSlurm) -> None:
 
 
 def test_a_keeper_that_is_killed_while_it_submits_asks_for_nothing_twice(on: OnSlurm) -> None:
-    on.cluster.call("scancel", *on.cluster.jobs())
+    on.cluster.cancel()
     until(lambda: not on.cluster.jobs(), "all is given back", on.messages)
     known = on.allocations()
     sbatch = on.cluster.bin / "sbatch"
