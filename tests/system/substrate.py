@@ -25,6 +25,6 @@ class OnSubstrate:
         until(
             lambda: client.job(job).status == "running" and client.job(job).tasks[0].epoch == epoch,
             f"{job} runs",
-            self.messages,
+            lambda: self.messages() + self.living.poise("explain", job).text,
         )
         return client.job(job).tasks[0].node
