@@ -76,8 +76,6 @@ def queue_of(text: str) -> Queue:
 
 
 QUEUES = (Queue(1, 1, 10), Queue(4, 1, 10), Queue(16, 1, 10), Queue(16, 1, 1), Queue(4, 4, 10))
-
-
 ALIKE = 1.1
 
 

@@ -21,6 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from math import ceil, log2
 from typing import Any, NamedTuple
 
+import msgspec
+
 from poise.model.serving_upstreams import Front, Upstream
 from poise.units import MILLISECOND, MINUTE, SECOND, format_duration
 from poise_serve.kernel.lanes import Line, gives_way
@@ -177,8 +179,10 @@ class _Heard(NamedTuple):
     at: int
 
 
-class _Waiter(NamedTuple):
-    """A request that waits. `hold`: nanoseconds that it may wait while no upstream is up."""
+class _Waiter(msgspec.Struct, eq=False):
+    """A request that waits. `hold`: nanoseconds that it may wait while no upstream is up; `is_counted`: it has waited
+    for that.
+    """
 
     turn: int
     asked: Asked
@@ -187,6 +191,7 @@ class _Waiter(NamedTuple):
     client: str
     came: int
     hold: int
+    is_counted: bool = False
 
 
 _Key = tuple[str, str]
@@ -505,9 +510,16 @@ class Pool:
             self._is_up(line, waiter.question.model)
         elif not line.since:
             line.since = self._now()
-            self._metrics.held.labels(waiter.question.model).inc(len(line))
+            for held in line:
+                self._count_held(held)
             self._end_holds_in(0)  # some may not wait
             self.on_held()
+
+    def _count_held(self, waiter: _Waiter) -> None:
+        """Count a waiting request as held, once: an upstream may look up, and be down again."""
+        if not waiter.is_counted:
+            waiter.is_counted = True
+            self._metrics.held.labels(waiter.question.model).inc()
 
     def _is_up(self, line: Line[_Waiter], model: str) -> None:
         if line.since:
@@ -685,7 +697,7 @@ class Pool:
         waiting = self._metrics.waiting.labels(question.model)
         waiting.inc()
         if is_down and line.since:
-            self._metrics.held.labels(question.model).inc()
+            self._count_held(waiter)
         elif is_down:
             self._look_at(line)
         try:

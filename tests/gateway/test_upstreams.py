@@ -161,7 +161,7 @@ def test_while_all_servers_are_dead_requests_wait_and_those_that_were_lost_are_a
                 stack.enter_context(killable(0, port_of(second)))
         assert [answer.status_code for answer in answers + later] == [200] * 8
         assert {answer.headers["x-poise-upstream"] for answer in answers + later} == {"u1"}
-        assert app.metric("poise_upstream_requests_held_total", model="m") >= 9  # one that is lost again is held again
+        assert app.metric("poise_upstream_requests_held_total", model="m") == 9
         assert app.metric("vllm:request_errors_total", server="", model="m", error_type="unavailable") == 0
 
 

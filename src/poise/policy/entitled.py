@@ -155,7 +155,7 @@ class Standing:
         shape, tasks = candidate.shape, candidate.least or candidate.tasks
         if not shape.gpus:
             return Claim(candidate.leaf, amounts_of(shape, CPU, tasks))
-        models, path, amount = models_for(shape, fleet), self.path(candidate.leaf), shape.gpus * shape.share * tasks
+        models, path, amount = ability(fleet, shape).called, self.path(candidate.leaf), shape.gpus * shape.share * tasks
         best = (0, 0, models[0] if models else "")
         if len(models) > 1:
             price = self.tree.price
@@ -272,11 +272,6 @@ class Standing:
             for model, amount in unused.items():
                 kept[model] = kept.get(model, 0) + amount
         return kept
-
-
-def models_for(shape: Shape, fleet: Fleet) -> list[str]:
-    """Return the names of the device models that could serve a shape."""
-    return ability(fleet, shape).called
 
 
 def by_share(view: Snapshot, ordered: Sequence[Candidate], pressed: Collection[str]) -> list[Candidate]:
@@ -462,7 +457,7 @@ def confined(standing: Standing, fleet: Fleet, share: Ints, candidate: Candidate
     if not (standing.has_limits or standing.keeps):
         return candidate
     shape, needed = candidate.shape, candidate.least or candidate.tasks
-    models = models_for(shape, fleet) if shape.gpus else [CPU]
+    models = ability(fleet, shape).called if shape.gpus else [CPU]
     sizes = {model: standing.room_in_limits(candidate.leaf, shape, model, candidate.tasks) for model in models}
     allowed = [model for model in models if sizes[model] >= needed]
     if models and not allowed:

@@ -8,7 +8,8 @@ from poise.model.fleet import Resident
 from poise.model.resources import Shape
 from poise.model.share_tree import CPU, Amounts, amounts_of, amounts_there
 from poise.model.views import Candidate
-from poise.policy.entitled import Claim, Standing, confined, models_for
+from poise.policy.entitled import Claim, Standing, confined
+from poise.policy.feasible import ability
 from poise.policy.place import Draft
 from poise.policy.reclaim import Preemption, cost_of
 
@@ -70,7 +71,7 @@ class Shared:
 
     def own_models(self, candidate: Candidate, shape: Shape) -> list[str] | None:
         """Return the device models within its share's guarantees; None if that is all suitable ones."""
-        models = models_for(shape, self._fleet)
+        models = ability(self._fleet, shape).called
         needed, path = candidate.least or candidate.tasks, self.standing.path(candidate.leaf)
         own = [
             model

@@ -298,8 +298,8 @@ class Story(RuleBasedStateMachine):
                 assert len(devices) == len(set(devices)), (name, of_node)
 
     def teardown(self) -> None:
-        queues.OWN = OWN
         """Faults stop: whatever can run does, and every job ends."""
+        queues.OWN = OWN
         if not hasattr(self, "world"):
             return
         world = self.world

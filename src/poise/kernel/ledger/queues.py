@@ -170,12 +170,12 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         self._enter(unit)
 
     def _may_share(self, unit: UnitState) -> bool:
-        """Return whether all that sets the unit's queue apart is a class of which nothing is known."""
+        """Return whether only its class sets the unit's queue apart, and the class has no history."""
         kind = unit.spec.kind
         return bool(kind) and unit.queue.endswith(f"/{kind}/") and kind not in self._profiles
 
     def part(self, kind: str) -> None:
-        """Give the units of a class of which something is known now a queue of their own."""
+        """Move the units of a class that has history now from shared queues to their own."""
         for unit in list(self._sharing.get(kind, {}).values()):
             self.remove(unit)
             self.add(unit)
