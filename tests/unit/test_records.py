@@ -48,6 +48,7 @@ HELD = {
     "Application",
     "Callable",
     "Curve",
+    "Future",
     "Ledger",
     "NodeMachine",
     "Pace",
