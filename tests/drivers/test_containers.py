@@ -2,7 +2,17 @@
 
 from pathlib import Path
 
-from poise.drivers.containers import LABEL, labels, may_have_run_out, name_of, prepare, pulled, without_tag, wrapped
+from poise.drivers.containers import (
+    LABEL,
+    forget,
+    labels,
+    may_have_run_out,
+    name_of,
+    prepare,
+    pulled,
+    without_tag,
+    wrapped,
+)
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt
 from poise.model.resources import Device
@@ -101,3 +111,13 @@ def test_a_tenant_pulls_with_its_own_credentials_or_with_none_and_each_time(tmp_
     assert pulled("a/b:1", "bob", tmp_path) == ("--pull=always", f"--authfile={tmp_path}/.none.json")
     assert pulled("localhost/b:1", "bob", tmp_path) == ("--pull=missing",)
     assert (tmp_path / ".none.json").read_text() == "{}\n"
+
+
+def test_containers_are_forgotten_only_if_podman_says_so(tmp_path: Path) -> None:
+    podman = tmp_path / "podman"
+    podman.write_text("#!/bin/sh\nexit 125\n")
+    podman.chmod(0o755)
+    assert not forget(str(podman), ["poise-1"])
+    assert not forget(str(tmp_path / "gone"), ["poise-1"])
+    podman.write_text("#!/bin/sh\nexit 0\n")
+    assert forget(str(podman), ["poise-1"])

@@ -267,7 +267,7 @@ def test_output_is_kept_apart_and_silence_leaves_no_file(connect: Open) -> None:
     line.shell("again", "echo three; sleep 0.03; echo four")
     for _ in range(4):
         line.until("ended")
-    texts = {path.name: path.read_text() for path in line.logs.iterdir() if not path.name.startswith(".")}
+    texts = {path.name: path.read_text() for path in line.logs.glob("[!.]*") if path.suffix in (".out", ".err")}
     assert texts == {"talks.out": "one\n", "talks.err": "two\n", "again.out": "three\nfour\n"}
 
 

@@ -141,7 +141,13 @@ def _found(client: Client, job: str, token: str) -> tuple[int, str]:
         if report.exit_code is not None:
             raise _not_there(client, report)
         if report.status == "running":
-            for port, path, theirs in _servers(client, job):
+            try:
+                servers = _servers(client, job)
+            except InputError:
+                if client.job(job).status == "running":
+                    raise
+                continue  # it has just ended
+            for port, path, theirs in servers:
                 if theirs == token:
                     return port, path
         elif task.reasons and "; ".join(task.reasons) != waits:

@@ -276,18 +276,24 @@ def left_over(podman: str, node: str) -> list[str]:
     return _asked(podman, "ps", "--all", f"--filter=label={LABEL}={node}", "--format={{.Names}}").split()
 
 
-def forget(podman: str, names: Iterable[str]) -> None:
-    """End and remove these containers, if they are there."""
-    _asked(podman, "rm", "--force", "--ignore", "--time=0", *names)
+def forget(podman: str, names: Iterable[str]) -> bool:
+    """End and remove these containers, if they are there. Return whether podman has done it."""
+    done = _called(podman, "rm", "--force", "--ignore", "--time=0", *names)
+    return done is not None and done.returncode == 0
 
 
 def _asked(podman: str, *arguments: str) -> str:
-    """Return podman's answer; "" where it has none. What it cannot do now is done after the next start."""
+    """Return podman's answer; "" where it has none."""
+    done = _called(podman, *arguments)
+    return "" if done is None else done.stdout
+
+
+def _called(podman: str, *arguments: str) -> "subprocess.CompletedProcess[str] | None":
+    """Call podman; None if it does not answer."""
     try:
-        done = subprocess.run(  # noqa: S603 — podman, found by its name
+        return subprocess.run(  # noqa: S603 — podman, found by its name
             [podman, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=SECONDS
         )
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning("podman does not answer: %s", error)
-        return ""
-    return done.stdout
+        return None

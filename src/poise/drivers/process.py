@@ -66,6 +66,7 @@ _NAME = re.compile(r"slot-(\d{1,6})")
 _PAUSES = (0.02, 0.1, 0.5, 2.0)
 _START_SECONDS = 10.0
 _BURY_SECONDS = 5.0
+_PODMAN_SECONDS = 10.0  # until podman, which failed, is asked again
 
 
 class Order(Limits, frozen=True, kw_only=True, omit_defaults=True):
@@ -730,7 +731,10 @@ class Keepers:
         if judged:
             self.on_change([], judged)
         names = [containers.name_of(str(self.folder), done.attempt) for done in over]
-        await asyncio.to_thread(containers.forget, self.podman, names)
+        while not self.closing:
+            if await asyncio.to_thread(containers.forget, self.podman, names):
+                return
+            await asyncio.sleep(_PODMAN_SECONDS)
 
     def _judged(self, ended: Sequence[Ended]) -> list[Ended]:
         """Return these ends; a container that was killed because its memory ran out has the outcome `oom`."""
