@@ -88,6 +88,7 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
+from poise.model.served import GatewayNews
 from poise.model.traces import TRACEPARENT, carried
 from poise.model.usage import NodeProfile
 from poise.units import format_bytes
@@ -598,9 +599,11 @@ class Client:
         """
         return self._call("PUT", "/v1/rules", RulesReport, RulesRequest(document=dict(document)), timeout=THOUGHT)
 
-    def service_orders(self) -> list[ServiceOrder]:
-        """List what rules that have fired ask of the services of this tenant."""
-        return self._call("GET", "/v1/rules/orders", list[ServiceOrder])
+    def service_orders(self, news: GatewayNews) -> list[ServiceOrder]:
+        """Report the state of the services of a gateway. Return what rules that have fired ask of the services of this
+        tenant.
+        """
+        return self._call("POST", "/v1/rules/orders", list[ServiceOrder], news)
 
     def endpoints(self, job: str, *, known: str = "", wait: float = 0.0) -> EndpointsReport:
         """Return the addresses of the running tasks of a job. `job` is its id, or the name of an unfinished job. Waits

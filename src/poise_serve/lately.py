@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from math import ceil, log2
 from typing import NamedTuple
 
+from poise.model.served import Served
 from poise.units import MINUTE, SECOND
 
 SLOT = 5 * SECOND
@@ -62,6 +63,22 @@ class Recent(NamedTuple):
     batch_mean: float
     batch_max: int
     wait_mean: int
+
+    def served(self, *, objective: int, waiting: int, ready: int, wanted: int) -> Served:
+        """Return the state of the service, as the control plane gets it. Requests that the client cancelled do not
+        count.
+        """
+        refused = sum(count for why, count in self.refused.items() if why != "cancelled")
+        asked = self.answered + self.cached + refused
+        return Served(
+            rate=1000 * asked * SECOND // self.window,
+            p99=self.p99,
+            objective=objective,
+            refused=1000 * refused // asked if asked else 0,
+            waiting=waiting,
+            ready=ready,
+            wanted=wanted,
+        )
 
 
 class Lately:

@@ -1,8 +1,8 @@
-"""Carries out what rules of the control plane ask of the services of a gateway: more or fewer replicas, and copies of
-requests for another service.
+"""Reports the services of a gateway to the control plane, and carries out what its rules ask of them: more or fewer
+replicas, and copies of requests for another service.
 
-The gateway asks for the orders every two seconds while it has replicas. Without an answer, the last orders stay: a
-control plane that restarts changes nothing. An order ends with the firing of its rule.
+The gateway reports and asks for the orders every two seconds while it has replicas. Without an answer, the last orders
+stay: a control plane that restarts changes nothing. An order ends with the firing of its rule.
 """
 
 import asyncio
@@ -12,13 +12,14 @@ from functools import partial
 from poise.client import Client
 from poise.errors import PoiseError
 from poise.model.reports import ServiceOrder
+from poise.model.served import GatewayNews
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.replicas import Replicas
 from poise_serve.service import Service
 from poise_serve.wire import Answer
 
 EVERY = 2.0
-"""Seconds between two requests for the orders."""
+"""Seconds between two reports."""
 
 MOST_COPIED = 64 << 20
 """Maximum bytes of unanswered copies, so that a slow service gets no more. A single copy may be larger."""
@@ -68,7 +69,7 @@ class Mirror:
 
 class Orders:
     """The orders for the services of one gateway. `services` are its services by name, `replicas` what maintains the
-    replicas of each.
+    replicas of each. `news` returns the report for the control plane.
     """
 
     def __init__(
@@ -76,20 +77,22 @@ class Orders:
         connect: Callable[[], Client],
         services: Mapping[str, Service],
         replicas: Callable[[], Mapping[str, Replicas]],
+        news: Callable[[], GatewayNews],
         say: Callable[[str], None],
     ) -> None:
         self._connect, self._services, self._replicas, self._say = connect, services, replicas, say
+        self._news = news
         self._mirrors: dict[tuple[str, str], Mirror] = {}
         self._said: set[ServiceOrder] = set()
 
     async def follow(self) -> None:
-        """Ask for the orders and carry them out, until cancelled."""
+        """Report, and carry out the orders, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(EVERY)
                 if any(one.notes.noted.jobs for one in self._replicas().values()):
                     try:
-                        self.take(await asyncio.to_thread(self._asked))
+                        self.take(await asyncio.to_thread(self._asked, self._news()))
                     except PoiseError:
                         continue  # the last orders stay
         finally:
@@ -114,9 +117,9 @@ class Orders:
             self._say(self._in_words(order))
         self._said = set(orders)
 
-    def _asked(self) -> list[ServiceOrder]:
+    def _asked(self, news: GatewayNews) -> list[ServiceOrder]:
         with self._connect() as client:
-            return client.service_orders()
+            return client.service_orders(news)
 
     def _in_words(self, order: ServiceOrder) -> str:
         by_rule = f"by rule {order.rule}"

@@ -21,7 +21,7 @@ from poise.model.scaling import Announced, Outlook
 from poise.model.servicefile import DeclaredService
 from poise.policy.replicas import DEFAULT_SCALER, scaler_named
 from poise.units import SECOND
-from poise_serve.kernel.scaler import LOOK_EVERY, Scaler
+from poise_serve.kernel.scaler import LOOK_EVERY, Scaler, with_orders
 from poise_serve.notes import Notes
 from poise_serve.service import Service
 
@@ -210,7 +210,7 @@ class Replicas:
         wanted = self._declared.replicas
         if self._scaler is not None:
             wanted = self._scaler.look(time.monotonic_ns(), self._start_up)
-        wanted = self._with_orders(wanted)
+        wanted = with_orders(wanted, self.ordered, self._declared.rules)
         while len(self._jobs) < wanted and time.monotonic() >= self._not_before:
             self._submitting = asyncio.ensure_future(self._submit())
             await asyncio.shield(self._submitting)
@@ -227,14 +227,6 @@ class Replicas:
             self.notes.noted.jobs = [job for job in self._jobs if job not in ended]
             self.notes.write()
             self._back_off([job for job in ended if self._since.pop(job, 0)])
-
-    def _with_orders(self, wanted: int) -> int:
-        """Return the target count as rules change it. The limits of the service stay, and one replica at least."""
-        if not self.ordered or not wanted:
-            return wanted
-        rules = self._declared.rules
-        least, most = (max(1, rules.least), rules.most) if rules is not None else (1, wanted + self.ordered)
-        return min(max(wanted + self.ordered, least), max(most, 1))
 
     def _back_off(self, never_ready: list[str]) -> None:
         """Set the backoff after replicas have ended. It doubles while some end without having been ready."""

@@ -9,7 +9,7 @@ old one stays.
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from poise.client import Client
 from poise.errors import InputError, NotFound, PoiseError, SpecError
 from poise.model.reports import ServiceReport
+from poise.model.served import MAX_AT_ONCE, WINDOW, GatewayNews, ServiceNews
 from poise.model.servicefile import DeclaredService
 from poise.model.serving import Limits
 from poise.units import SECOND
@@ -77,6 +78,19 @@ class _Kept:
             **recent._asdict(),
         )
 
+    def news(self, name: str) -> ServiceNews | None:
+        """Return its state for the control plane; None without replicas."""
+        jobs, batcher = self.replicas.notes.noted.jobs, self.service.batcher
+        if not jobs:
+            return None
+        state = self.service.recent(WINDOW).served(
+            objective=self.declared.limits.objective,
+            waiting=batcher.waiting,
+            ready=self.service.replicas,
+            wanted=len(jobs),
+        )
+        return ServiceNews(service=name, job=jobs[0], state=state)
+
     async def drained(self) -> None:
         await self.asked.drained()
         if self.cached is not None:
@@ -119,7 +133,7 @@ class Running:
         self._recorders: dict[str, Recorder] = {}
         self._kept: list[_Kept] = []
         self._processes: dict[str, Process] = {}
-        self.orders = Orders(connect, self.services, self._replicas, say)
+        self.orders = Orders(connect, self.services, self._replicas, self._news, say)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changes: dict[str, str] = {}
@@ -514,8 +528,17 @@ class Running:
 
     def reports(self, url: str, window: int) -> list[ServiceReport]:
         """Report each running service and canary, for the last `window` nanoseconds."""
+        return [one.report(name, url, window) for name, one in self._named()]
+
+    def _named(self) -> "Iterator[tuple[str, _Kept]]":
+        """Yield each running version with its name in requests, or else its own."""
         names = {kept: name for name, kept in self._current.items()}
-        return [one.report(names.get(one, one.declared.name), url, window) for one in self._kept]
+        return ((names.get(one, one.declared.name), one) for one in self._kept)
+
+    def _news(self) -> GatewayNews:
+        """Return the report for the control plane."""
+        news = [one for name, kept in self._named() if (one := kept.news(name)) is not None]
+        return GatewayNews(gateway=self._mark, services=tuple(news[:MAX_AT_ONCE]))
 
     def stop(self) -> None:
         """Maintain the replicas no more: the gateway ends."""

@@ -22,6 +22,7 @@ from poise.kernel.messages import (
     CancelJobs,
     Configure,
     FromCallWorker,
+    HearServices,
     IncidentDone,
     JudgeShadows,
     Locked,
@@ -40,13 +41,14 @@ from poise.model.load import Load
 from poise.model.messages import Attempt, Beat, DeviceFault, Hello, Idle, Report, Running, Told
 from poise.model.resources import ALLOCATED, CONTAINERS
 from poise.model.secrets import Sealed, sealed
+from poise.model.served import Served
 from poise.model.sharefile import compile_shares
 from poise.model.tenants import HOME, Bearer, Role
 from poise.model.training import Saved, Training
 from poise.policy.recipe import compile_recipe
 from poise.policy.suites import Suite, policy_named
 from poise.testing import WALL, World, node
-from poise.units import SECOND
+from poise.units import MILLISECOND, SECOND
 
 HERE = Path(__file__).resolve().parent
 
@@ -444,10 +446,30 @@ def steered() -> World:
     return world.finish_all(run="2s")
 
 
+def served() -> World:
+    """Gateways report services. A rule adds replicas to a slow one, and a control loop to another. One ends."""
+    slow = {"name": "slow", "mode": "on", "trigger": "service_waiting > 3", "scope": ["chat"]}
+    actions = [{"scale_up_replicas": {"by": 2}}, {"notify": True}]
+    target = {"service_p99_of_objective": "80%"}
+    loop = {"knob": "replicas", "of": "lab:image", "target": target, "effect": "lowers", "least": 0, "most": 8}
+    hold = {"name": "hold", "mode": "on", "trigger": "nodes_up > 0", "clear": "nodes_up == 0"}
+    world = World().nodes(1, cpu=4).job("chat-1").job("image-1", tenant="lab").round()
+    rules = [slow | {"actions": actions}, hold | {"actions": [{"control": loop}]}]
+    world.ask(SetRules(world.request(), {"kind": "rules", "every": "10s", "rules": rules}))
+    for minute in range(14):
+        image = Served(rate=40_000, p99=(400 - 20 * minute) * MILLISECOND, objective=300 * MILLISECOND, ready=2)
+        world.ask(HearServices(world.request(), "lab", "0a1b2c3d", {"lab:image": image}))
+        if minute < 3:
+            chat = Served(rate=2_500, refused=25, waiting=9 * minute, ready=1, wanted=1)
+            world.ask(HearServices(world.request(), "default", "4e5f6071", {"chat": chat}))
+        _minutes(world, 1)
+    return world.restart(from_checkpoint=True).connect("n1").finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
     changed, recurring, configured, shrunk, sent, ruled, shared, reserved, array, suspended,
-    owned, budgeted, steered,
+    owned, budgeted, steered, served,
 )  # fmt: skip
 
 

@@ -166,9 +166,10 @@ from poise.model.reservations import Zones, compile_reservations
 from poise.model.rule_actions import policy_of, sets_policy
 from poise.model.rules import compile_rules, targets_of
 from poise.model.secrets import named
+from poise.model.served import GatewayNews, Served
 from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
-from poise.model.tenants import Bearer, Role, Token, check_account, declared_class, tenant_of_class
+from poise.model.tenants import Bearer, Role, Token, check_account, class_of_tenant, declared_class, tenant_of_class
 from poise.model.trees import HASH, owner_of
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
@@ -1364,9 +1365,21 @@ def make_app(
         await plane.request(lambda request: messages.SetRules(request, data.document, policies, bearer))
         return plane.controller.ruling.report()
 
-    @routes.get("/v1/rules/orders", summary="What rules ask of the services of this tenant", role=SUBMITTER)
-    async def service_orders(bearer: Bearer) -> list[ServiceOrder]:
-        await plane.settled()
+    @routes.post(
+        "/v1/rules/orders",
+        summary="Report the state of the services of a gateway, and get what rules ask of the services of this tenant",
+        role=SUBMITTER,
+    )
+    async def service_orders(bearer: Bearer, data: GatewayNews) -> list[ServiceOrder]:
+        plane.check_leading()
+        services: dict[str, Served] = {}
+        for place, news in enumerate(data.services):
+            job = plane.ledger.jobs.get(news.job)
+            if job is None or job.tenant != bearer.tenant:
+                what, field = f"no job {news.job} serves `{news.service}`", f"services[{place}].job"
+                raise NotFound(what, field=field, have=news.job, hint="`poise jobs`")
+            services[class_of_tenant(news.service, bearer.tenant)] = news.state
+        await plane.request(lambda request: messages.HearServices(request, bearer.tenant, data.gateway, services))
         return [
             msgspec.structs.replace(order, service=declared_class(order.service))
             for order in plane.controller.ruling.orders()

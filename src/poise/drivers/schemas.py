@@ -162,7 +162,7 @@ _OF_JOBS: dict[str, Schema] = {
 _PART: Schema = {"type": ["string", "number"], "examples": ["50%"]}
 _SERVICE: Schema = {"type": "string", "pattern": f"^(?:{NAME}:)?{NAME}$", "examples": ["chat", "ann:chat"]}
 _REPLICAS: Schema = _one_of(
-    ["service"],
+    [],
     service=_SERVICE,
     by={"type": "integer", "minimum": 1, "maximum": rule_actions.MAX_REPLICAS, "default": 1},
 )
@@ -200,7 +200,8 @@ _ACTIONS: dict[str, Schema] = {
         **_one_of(["service", "to"], service=_SERVICE, to={"type": "string", **NAMES}, share=SHARE),
     },
     "control": {
-        "description": "Adjust a number in small steps, so that a signal of the fleet reaches its target.",
+        "description": "Adjust a number in small steps, so that a signal of the fleet, or of the service whose "
+        "replicas it sets, reaches its target.",
         **_one_of(
             ["knob", "target", "least", "most"],
             knob={
@@ -502,7 +503,7 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "rule.clear": _CONDITION,
     "rule.sustained_for": DURATION,
     "rule.cool_down": DURATION,
-    "rule.scope": {"minItems": 1, "maxItems": rules.MAX_NODES_NAMED},
+    "rule.scope": {"minItems": 1, "maxItems": rules.MAX_NAMED},
     "rule.actions": {
         "minItems": 1,
         "maxItems": rules.MAX_ACTIONS,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from poise.kernel.ledger import Ledger
 from poise.kernel.rules import Change, Engine
-from poise.model.events import Began, Event, NodesMeasured
-from poise.model.expressions import SIGNALS
+from poise.model.events import Began, Event, NodesMeasured, ServicesMeasured
+from poise.model.expressions import SIGNALS, Scope
 from poise.model.reports import RulesTest, TestedChange, TestedRule
 from poise.model.rules import Rules
 from poise.units import HOUR
@@ -28,14 +28,15 @@ def backtest(events: Iterable[Event], rules: Rules, ledger: Ledger) -> RulesTest
     first, began = ledger.revision + 1, 0
     engine = Engine(tried, ledger.now)
     changes: list[Change] = []
-    measured = False
+    measured: set[Scope] = set()
     for event in events:
         if not isinstance(event, Began):
             changes += engine.until(event.at, ledger)
         began = began or event.at
         ledger.apply(event)
         engine.saw(event)
-        measured |= isinstance(event, NodesMeasured)
+        if isinstance(event, NodesMeasured | ServicesMeasured):
+            measured.add("node" if isinstance(event, NodesMeasured) else "service")
     read = {of.signal for rule in rules.rules for of in rule.reads}
     return RulesTest(
         first=first,
@@ -54,7 +55,7 @@ def backtest(events: Iterable[Event], rules: Rules, ledger: Ledger) -> RulesTest
             for change in changes[:MAX_CHANGES]
         ),
         conflicts=_conflicts(changes),
-        missing=() if measured else tuple(sorted(name for name in read if SIGNALS[name].measured)),
+        missing=tuple(sorted(name for name in read if SIGNALS[name].measured and SIGNALS[name].scope not in measured)),
     )
 
 

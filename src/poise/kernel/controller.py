@@ -55,6 +55,7 @@ from poise.kernel.messages import (
     Hang,
     HangCaller,
     HangCalls,
+    HearServices,
     HoldJob,
     HoldSchedule,
     IncidentDone,
@@ -89,6 +90,7 @@ from poise.kernel.outage import Outage
 from poise.kernel.owners import owned
 from poise.kernel.ruling import Ruling
 from poise.kernel.schedulable import prepare
+from poise.kernel.services import Hearing
 from poise.kernel.signing import signed_in
 from poise.kernel.spans import root_of, run_of
 from poise.kernel.straggle import Paces, stragglers
@@ -154,6 +156,7 @@ from poise.model.events import (
     ScheduleHeld,
     ScheduleRemoved,
     ScheduleTurn,
+    ServicesMeasured,
     ShadowJudged,
     SharesSet,
     SpeedupsTold,
@@ -325,6 +328,7 @@ QUIET = (
     ScheduleTurn,
     RulesSet,
     NodesMeasured,
+    ServicesMeasured,
     ShadowJudged,
     RuleFired,
     RuleOver,
@@ -444,6 +448,7 @@ class Controller:
             set_quota=self._set_quota,
             change=self._commit_change,
         )
+        self.hearing = Hearing(ledger, self._commit)
         self.rejections: Counter[tuple[str, str]] = Counter()
         """Decisions that the ledger rejected, by kind and by the code of the first reason."""
 
@@ -555,6 +560,8 @@ class Controller:
                 self._answer(message.request, lambda: self.ruling.set(message, now))
             case AnswerRule():
                 self._answer(message.request, lambda: self.ruling.answer(message, now))
+            case HearServices():
+                self._answer(message.request, lambda: self.hearing.hear(message, now))
             case JudgeShadows():
                 if not self._full and message.better != self.ledger.rules.shadow_better:
                     self._commit(ShadowJudged(at=now, better=message.better))
@@ -632,6 +639,7 @@ class Controller:
         self.bookings.tick(now)
         self.hours.tick(now, self.turns.wall_at(now))
         self.budgeting.tick(now, self.turns.wall_at(now))
+        self.hearing.tick(now)
         self.ruling.tick(now, self._watch)
         self._dispatch.tick(now)
         effects = list(self._flush())
@@ -1929,6 +1937,7 @@ class Controller:
         self.bookings.ledger = self.hours.ledger = self.budgeting.ledger = self.ledger
         self.bookings.look_again()
         self.budgeting.look_again()
+        self.hearing.restart(self.ledger)
         if self._calendar is not None:
             self.ruling.restart(self.ledger, now)
         return (*refused, *hung, HangCalls())

@@ -15,6 +15,7 @@ from poise.model.jobs import Job
 from poise.model.messages import Attempt, FromAgent, ToAgent
 from poise.model.quotas import Quota
 from poise.model.reservations import Reservation
+from poise.model.served import Served
 from poise.model.share_tree import ShareTree
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
@@ -183,6 +184,15 @@ class AnswerRule(msgspec.Struct, frozen=True):
     subject: str
     allowed: bool
     bearer: Bearer = HOME
+
+
+class HearServices(msgspec.Struct, frozen=True):
+    """The state of the services of a tenant at one gateway, by their names as classes of the tenant."""
+
+    request: int
+    tenant: str
+    gateway: str
+    services: dict[str, Served]
 
 
 class JudgeShadows(msgspec.Struct, frozen=True):
@@ -406,6 +416,7 @@ Request = (
     | Configure
     | SetRules
     | AnswerRule
+    | HearServices
     | AddToken
     | SignedIn
     | RevokeToken

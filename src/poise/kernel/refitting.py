@@ -31,7 +31,9 @@ def refit(
     checked: dict[tuple[object, ...], str] = {}
     for name, subject, firing in list(ledger.rules.firings()):
         rule = engine.rule(name) if not firing.over else None
-        for action in rule.actions if rule is not None else ():
+        if rule is None:
+            continue
+        for action in rule.actions:
             if action.name not in firing.actions or not isinstance(action.value, Relimit) or not action.value.fit:
                 continue
             if engine.spent >= engine.rules.budget:
@@ -41,7 +43,7 @@ def refit(
             ours = {unit: change for unit, change in known.items() if has_value(ledger, unit, path, change[1])}
             made = {}
             try:
-                fits = adjustment(ledger, action.value, subject)
+                fits = adjustment(ledger, action.value, subject if rule.scope == "node" else "")
             except PoiseError as error:
                 failed[name] = f"{action.name}: {error.record.message}"
                 continue

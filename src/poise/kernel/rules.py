@@ -20,25 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from poise.kernel.ledger import Ledger
+from poise.kernel.signals import FLEET, names_in, values_of
 from poise.model.events import Began, Event, NodesMeasured, RuleFired, RuleSteered
-from poise.model.expressions import SIGNALS, Both, Compare, Condition, Not, Read, reads_of
-from poise.model.fleet import CPU, LOST, MEMORY, OPEN, SUSPECT, UNFIT, Floats, Ints
-from poise.model.load import Load
-from poise.model.resources import WHOLE
+from poise.model.expressions import SIGNALS, Both, Compare, Condition, Not, Read, Scope, reads_of
+from poise.model.fleet import Floats, Ints
+from poise.model.rule_actions import Control
 from poise.model.rules import Rule, Rules
+from poise.model.served import service_in_full
 from poise.units import HOUR, SECOND
-
-FLEET = ("",)
-"""The only subject of a rule about the fleet."""
-
-MEASURES: Mapping[str, str] = {
-    "cpu_usage": "cpu",
-    "memory_usage": "memory",
-    "disk_usage": "disk",
-    "network_usage": "network",
-    "load": "load1",
-}
-"""Field of `Load` for each measured signal."""
 
 ENOUGH = 0.5
 """Share of a window's samples that must exist; with fewer, its value is unknown."""
@@ -107,7 +96,7 @@ class Engine:
             signal: max((read.window for read in reads if read.signal == signal), default=0) for signal in self._signals
         }
         self._past: dict[str, deque[tuple[int, Floats]]] = {signal: deque() for signal in self._signals}
-        self._names: tuple[str, ...] = ()
+        self._names: dict[Scope, tuple[str, ...]] = {"node": (), "service": (), "fleet": FLEET}
         self._active = active
         self.sensed: dict[str, float] = {}
         """Signal of the control loop of each rule at the last evaluation; NaN if it is unknown."""
@@ -192,10 +181,10 @@ class Engine:
     def _evaluate(self, ledger: Ledger, due: int) -> list[Change]:
         self.evaluated = due
         self.evaluations += 1
-        nodes = tuple(ledger.nodes) if any(SIGNALS[signal].scope == "node" for signal in self._signals) else ()
-        if nodes != self._names:
-            self._follow(nodes)
-        values = _values(ledger, self._signals, self._names, self._measured)
+        for scope in sorted({SIGNALS[signal].scope for signal in self._signals}):
+            if (names := names_in(ledger, scope)) != self._names[scope]:
+                self._follow(scope, names)
+        values = values_of(ledger, self._signals, self._names, self._measured, due)
         for signal, value in values.items():
             past, window = self._past[signal], self._windows[signal]
             if window:
@@ -210,22 +199,29 @@ class Engine:
         for rule in self._active:
             changes += self._judge(rule, due, values, found)
             if rule.control is not None:
-                self.sensed[rule.name] = float(self._read(rule.control.target.read, values, found)[0])
+                self.sensed[rule.name] = self._sense(rule.control, values, found)
         return changes
 
-    def _follow(self, names: tuple[str, ...]) -> None:
-        """Rearrange the past values after nodes have joined or left."""
-        rows = {name: row for row, name in enumerate(self._names)}
+    def _sense(self, control: Control, values: Mapping[str, Floats], found: dict[Read, Floats]) -> float:
+        """Return the signal of a control loop: of the fleet, or of the service whose replicas it sets."""
+        read = control.target.read
+        names = self._names[SIGNALS[read.signal].scope]
+        subject = service_in_full(control.of) if SIGNALS[read.signal].scope == "service" else ""
+        return float(self._read(read, values, found)[names.index(subject)]) if subject in names else math.nan
+
+    def _follow(self, scope: Scope, names: tuple[str, ...]) -> None:
+        """Rearrange the past values after nodes or services have joined or left."""
+        rows = {name: row for row, name in enumerate(self._names[scope])}
         before = np.array([rows.get(name, -1) for name in names], np.int64)
         for signal, past in self._past.items():
-            if SIGNALS[signal].scope == "node":
+            if SIGNALS[signal].scope == scope:
                 moved = [(at, _moved(values, before)) for at, values in past]
                 past.clear()
                 past.extend(moved)
-        self._names = names
+        self._names[scope] = names
 
     def _judge(self, rule: Rule, due: int, values: Mapping[str, Floats], found: dict[Read, Floats]) -> Iterator[Change]:
-        track, names = self._tracks[rule.name], self._names if rule.scope == "node" else FLEET
+        track, names = self._tracks[rule.name], self._names[rule.scope]
         if track.names != names:
             before = np.array([track.rows.get(name, -1) for name in names], np.int64)
             track.since = _moved(track.since, before, -1.0)
@@ -252,7 +248,7 @@ class Engine:
                 track.standing[name], since[row] = Standing(False, due), -1
                 yield Change(rule.name, name, due, True, _seen(rule.clear, row, values, found))
                 continue
-            if rule.nodes is not None and name not in rule.nodes:
+            if rule.subjects is not None and name not in rule.subjects:
                 continue
             if stands is not None and due - stands.since < rule.cool_down:
                 continue
@@ -338,57 +334,3 @@ def _seen(condition: Condition, row: int, values: Mapping[str, Floats], found: M
         share = SIGNALS[read.signal].kind == "share" and read.function not in ("rate", "changed")
         told.append(f"{name} " + ("unknown" if math.isnan(value) else f"{value:.0%}" if share else f"{value:g}"))
     return ", ".join(told)
-
-
-def _values(
-    ledger: Ledger, signals: Sequence[str], names: Sequence[str], measured: Mapping[str, tuple[int, ...]]
-) -> dict[str, Floats]:
-    """Return the signals of a ledger as columns, in the order of `names`; NaN for a node that does not answer."""
-    made: dict[str, Floats] = {}
-    of_nodes = [signal for signal in signals if SIGNALS[signal].scope == "node"]
-    if of_nodes:
-        fleet = ledger.columns.room()
-        rows = np.array([fleet.rows[name] for name in names], np.int64)
-        away = np.isin(fleet.closed[rows], (LOST, SUSPECT, UNFIT))
-        table = np.zeros((len(names), len(Load.__struct_fields__)))
-        if any(SIGNALS[signal].measured for signal in of_nodes):
-            unknown = (math.nan,) * len(Load.__struct_fields__)
-            table = np.array([measured.get(name, unknown) for name in names], np.float64).reshape(table.shape) / 1000
-        for signal in of_nodes:
-            match signal:
-                case "cpu_reserved" | "memory_reserved":
-                    place = CPU if signal == "cpu_reserved" else MEMORY
-                    value = 1 - fleet.free[place, rows] / np.maximum(fleet.total[place, rows], 1)
-                case "gpu_utilization":
-                    there = (fleet.device_model[rows] >= 0) & (fleet.device_share[rows] >= 0)
-                    left = np.where(there, fleet.device_share[rows], 0).sum(axis=1)
-                    devices = there.sum(axis=1)
-                    value = np.where(devices > 0, 1 - left / (np.maximum(devices, 1) * WHOLE), np.nan)
-                case "failures":
-                    value = fleet.failures[rows]
-                case "hot":
-                    value = np.array([ledger.nodes[name].hot for name in names], np.float64)
-                case _:
-                    value = table[:, Load.__struct_fields__.index(MEASURES[signal])]
-            made[signal] = np.where(away, np.nan, value)
-    for signal in signals:
-        if SIGNALS[signal].scope == "fleet":
-            made[signal] = np.array([_of_fleet(ledger, signal)])
-    return made
-
-
-def _of_fleet(ledger: Ledger, signal: str) -> float:
-    match signal:
-        case "waiting":
-            return float(ledger.queues.pending)
-        case "running":
-            return float(ledger.active.attempts())
-        case "fleet_use":
-            return ledger.columns.use() / 1000
-        case "out_of_memory":
-            unfinished = (unit for job in ledger.jobs.values() if not job.ended for unit in job.units)
-            return float(sum(bool(unit.ooms) and not unit.over for unit in unfinished))
-        case "shadow_better":
-            return float(bool(ledger.rules.shadow_better))
-    closed = ledger.columns.room().closed
-    return float((closed == OPEN).sum() if signal == "nodes_up" else ((closed == LOST) | (closed == SUSPECT)).sum())

@@ -11,6 +11,7 @@ from poise.errors import Conflict, NotFound, PoiseError
 from poise.kernel.changing import Adjustment, adjusting, adjustment, check_adjustment, undoing
 from poise.kernel.ledger import Firing, Ledger
 from poise.kernel.messages import AnswerRule, Configure, Drain, SetQuota, SetRules
+from poise.kernel.orders import orders
 from poise.kernel.refitting import refit
 from poise.kernel.rules import Change, Engine, Standing
 from poise.kernel.steering import Steering, acting_as, knob_of
@@ -28,7 +29,7 @@ from poise.model.events import (
 )
 from poise.model.load import Load, has_changed
 from poise.model.reports import RuleFiring, RuleReport, RulesReport, ServiceOrder
-from poise.model.rule_actions import ADJUSTED, OF_SERVICES, Control, Mirror, Rescale
+from poise.model.rule_actions import ADJUSTED, OF_SERVICES
 from poise.model.rules import Rule, compile_rules, targets_of
 from poise.units import format_duration
 
@@ -183,7 +184,7 @@ class Ruling:
                 RuleReport(
                     name=rule.name,
                     mode=rule.mode,
-                    scope=rule.scope if rule.nodes is None else ", ".join(sorted(rule.nodes)),
+                    scope=rule.scope if rule.subjects is None else ", ".join(sorted(rule.subjects)),
                     actions=tuple(action.name for action in rule.actions),
                     why_not=self._why_not(engine, rule),
                     knob=knob_of(self._ledger.rules.firing(rule.name, "")),
@@ -198,21 +199,7 @@ class Ruling:
 
     def orders(self) -> list[ServiceOrder]:
         """Return what rules that have fired ask of services."""
-        found: list[ServiceOrder] = []
-        for name, _, firing in self._ledger.rules.firings():
-            rule = self.engine.rule(name) if self.engine is not None and not firing.over else None
-            for action in rule.actions if rule is not None else ():
-                if action.name not in firing.actions:
-                    continue
-                match action.value:
-                    case Rescale(service=service, by=by):
-                        found.append(ServiceOrder(service=service, rule=name, by=by))
-                    case Control(knob="replicas", of=service):
-                        by = firing.before["control"]["value"]
-                        found.append(ServiceOrder(service=service, rule=name, by=by))
-                    case Mirror(service=service, to=to, share=share):
-                        found.append(ServiceOrder(service=service, rule=name, to=to, share=share / 1000))
-        return found
+        return orders(self._ledger, self.engine) if self.engine is not None else []
 
     def _why_not(self, engine: Engine, rule: Rule) -> str:
         if rule.mode == "off":
@@ -236,7 +223,7 @@ class Ruling:
         since = max(engine.evaluated - since for _, since in under_way)
         if since < rule.sustained_for:
             return f"its trigger has held for {format_duration(since)} of {format_duration(rule.sustained_for)}"
-        return "it cools down, or its scope leaves these nodes out"
+        return f"it cools down, or its scope leaves these {rule.scope}s out"
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -289,7 +276,7 @@ class Ruling:
                     case "control":
                         before["control"] = self._steering.begin(self._ledger, action.value)
                     case name if name in ADJUSTED:
-                        made = adjustment(self._ledger, action.value, subject)
+                        made = adjustment(self._ledger, action.value, subject if rule.scope == "node" else "")
                         check_adjustment(self._ledger, ADJUSTED[name], made)
                         self._adjust(rule.name, name, made, now)
                         before[name] = made
@@ -377,8 +364,13 @@ class Ruling:
     def _notice(
         self, rule: str, subject: str, have: str, now: int, targets: tuple[str, ...] = (), *, over: bool = False
     ) -> None:
-        text = f"rule {rule}: {have}"
-        self._commit(Noticed(at=now, kind="rule-fired", subject=subject, text=text, over=over, targets=targets))
+        text, known = f"rule {rule}: {have}", self.engine.rule(rule) if self.engine is not None else None
+        service = known is not None and known.scope == "service"
+        if service:
+            text = f"service {subject} is in {text}"
+        self._commit(
+            Noticed(at=now, kind="rule-fired", subject=subject, text=text, over=over, targets=targets, service=service)
+        )
 
     def _measure(self, engine: Engine, watch: Watch, now: int) -> None:
         """Record the measurements of agents that have changed noticeably since the last record."""

@@ -339,6 +339,8 @@ class Symptoms:
                 suspects = (Element("service", event.subject), *self._replicas(event.jobs))
             case "budget-reached":
                 suspects = (Element("budget", event.subject),)
+            case "rule-fired" if event.service:
+                suspects = (Element("service", event.subject),)
             case "rule-fired" if not event.subject:
                 suspects = (CONTROL,)
             case "member-differs":

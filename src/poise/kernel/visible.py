@@ -63,6 +63,7 @@ from poise.model.events import (
     ScheduleHeld,
     ScheduleRemoved,
     ScheduleTurn,
+    ServicesMeasured,
     SpeedupsTold,
     Started,
     Straggling,
@@ -231,6 +232,8 @@ class Sight:
                 return self._is_own(event.subject)
             case "objective-missed":
                 return tenant_of_class(event.subject) == self.bearer.tenant
+            case "rule-fired" if event.service:
+                return tenant_of_class(event.subject) == self.bearer.tenant
             case "budget-reached":
                 return self._is_own_budget(event.subject)
         return True
@@ -314,6 +317,8 @@ class Sight:
                 return self._asked(event) if self._is_own(event.unit) else None
             case Noticed():  # targets are the operator's, and their addresses may be secret
                 return msgspec.structs.replace(event, targets=()) if self._may_notice(event) else None
+            case ServicesMeasured():
+                return self._own_services(event)
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None
@@ -330,6 +335,11 @@ class Sight:
             ):
                 return event
         return None  # hide events that are not known to be harmless
+
+    def _own_services(self, event: ServicesMeasured) -> ServicesMeasured | None:
+        services = {name: of for name, of in event.services.items() if tenant_of_class(name) == self.bearer.tenant}
+        gone = tuple(name for name in event.gone if tenant_of_class(name) == self.bearer.tenant)
+        return msgspec.structs.replace(event, services=services, gone=gone) if services or gone else None
 
     def _is_own(self, name: str) -> bool:
         """Return whether a job, unit or task belongs to the bearer's tenant."""

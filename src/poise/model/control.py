@@ -1,11 +1,11 @@
 """The action `control` of a rule: a controller that adjusts one number so that a signal reaches its target.
 
     control: {knob: quota.gpu, of: ann, target: {fleet_use: 80%}, least: 4, most: 64}
-    control: {knob: replicas, of: chat, target: "avg_over(waiting, 5m) == 10", effect: lowers, least: 0, most: 8}
+    control: {knob: replicas, of: chat, target: {service_p99_of_objective: 80%}, effect: lowers, least: 0, most: 8}
     control: {knob: policy.fairness, target: {waiting: 20}, least: 0, most: 1, gains: {proportional: 0.2}}
 
-The number that it sets is the *knob*. `gains` are per step, as fractions: of the range from `least` to `most`, per
-error relative to the target.
+The number that it sets is the *knob*. A signal of a service is that of the service whose replicas it sets. `gains` are
+per step, as fractions: of the range from `least` to `most`, per error relative to the target.
 """
 
 import re
@@ -16,7 +16,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings, near
-from poise.model.expressions import SIGNALS, Compare, parse_condition
+from poise.model.expressions import SIGNALS, Compare, Scope, parse_condition
 from poise.model.fields import MAX_BYTES, Quantity, parse_or_raise
 from poise.model.resources import PLENTY, WHOLE
 from poise.model.spec import check_name
@@ -148,7 +148,8 @@ def compile_control(value: Any, field: str, every: int, found: Findings) -> Cont
         found.add(SpecError(what, field=f"{field}.knob", need=need, have=spec.knob[:80], hint=f"knob: {hint}"))
         return None
     _check_owner(spec, field, found)
-    target = found.get(None, _target, spec.target, f"{field}.target", every)
+    scopes: tuple[Scope, ...] = ("fleet", "service") if spec.knob == "replicas" else ("fleet",)
+    target = found.get(None, _target, spec.target, f"{field}.target", every, scopes)
     step = found.get(MINUTE, parse_or_raise, parse_duration, spec.every, f"{field}.every", DAY)
     if step < every:
         what, hint = "the steps are more frequent than the evaluations of the rules", "every: 1m"
@@ -182,8 +183,10 @@ def _check_owner(spec: ControlSpec, field: str, found: Findings) -> None:
         found.get(None, check_name, tenant, f"{field}.of")
 
 
-def _target(written: str | dict[str, Quantity], field: str, every: int) -> Compare:
-    """Compile a target: a signal and its value, or text such as `avg_over(fleet_use, 10m) == 80%`."""
+def _target(written: str | dict[str, Quantity], field: str, every: int, scopes: tuple[Scope, ...]) -> Compare:
+    """Compile a target: a signal of one of these scopes and its value, or text such as `avg_over(fleet_use, 10m) ==
+    80%`.
+    """
     text = written
     if isinstance(text, dict):
         text = " and ".join(f"{signal} == {value}" for signal, value in text.items())
@@ -191,11 +194,11 @@ def _target(written: str | dict[str, Quantity], field: str, every: int) -> Compa
     hint = "target: {fleet_use: 80%}"
     if not isinstance(condition, Compare) or condition.operator != "==":
         raise SpecError("this is no target", field=field, need="one signal and its value", have=text[:200], hint=hint)
-    if SIGNALS[condition.read.signal].scope != "fleet":
-        have, need = condition.read.signal, "a signal of the fleet"
-        raise SpecError(
-            "the target of a control loop cannot be a signal of nodes", field=field, need=need, have=have, hint=hint
-        )
+    have, scope = condition.read.signal, SIGNALS[condition.read.signal].scope
+    if scope not in scopes:
+        what = f"the target of this control loop cannot be a signal of {scope}s"
+        need = " or ".join(f"a signal of {'the fleet' if one == 'fleet' else 'the service'}" for one in scopes)
+        raise SpecError(what, field=field, need=need, have=have, hint=hint)
     return condition
 
 

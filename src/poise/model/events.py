@@ -421,7 +421,8 @@ class Triggered(msgspec.Struct, frozen=True, tag="triggered", kw_only=True, omit
 class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_defaults=True):
     """A detector noticed an anomaly of `subject` (a node, a task, a service, or the control plane if empty), or that it
     is `over`. `text` describes the measurement for people; `jobs` are the replicas of a service; `targets` are notified
-    beside those of the home. Only detectors write this record, and no decision depends on it.
+    beside those of the home. `service`: a rule fired for a service. Only detectors write this record, and no decision
+    depends on it.
     """
 
     at: int
@@ -431,6 +432,7 @@ class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_def
     over: bool = False
     jobs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    service: bool = False
 
 
 class IncidentTold(msgspec.Struct, frozen=True, tag="incident-told", kw_only=True, omit_defaults=True):
@@ -642,6 +644,17 @@ class NodesMeasured(msgspec.Struct, frozen=True, tag="nodes-measured", kw_only=T
     nodes: dict[str, tuple[int, ...]]
 
 
+class ServicesMeasured(msgspec.Struct, frozen=True, tag="services-measured", kw_only=True, omit_defaults=True):
+    """State of services as their gateways report it: the amounts of `Served`, in its order. Recorded if it has changed
+    noticeably, or after a minute. The services in `gone` are not reported any more. Services are named as classes of
+    their tenants.
+    """
+
+    at: int
+    services: dict[str, tuple[int, ...]] = {}
+    gone: tuple[str, ...] = ()
+
+
 class RuleFired(msgspec.Struct, frozen=True, tag="rule-fired", kw_only=True, omit_defaults=True):
     """A rule fired for a subject (a node, or the fleet if empty) in its evaluation at the instant `due`; `have` is the
     observed value. `outcome`: `done`, recorded only (`shadow`), or `asked` for approval; `adjusted` if a rule that has
@@ -829,6 +842,7 @@ Event = (
     | IncidentTold
     | RulesSet
     | NodesMeasured
+    | ServicesMeasured
     | ShadowJudged
     | RuleFired
     | RuleOver

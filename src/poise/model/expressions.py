@@ -16,11 +16,13 @@ from poise.model.document import near
 from poise.units import HOUR, format_duration, parse_duration
 
 Kind = Literal["share", "number", "flag"]
-Scope = Literal["node", "fleet"]
+Scope = Literal["node", "service", "fleet"]
 
 
 class Signal(NamedTuple):
-    """A signal: of each node or of the fleet, its type and its meaning. `measured`: agents report it."""
+    """A signal: of each node, of each service or of the fleet, its type and its meaning. `measured`: agents or gateways
+    report it.
+    """
 
     scope: Scope
     kind: Kind
@@ -39,6 +41,13 @@ SIGNALS: Mapping[str, Signal] = {
     "gpu_utilization": Signal("node", "share", "compute of the node's devices that work holds"),
     "failures": Signal("node", "share", "attempts lost or failed on the node, smoothed"),
     "hot": Signal("node", "flag", "CPU use has been high for a sustained window"),
+    "service_rate": Signal("service", "number", "requests per second that clients send", True),
+    "service_p99": Signal("service", "number", "P99 latency in seconds", True),
+    "service_p99_of_objective": Signal("service", "share", "P99 latency in relation to the objective", True),
+    "service_refused": Signal("service", "share", "requests that the gateway refuses", True),
+    "service_waiting": Signal("service", "number", "requests that wait", True),
+    "service_replicas": Signal("service", "number", "replicas that are ready", True),
+    "service_replicas_wanted": Signal("service", "number", "replicas that the gateway has requested", True),
     "waiting": Signal("fleet", "number", "units that wait"),
     "out_of_memory": Signal("fleet", "number", "unfinished units that have exceeded their memory limit"),
     "running": Signal("fleet", "number", "attempts that hold room"),

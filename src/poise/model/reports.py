@@ -666,11 +666,11 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
-    """The last firing of a rule for a `subject`: a node, or empty for the fleet. `outcome` is `done`, `shadow`,
-    `asked`, `denied`, or `adjusted` after it has changed memory limits again. `have` is the observation that triggered
-    it. `actions` were carried out; `failed` is the reason why others were not. `over` means that it has ended and its
-    actions are undone. `at` is in seconds since 1970. While it asks for approval, `answer` is the command that gives
-    it; `deny` in the place of `approve` refuses it.
+    """The last firing of a rule for a `subject`: a node, a service, or empty for the fleet. `outcome` is `done`,
+    `shadow`, `asked`, `denied`, or `adjusted` after it has changed memory limits again. `have` is the observation that
+    triggered it. `actions` were carried out; `failed` is the reason why others were not. `over` means that it has ended
+    and its actions are undone. `at` is in seconds since 1970. While it asks for approval, `answer` is the command that
+    gives it; `deny` in the place of `approve` refuses it.
     """
 
     subject: str

@@ -27,6 +27,7 @@ from poise.model.fields import LEAST_MEMORY, MAX_BYTES, Quantity, parse_or_raise
 from poise.model.job_fields import PriorityName
 from poise.model.jobs import Priority
 from poise.model.notices import MOST_TARGETS, check_target
+from poise.model.served import service_in_full
 from poise.model.spec import check_name
 from poise.units import DAY, HOUR, MINUTE, parse_bytes, parse_duration, parse_share
 
@@ -57,7 +58,7 @@ ACTIONS: Mapping[str, Scope | Literal[""]] = {
     "mirror_traffic": "",
     "notify": "",
 }
-"""Actions of rules, and the scope that each needs; empty: either."""
+"""Actions of rules, and the scope that each needs; empty: any."""
 
 
 ADJUSTED: Mapping[str, str] = {"change_priority": "priority", "adjust_memory_limit": "shape.memory"}
@@ -66,8 +67,8 @@ ADJUSTED: Mapping[str, str] = {"change_priority": "priority", "adjust_memory_lim
 OF_SERVICES = frozenset({"scale_up_replicas", "scale_down_replicas", "mirror_traffic"})
 """Actions that gateways carry out, while the rule has fired."""
 
-CORDON = "the cordon of a node"
-"""The kind of the setting that closes a node."""
+CORDON, REPLICAS = "the cordon of a node", "the replicas"
+"""The kinds of the settings that belong to a node, and to a service."""
 
 
 # --- as written ------------------------------------------------------------------------------------------------------
@@ -98,9 +99,11 @@ class MemorySpec(msgspec.Struct, forbid_unknown_fields=True, rename={"kind": "cl
 
 
 class ReplicasSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """The service, and the number of replicas that it gets or loses."""
+    """The service, and the number of replicas that it gets or loses. Without a name, it is the one for which the rule
+    has fired.
+    """
 
-    service: str
+    service: str = ""
     by: int = 1
 
 
@@ -155,7 +158,9 @@ class Relimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Rescale(msgspec.Struct, frozen=True, kw_only=True):
-    """Add `by` replicas to what `service` would have; negative: remove. `service` is named as a class of its tenant."""
+    """Add `by` replicas to what `service` would have; negative: remove. `service` is named as a class of its tenant; if
+    it is empty, it is the one for which the rule has fired.
+    """
 
     service: str
     by: int
@@ -215,11 +220,13 @@ def setting_of(action: Action) -> Setting | None:
         case Relimit():
             return Setting("the memory limit of jobs", _named(action.value.jobs))
         case Rescale():
-            return Setting("the replicas", action.value.service)
+            return Setting(REPLICAS, service_in_full(action.value.service) if action.value.service else "")
         case Mirror():
-            return Setting("the mirrored requests", action.value.service)
+            return Setting("the mirrored requests", service_in_full(action.value.service))
         case Promote():
             return Setting("the policy")
+        case Control(knob="replicas", of=of):
+            return Setting(REPLICAS, service_in_full(of))
         case Control(knob=knob, of=of):
             return Setting("the policy" if knob.startswith(POLICY) else f"the {knob}", of)
     kinds = {"cordon": CORDON, "migrate_task": CORDON, "set_policy": "the policy"}
@@ -354,7 +361,8 @@ def _replicas(sign: int) -> Any:
         spec = found.convert(value, ReplicasSpec, field)
         if spec is None:
             return None
-        _check_service(spec.service, f"{field}.service", found)
+        if spec.service:
+            _check_service(spec.service, f"{field}.service", found)
         if not 1 <= spec.by <= MAX_REPLICAS:
             need = f"1 to {MAX_REPLICAS}"
             found.add(SpecError("the number is out of range", field=f"{field}.by", need=need, have=str(spec.by)))
@@ -414,6 +422,7 @@ __all__ = [
     "ADJUSTED",
     "CORDON",
     "OF_SERVICES",
+    "REPLICAS",
     "UNAVAILABLE",
     "Action",
     "Control",

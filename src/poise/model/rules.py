@@ -9,8 +9,8 @@
         sustained_for: 5m
         actions: [cordon: true, notify: true]
 
-A rule fires for a subject, a node or the fleet, once its trigger has held for `sustained_for`; it ends once `clear` has
-held for as long, and its actions are undone. Each rule is off until its file sets another mode.
+A rule fires for a subject, which is a node, a service or the fleet, once its trigger has held for `sustained_for`. It
+ends once `clear` has held for as long, and its actions are undone. Each rule is off until its file sets another mode.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,18 @@ from poise.errors import SpecError
 from poise.model.document import Findings, near
 from poise.model.expressions import SIGNALS, Both, Condition, Not, Read, Scope, cost_of, parse_condition, reads_of
 from poise.model.fields import Quantity, parse_or_raise
-from poise.model.rule_actions import ACTIONS, CORDON, Action, Control, Setting, compile_action, setting_of
+from poise.model.rule_actions import (
+    ACTIONS,
+    CORDON,
+    REPLICAS,
+    Action,
+    Control,
+    Rescale,
+    Setting,
+    compile_action,
+    setting_of,
+)
+from poise.model.served import service_in_full
 from poise.model.spec import check_name
 from poise.units import DAY, MINUTE, SECOND, parse_duration
 
@@ -37,7 +48,7 @@ COOL_DOWN = 10 * MINUTE
 BUDGET = 20
 MAX_RULES = 100
 MAX_ACTIONS = 8
-MAX_NODES_NAMED = 10_000
+MAX_NAMED = 10_000
 MAX_TOTAL_COST = 20_000
 
 
@@ -64,7 +75,7 @@ class RulesSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Rule(NamedTuple):
-    """A compiled rule. Times in nanoseconds; `nodes` names its subjects, None: all nodes."""
+    """A compiled rule. Times in nanoseconds; `subjects` names its nodes or services, None: all."""
 
     name: str
     scope: Scope
@@ -74,7 +85,7 @@ class Rule(NamedTuple):
     mode: Mode = "off"
     sustained_for: int = 0
     cool_down: int = COOL_DOWN
-    nodes: frozenset[str] | None = None
+    subjects: frozenset[str] | None = None
 
     @property
     def control(self) -> Control | None:
@@ -102,8 +113,8 @@ class Rules(NamedTuple):
     @property
     def measured(self) -> bool:
         """Whether an enabled rule reads signals that agents measure."""
-        reads = (read for rule in self.rules if rule.mode != "off" for read in rule.reads)
-        return any(SIGNALS[read.signal].measured for read in reads)
+        signals = (SIGNALS[read.signal] for rule in self.rules if rule.mode != "off" for read in rule.reads)
+        return any(signal.measured and signal.scope == "node" for signal in signals)
 
 
 def targets_of(rule: Rule) -> tuple[str, ...]:
@@ -176,21 +187,27 @@ def _rule(spec: RuleSpec, at: str, every: int, found: Findings) -> Rule | None:
             what = f"`{action.name}` cannot follow from signals of {_whole(scope)}"
             hint = "a rule with its own trigger"
             found.add(SpecError(what, field=f"{at}.actions[{place}]", need=need, have=scope, hint=hint))
+        if isinstance(action.value, Rescale) and not action.value.service and scope != "service":
+            what, field = "the service is not named", f"{at}.actions[{place}].{action.name}.service"
+            hint = f"{action.name}: {{service: chat}}"
+            found.add(SpecError(what, field=field, need="a name, or signals of a service", hint=hint))
     if clear is None and any(action.name == "promote" for action in actions):
         what, need = "a promotion needs a condition on which it is undone", "a condition"
         hint = "clear: avg_over(waiting, 1h) > 500"
         found.add(SpecError(what, field=f"{at}.clear", need=need, hint=hint))
-    if spec.scope is not None and (scope == "fleet" or not spec.scope or len(spec.scope) > MAX_NODES_NAMED):
-        what, hint = "the scope names the nodes of a rule about nodes", "leave `scope` out for the whole fleet"
-        found.add(SpecError(what, field=f"{at}.scope", need="names of nodes", have=str(spec.scope)[:80], hint=hint))
-    nodes = frozenset(spec.scope) if spec.scope is not None else None
-    return Rule(
-        spec.name, scope, trigger, Not(trigger) if clear is None else clear, actions, spec.mode, sustained, cool, nodes
-    )
+    if spec.scope is not None and (scope == "fleet" or not spec.scope or len(spec.scope) > MAX_NAMED):
+        what = "the scope names the nodes of a rule about nodes, or the services of a rule about services"
+        need, hint = "names of nodes or services", "leave `scope` out for the whole fleet"
+        found.add(SpecError(what, field=f"{at}.scope", need=need, have=str(spec.scope)[:80], hint=hint))
+    subjects = frozenset(spec.scope) if spec.scope is not None else None
+    if subjects is not None and scope == "service":
+        subjects = frozenset(map(service_in_full, subjects))
+    clear = Not(trigger) if clear is None else clear
+    return Rule(spec.name, scope, trigger, clear, actions, spec.mode, sustained, cool, subjects)
 
 
 def _whole(scope: str) -> str:
-    return "a node" if scope == "node" else "the fleet"
+    return {"node": "a node", "service": "a service"}.get(scope, "the fleet")
 
 
 def _condition(written: str | dict[str, str], field: str, every: int) -> Condition:
@@ -216,7 +233,7 @@ def _scope_of(trigger: Condition, clear: Condition | None, at: str) -> Scope:
     scopes = {SIGNALS[read.signal].scope for read in reads}
     if len(scopes) > 1:
         have = ", ".join(f"{read.signal} ({SIGNALS[read.signal].scope})" for read in reads)
-        what, hint = "a rule is about nodes or about the fleet, not both", "two rules"
+        what, hint = "a rule is about nodes, about services or about the fleet", "two rules"
         raise SpecError(what, field=f"{at}.trigger", need="signals of one scope", have=have[:200], hint=hint)
     return scopes.pop()
 
@@ -240,6 +257,14 @@ def _check_names(spec: RulesSpec, found: Findings) -> None:
         seen.setdefault(one.name, place)
 
 
+def _settings_of(rule: Rule, action: Action) -> list[Setting]:
+    """Return the settings that an action of a rule changes: for the subject of the rule, one for each service."""
+    setting = setting_of(action)
+    if setting is not None and setting.kind == REPLICAS and not setting.of and rule.subjects is not None:
+        return [Setting(REPLICAS, name) for name in sorted(rule.subjects)]
+    return [setting] if setting is not None else []
+
+
 def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
     """Check that each setting is owned by one rule, unless the rules have different nodes. Rules that are off count
     too.
@@ -247,7 +272,7 @@ def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
     owners: list[tuple[Setting, Rule]] = []
     for place, rule in enumerate(rules):
         at = f"rules[{place}].actions"
-        settings = [setting for action in rule.actions if (setting := setting_of(action)) is not None]
+        settings = [setting for action in rule.actions for setting in _settings_of(rule, action)]
         loops = [action for action in rule.actions if isinstance(action.value, Control)]
         if len(loops) > 1 or any(one.overlaps(other) for one, other in combinations(settings, 2)):
             what = (
@@ -259,7 +284,7 @@ def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
             found.add(SpecError(what, code="E107", field=at, have=rule.name, hint=hint))
         for setting in dict.fromkeys(settings):
             for theirs, other in owners:
-                apart = rule.nodes is not None and other.nodes is not None and not rule.nodes & other.nodes
+                apart = rule.subjects is not None and other.subjects is not None and not rule.subjects & other.subjects
                 if setting.overlaps(theirs) and not (apart and setting.kind == CORDON):
                     what = f"`{other.name}` and `{rule.name}` both set {setting}"
                     need, have = "one rule for each", f"{other.name}, {rule.name}"

@@ -175,9 +175,19 @@ class Scaler:
         )
 
 
+def with_orders(wanted: int, ordered: int, rules: ScaleRules | None) -> int:
+    """Return the target number with the replicas that the rules of the control plane have `ordered` beyond it. The
+    limits of the service hold, and one replica at least; a service without replicas gets none.
+    """
+    if not ordered or not wanted:
+        return wanted
+    least, most = (max(1, rules.least), rules.most) if rules is not None else (1, wanted + ordered)
+    return min(max(wanted + ordered, least), max(most, 1))
+
+
 def _p99(took: Sequence[int]) -> int:
     """P99 of sorted latencies; 0 without any. Ignores the largest one."""
     return took[min(int((1 - UNLUCKY) * len(took)), len(took) - 2)] if took else 0
 
 
-__all__ = ["Followed", "Scaler", "Seen"]
+__all__ = ["Followed", "Scaler", "Seen", "with_orders"]

@@ -89,7 +89,7 @@ NEEDS = {
     "GET /v1/rules": Role.OPERATOR,
     "PUT /v1/rules": Role.OPERATOR,
     "POST /v1/rules/answers": Role.OPERATOR,
-    "GET /v1/rules/orders": Role.SUBMITTER,
+    "POST /v1/rules/orders": Role.SUBMITTER,
     "GET /v1/endpoints": Role.SUBMITTER,
     "GET /v1/shadow": Role.OPERATOR,
     "PUT /v1/shadow": Role.ADMIN,

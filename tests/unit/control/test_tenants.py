@@ -23,7 +23,7 @@ JOB = re.compile(r"(?<![\w.-])(j[0-9]+)(?!\w)")
 AT_LARGE = (
     "/v1/status", "/v1/whoami", "/v1/jobs", "/v1/jobs?all=true&name=*&latest=9", "/v1/nodes", "/v1/profiles",
     "/v1/quotas", "/v1/budgets", "/v1/shares", "/v1/reservations", "/v1/reservations/r1",
-    "/v1/policy", "/v1/rules", "/v1/rules/orders", "/v1/shadow", "/v1/tokens", "/v1/audit", "/v1/overview",
+    "/v1/policy", "/v1/rules", "/v1/shadow", "/v1/tokens", "/v1/audit", "/v1/overview",
     "/v1/demand", "/v1/backlog", "/v1/backlog?tenant=bob", "/v1/backlog?tenant=ann&state=waiting",
     "/v1/names/job", "/v1/endpoints?job=j1", "/v1/endpoints?job=j2",
     "/v1/changes?after=1",

@@ -4,6 +4,7 @@ from math import exp, sin
 
 import pytest
 
+from poise.model.served import Served
 from poise.units import MILLISECOND, MINUTE, SECOND
 from poise_serve.lately import LONGEST, Lately
 
@@ -72,3 +73,20 @@ def test_patient_requests_and_errors_and_refusals_are_told_apart() -> None:
     assert of.refused == {"full": 1, "late": 2}
     assert of.p99 < 2 * MILLISECOND, "nobody promised the patient one anything"
     assert (of.batches, of.batch_mean, of.batch_max) == (2, 2.0, 3)
+
+
+def test_the_state_for_the_control_plane_leaves_out_what_clients_cancelled() -> None:
+    lately = Lately(0)
+    for _ in range(90):
+        lately.answered(200, 250 * MILLISECOND, SECOND)
+    for why, count in (("full", 15), ("cancelled", 60)):
+        for _ in range(count):
+            lately.refused(why, SECOND)
+    for _ in range(15):
+        lately.cached(SECOND)
+    told = lately.recent(MINUTE, 30 * SECOND).served(objective=300 * MILLISECOND, waiting=4, ready=2, wanted=3)
+    assert (told.rate, told.refused, told.waiting, told.ready, told.wanted) == (4000, 125, 4, 2, 3)
+    assert told.p99 == pytest.approx(250 * MILLISECOND, rel=0.02)
+    assert Lately(0).recent(MINUTE, SECOND).served(objective=0, waiting=0, ready=1, wanted=1) == Served(
+        ready=1, wanted=1
+    )

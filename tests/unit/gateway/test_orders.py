@@ -8,8 +8,10 @@ import pytest
 from poise.client import Client
 from poise.errors import Unreachable
 from poise.model.reports import ServiceOrder
+from poise.model.served import GatewayNews, Served, ServiceNews
 from poise.model.servicefile import compile_service
 from poise_serve.kernel.batcher import Refuse
+from poise_serve.kernel.scaler import with_orders
 from poise_serve.notes import Notes
 from poise_serve.orders import MOST_COPIED, Mirror, Orders
 from poise_serve.replicas import Replicas
@@ -32,7 +34,7 @@ class Gateway:
         notes = Notes(tmp_path / "chat.json")
         notes.noted.jobs = ["j1"]
         self.replicas = Replicas(declared, service, self.connect, {"env": {}}, "ann", self.said.append, notes)
-        self.orders = Orders(self.connect, services, lambda: {"chat": self.replicas}, self.said.append)
+        self.orders = Orders(self.connect, services, lambda: {"chat": self.replicas}, self.news, self.said.append)
         self.reachable = True
 
     def connect(self) -> Client:
@@ -47,7 +49,12 @@ class Gateway:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def service_orders(self) -> list[ServiceOrder]:
+    def news(self) -> GatewayNews:
+        news = ServiceNews(service="chat", job="j1", state=Served(waiting=4, ready=2, wanted=3))
+        return GatewayNews(gateway="0a1b2c3d", services=(news,))
+
+    def service_orders(self, news: GatewayNews) -> list[ServiceOrder]:
+        self.reported = news
         return [ServiceOrder(service="chat", rule="night", by=-1)]
 
     def answers(self, times: int) -> None:
@@ -80,9 +87,10 @@ def test_replicas_change_within_the_limits_of_the_service(
 ) -> None:
     gateway = Gateway(tmp_path, **fields)
     gateway.orders.take([scaled(by)])
-    assert gateway.replicas._with_orders(wanted) == made
+    rules = gateway.replicas._declared.rules
+    assert with_orders(wanted, gateway.replicas.ordered, rules) == made
     gateway.orders.take([])
-    assert gateway.replicas._with_orders(wanted) == wanted
+    assert with_orders(wanted, gateway.replicas.ordered, rules) == wanted
 
 
 def test_orders_are_said_once_and_sum_up(tmp_path: Any) -> None:
@@ -158,4 +166,5 @@ def test_without_an_answer_the_last_orders_stay(tmp_path: Any, monkeypatch: pyte
         return stays
 
     assert asyncio.run(followed()) == -1
+    assert gateway.reported == gateway.news(), "its report goes with the question"
     assert gateway.replicas.ordered == 0

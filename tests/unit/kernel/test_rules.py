@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,13 +26,15 @@ from poise.model.events import (
     RuleFired,
     RuleOver,
     RulesSet,
+    ServicesMeasured,
 )
 from poise.model.load import Load
 from poise.model.messages import Beat
 from poise.model.reports import ServiceOrder
 from poise.model.rules import compile_rules
+from poise.model.served import Served
 from poise.testing import World, node
-from poise.units import HOUR, MINUTE, SECOND
+from poise.units import HOUR, MILLISECOND, MINUTE, SECOND
 
 FULL: dict[str, Any] = {
     "name": "full",
@@ -368,18 +371,48 @@ def unsteady() -> list[Event]:
     return log
 
 
-def test_missing_late_and_noisy_signals_make_no_rule_flap() -> None:
+def unsteady_services() -> list[Event]:
+    """A service for each seed, whose latency is high for one hour of three. What its gateway reports is noisy, late by
+    up to two minutes, and missing a fifth of the time, for up to five minutes.
+    """
+    draws = {f"s{seed}": random.Random(seed) for seed in range(SEEDS)}  # noqa: S311
+    late = {name: draw.randrange(0, 2 * MINUTE, SECOND) for name, draw in draws.items()}
+    silent = dict.fromkeys(draws, 0)
+    log: list[Event] = []
+    for at in range(20 * SECOND, 3 * HOUR, 30 * SECOND):
+        told: dict[str, tuple[int, ...]] = {}
+        for name, draw in draws.items():
+            if draw.random() < 0.05:
+                silent[name] = at + draw.randrange(0, 5 * MINUTE, SECOND)
+            level = 280 if HOUR <= at - late[name] < 2 * HOUR else 160
+            if at >= silent[name]:
+                p99 = max(1, round(draw.gauss(level, 12))) * MILLISECOND
+                told[name] = Served(rate=50_000, p99=p99, objective=300 * MILLISECOND).values
+        log.append(ServicesMeasured(at=at, services=told))
+    return log
+
+
+@pytest.mark.parametrize(
+    ("signal", "action", "log"),
+    [
+        ("memory_usage", {"cordon": True}, unsteady),
+        ("service_p99_of_objective", {"scale_up_replicas": {"by": 1}}, unsteady_services),
+    ],
+)
+def test_missing_late_and_noisy_signals_make_no_rule_flap(
+    signal: str, action: dict[str, Any], log: Callable[[], list[Event]]
+) -> None:
     rule = {
-        "name": "memory",
+        "name": "high",
         "mode": "shadow",
-        "trigger": "avg_over(memory_usage, 5m) > 80%",
-        "clear": "avg_over(memory_usage, 5m) < 70%",
+        "trigger": f"avg_over({signal}, 5m) > 80%",
+        "clear": f"avg_over({signal}, 5m) < 70%",
         "sustained_for": "2m",
-        "actions": [{"cordon": True}],
+        "actions": [action],
     }
     ledger, told = Ledger(), Counter[tuple[str, bool]]()
     engine = Engine(compile_rules(rules(rule, budget=10_000)), 0)
-    for event in unsteady():
+    for event in log():
         for change in engine.until(event.at, ledger):
             told[change.subject, change.over] += 1
             assert change.over or HOUR < change.due < 2 * HOUR + 10 * MINUTE

@@ -178,7 +178,7 @@ def test_a_rule_in_shadow_sets_nothing() -> None:
         ({"knob": "policy.fairness"}, "of", "a parameter belongs to the policy in force"),
         ({"target": "waiting > 3"}, "target", "this is no target"),
         ({"target": {"waiting": 3, "running": 4}}, "target", "this is no target"),
-        ({"target": {"cpu_usage": "50%"}}, "target", "the target of a control loop cannot be a signal of nodes"),
+        ({"target": {"cpu_usage": "50%"}}, "target", "the target of this control loop cannot be a signal of nodes"),
         ({"target": {"fleet_use": 50}}, "target", "`fleet_use` is a share"),
         ({"least": 8, "most": 8}, "most", "`least` must be less than `most`"),
         ({"every": "10s"}, "every", "the steps are more frequent than the evaluations of the rules"),

@@ -182,3 +182,35 @@ def test_settings_of_different_things_have_different_owners() -> None:
 )
 def test_the_field_that_is_wrong_is_named(document: Any, field: str) -> None:
     assert refused(document)[0][0] == field
+
+
+def test_a_rule_about_services_names_them_or_takes_the_one_that_it_fires_for() -> None:
+    slow = {"trigger": "service_waiting > 3", "actions": [{"scale_up_replicas": {"by": 2}}]}
+    made = compile_rules(of(rule(**slow, scope=["chat", "default:image", "ann:chat"]))).rules[0]
+    assert made.scope == "service"
+    assert made.subjects == frozenset(["chat", "image", "ann:chat"])
+    assert made.actions[0].value == Rescale(service="", by=2)
+    told = refused(of(rule(trigger="waiting > 3", actions=[{"scale_up_replicas": {"by": 2}}])))
+    assert told == [("rules[0].actions[0].scale_up_replicas.service", "the service is not named")]
+    told = refused(of(rule(trigger="service_waiting > 3")))
+    assert told == [("rules[0].actions[0]", "`cordon` cannot follow from signals of a service")]
+    told = refused(of(rule(trigger="service_waiting > 3 and waiting > 3", actions=[{"notify": True}])))
+    assert told == [("rules[0].trigger", "a rule is about nodes, about services or about the fleet")]
+
+
+def test_the_replicas_of_a_service_have_one_owner() -> None:
+    """A rule that takes the service that it fires for owns the replicas of all, or of those in its scope."""
+
+    def slow(name: str, *scope: str) -> dict[str, Any]:
+        found = rule(name=name, trigger="service_waiting > 3", actions=[{"scale_up_replicas": {"by": 1}}])
+        return found | ({"scope": list(scope)} if scope else {})
+
+    named = rule(name="named", trigger="waiting > 3", actions=[{"scale_up_replicas": {"service": "default:chat"}}])
+    compile_rules(of(slow("a", "ann:chat"), slow("b", "image"), named))
+    assert refused(of(slow("a", "chat"), slow("b", "chat", "image"))) == [
+        ("rules[1].actions", "`a` and `b` both set the replicas of chat")
+    ]
+    assert refused(of(slow("a", "chat"), named)) == [
+        ("rules[1].actions", "`a` and `named` both set the replicas of chat")
+    ]
+    assert refused(of(slow("a"), named)) == [("rules[1].actions", "`a` and `named` both set the replicas of chat")]

@@ -41,6 +41,7 @@ from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
 from poise.kernel.ledger.rules import RuleBook
 from poise.kernel.ledger.schedules import Schedules
 from poise.kernel.ledger.seats import Seats
+from poise.kernel.ledger.services import Services
 from poise.kernel.ledger.shares import Shares
 from poise.kernel.ledger.shown import Shown
 from poise.kernel.ledger.state import State, decode, encoder, queue_of_unit
@@ -71,6 +72,7 @@ class Ledger:
         self.tokens = Tokens(state)
         self.profiles = Profiles(state)
         self.rules = RuleBook(state)
+        self.services = Services(state)
         self.jobs = Jobs(state)
         self.parts = Parts(self.jobs)
         self.schedules = Schedules(state, self.jobs)
@@ -111,6 +113,7 @@ class Ledger:
             self.tokens,
             self.profiles,
             self.rules,
+            self.services,
             self.jobs,
             self.parts,
             self.schedules,

@@ -23,6 +23,7 @@ from poise.model.profiles import Profile
 from poise.model.quotas import Quota
 from poise.model.recurring import Rule
 from poise.model.reservations import Reservation
+from poise.model.served import ServiceState
 from poise.model.share_tree import ShareTree
 from poise.model.tenants import DEFAULT, Token
 from poise.model.trees import Tree
@@ -235,7 +236,7 @@ class State(msgspec.Struct):
     wait. `quotas` are by tenant, `cordons` by the identity of a device, `firings` by `RULE/SUBJECT`. `actions_spent`
     are the instants of the actions of rules in the last hour. `debts` are by the name of a node of the `share_tree`.
     `before` is the previous policy, as in `Configured`; `shadow_better` is as in `ShadowJudged`. `accounts`: whether a
-    token has ever named a Unix account.
+    token has ever named a Unix account. `services` are by name, as in `ServicesMeasured`.
     """
 
     revision: int = 0
@@ -275,6 +276,7 @@ class State(msgspec.Struct):
     reservations_ever: int = 0
     shadow_better: dict[str, str] = {}
     budgets: dict[str, BudgetState] = {}
+    services: dict[str, ServiceState] = {}
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """Return an independent copy, with all jobs or with these. It shares unchanging parts: ended jobs, and records
@@ -293,6 +295,7 @@ class State(msgspec.Struct):
         made.rules, made.rule_policies = dict(self.rules), dict(self.rule_policies)
         made.actions_spent, made.debts = self.actions_spent.copy(), dict(self.debts)
         made.shadow_better, made.budgets = dict(self.shadow_better), dict(self.budgets)
+        made.services = dict(self.services)
         made.schedules = {schedule_id: copy(schedule) for schedule_id, schedule in self.schedules.items()}
         made.reservations = {name: copy(of) for name, of in self.reservations.items()}
         return made
