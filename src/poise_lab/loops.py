@@ -1,7 +1,7 @@
 """Tunes the control loops of rules in the twin: gains from an experiment with a relay, and the response with them.
 
-Each loop runs alone on the jobs of a log or a trace: once as a relay, once with automatic gains and once with the gains
-that the oscillation under the relay gives. Only the time of arrivals counts.
+Each loop runs alone, on the jobs of a log or a trace, or on a simulated service: once as a relay, once with automatic
+gains and once with the gains that the oscillation under the relay gives. Only the time of arrivals counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,21 +29,42 @@ from poise.units import SECOND
 from poise_lab.page import Page
 from poise_lab.panels import PANELS, plot
 from poise_lab.ruled import Following
+from poise_lab.steered import Simulated, events_of
 from poise_lab.trial import simulate
 
 BUDGET = 10_000
 """Actions in an hour: so large that the budget limits no trial."""
 
 Steps = Sequence[Sample]
+Simulate = Callable[[dict[str, Any], Control], list[Event]]
+"""Returns the log of a simulation with the rules of a document, of which one has this control loop."""
+
+
+def on_jobs(workload: Workload, nodes: Sequence[Node], policy: ClusterPolicy, settings: Settings) -> Simulate:
+    """Return a simulation of jobs, as long as they arrive."""
+
+    def run(document: dict[str, Any], _: Control) -> list[Event]:
+        events: list[Event] = []
+        decides = Following(policy)
+
+        def begin(twin: Twin) -> None:
+            decides.twin = twin
+            twin.ask(lambda request: SetRules(request, document), 0)
+
+        last = max((arrival.at for arrival in workload.arrivals), default=0)
+        simulate(workload, nodes, decides, settings, until=last, observe=events.append, begin=begin)
+        return events
+
+    return run
+
+
+def on_service(service: Simulated) -> Simulate:
+    """Return a simulation of the service whose replicas a loop sets, until its requests are over."""
+    return lambda document, control: events_of(service, control.of, document)
 
 
 def tune_loops(
-    workload: Workload,
-    nodes: Sequence[Node],
-    policy: ClusterPolicy,
-    settings: Settings,
-    document: dict[str, Any],
-    tell: Callable[[str], None] = lambda text: None,
+    document: dict[str, Any], run: Simulate, tell: Callable[[str], None] = lambda text: None
 ) -> list[TunedLoop]:
     """Tune each control loop of the rules. Rules without one are ignored."""
     found = []
@@ -53,7 +74,8 @@ def tune_loops(
             continue
 
         def trial(gains: Gains, of: Any = written, control: Control = control) -> Steps:
-            return _trial(workload, nodes, policy, settings, _alone(document, of, gains), control)
+            alone = _alone(document, of, gains)
+            return _steps(run(alone, control), alone, control)
 
         tell(f"{rule.name}: with a relay")
         relay = trial(RELAY)
@@ -106,24 +128,8 @@ def _alone(document: dict[str, Any], written: dict[str, Any], gains: Gains) -> d
     return {**document, "budget": BUDGET, "rules": [{**written, "mode": "on", "actions": [action]}]}
 
 
-def _trial(
-    workload: Workload,
-    nodes: Sequence[Node],
-    policy: ClusterPolicy,
-    settings: Settings,
-    document: dict[str, Any],
-    control: Control,
-) -> Steps:
-    """Return the samples of a simulation at the steps of its loop, as long as jobs arrive."""
-    events: list[Event] = []
-    decides = Following(policy)
-
-    def begin(twin: Twin) -> None:
-        decides.twin = twin
-        twin.ask(lambda request: SetRules(request, document), 0)
-
-    last = max((arrival.at for arrival in workload.arrivals), default=0)
-    simulate(workload, nodes, decides, settings, until=last, observe=events.append, begin=begin)
+def _steps(events: list[Event], document: dict[str, Any], control: Control) -> Steps:
+    """Return the samples of a simulation at the steps of its loop."""
     rules = compile_rules(document)
     steps: list[Sample] = []
     for sample in samples(events, rules, rules.rules[0].name, Ledger()):

@@ -6,6 +6,7 @@ ready time, their paid time, and its cost.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import fmean, median
@@ -19,7 +20,7 @@ from poise.model.servers import Measured, Server, Serving, Speed, Table
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
 from poise.model.worldfile import World, compile_world
-from poise.policy.replicas import DEFAULT_SCALER, SCALERS, scaler_named
+from poise.policy.replicas import DEFAULT_SCALER, SCALERS, ReplicaPolicy, scaler_named
 from poise.units import HOUR, MILLISECOND, SECOND
 from poise_lab.engine.serving import ANSWERED, CANCELLED, FrontTwin, Load, ServiceTwin, Story, Trial
 from poise_lab.traces.loads import Wanted, asking
@@ -95,7 +96,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
 
 def rehearse(asked: Asked) -> Rehearsal:
     """Run the rehearsal. Raises `PoiseError` for unreadable input and for unknown names."""
-    world, serving = _world(asked.world)
+    world, serving = load_world(asked.world)
     with located(place_in_file(asked.file)):
         if is_kind(asked.file, "upstreams"):
             kind, front = "upstreams", compile_upstreams(load_kind(asked.file, "upstreams"))
@@ -211,23 +212,27 @@ def _of_service(
         names = ("",) if service.rules is None else asked.scalers or (service.scaler or DEFAULT_SCALER,)
         for name in names:
             scaler = _named(scaler_named, SCALERS, name, "--scalers") if name else None
-
-            def trial(load: Load, service: DeclaredService = service, scaler: Any = scaler) -> Trial:
-                return ServiceTwin(
-                    service.limits,
-                    serving,
-                    load,
-                    replicas=service.replicas,
-                    rules=service.rules,
-                    window=service.window,
-                    scaler=scaler,
-                    seed=asked.seed,
-                    losses=world.losses,
-                    changes=world.changes,
-                )
-
+            trial = partial(service_twin, service, world, serving, scaler, seed=asked.seed)
             plans.append(_Plan(trial, scaler=name, replicas=service.wanted))
     return plans, told.limits.objective or told.limits.timeout, notes
+
+
+def service_twin(
+    service: DeclaredService, world: World, serving: Serving, scaler: ReplicaPolicy | None, load: Load, *, seed: int
+) -> ServiceTwin:
+    """Return a service of a file in virtual time, with this load and scaler."""
+    return ServiceTwin(
+        service.limits,
+        serving,
+        load,
+        replicas=service.replicas,
+        rules=service.rules,
+        window=service.window,
+        scaler=scaler,
+        seed=seed,
+        losses=world.losses,
+        changes=world.changes,
+    )
 
 
 def _with(told: DeclaredService, replicas: str, file: Path) -> DeclaredService:
@@ -274,7 +279,8 @@ def _named(find: Any, known: Any, name: str, flag: str) -> Any:
 # --- the world -------------------------------------------------------------------------------------------------------
 
 
-def _world(path: Path) -> tuple[World, Serving]:
+def load_world(path: Path) -> tuple[World, Serving]:
+    """Return a world file, with the measured speeds of its replicas. Raises `PoiseError`."""
     document = load_kind(path, "world")
     with located(place_in_file(path)):
         world = compile_world(document)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from poise.kernel.ledger import Ledger
 from poise.kernel.rules import Change, Engine
-from poise.model.events import Began, Event, NodesMeasured, ServicesMeasured
+from poise.model.events import Began, Event, NodesMeasured, RuleFired, ServicesMeasured
 from poise.model.expressions import SIGNALS, Scope
 from poise.model.reports import RulesTest, TestedChange, TestedRule
 from poise.model.rules import Rules
@@ -68,8 +68,8 @@ class Sample(NamedTuple):
 
 
 def samples(events: Iterable[Event], rules: Rules, rule: str, ledger: Ledger) -> Iterator[Sample]:
-    """Yield the signal and the knob of the control loop of a rule at each evaluation while the rule has fired, and
-    before the steps of that evaluation.
+    """Yield the signal and the knob of the control loop of a rule at each evaluation from its firing on, and before the
+    steps of that evaluation.
     """
     engine = Engine(rules, ledger.now)
     for event in events:
@@ -81,6 +81,8 @@ def samples(events: Iterable[Event], rules: Rules, rule: str, ledger: Ledger) ->
                 yield Sample(due, engine.sensed[rule], firing.before["control"]["value"])
         ledger.apply(event)
         engine.saw(event)
+        if isinstance(event, RuleFired) and event.rule == rule and "control" in event.actions:
+            yield Sample(event.due, engine.sensed[rule], event.before["control"]["value"])
 
 
 def _rules(rules: Rules, changes: Iterable[Change]) -> tuple[TestedRule, ...]:

@@ -1,6 +1,6 @@
 """`poise rules test` and `poise rules tune`: test rules on a log or a trace, and tune their control loops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,17 @@ from poise.cli import output
 from poise.cli.render import ago, print_json, say
 from poise.cli.rules import read_rules, rules
 from poise.client import current_home
-from poise.errors import NotFound
+from poise.errors import InputError, NotFound
 
 if TYPE_CHECKING:  # imported late: the ledger loads numpy
     from poise.kernel.controller import Settings
     from poise.model.reports import RulesEffect, RulesTest, TunedLoop
+    from poise.model.resources import Node
     from poise.model.rules import Rules
+    from poise.model.workload import Workload
     from poise.policy.suites import ClusterPolicy
     from poise_lab.compare import Loaded
+    from poise_lab.steered import Simulated
 
 SHOWN = 20
 """Maximum number of firings to list."""
@@ -68,26 +71,46 @@ def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None
 @click.argument("file", type=click.Path(path_type=Path))
 @_simulated
 @click.option(
+    "--service",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Service file: tune its loops. `--from` takes its requests, as `poise rehearse` does.",
+)
+@click.option(
+    "--world",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="World file: speeds of the replicas of the service.",
+)
+@click.option(
     "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with plots, for any browser."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def tune(
-    file: Path, source: Path | None, fleet: Path | None, policy: str | None, report: Path | None, as_json: bool
+    file: Path,
+    source: Path | None,
+    fleet: Path | None,
+    policy: str | None,
+    service: Path | None,
+    world: Path | None,
+    report: Path | None,
+    as_json: bool,
 ) -> int:
-    """Find gains for the control loops of FILE in simulations of the jobs of a log or a trace. A relay makes the signal
-    oscillate; the period and the size of the oscillation give the gains. Then simulate the loop with automatic gains
-    and with these gains.
+    """Find gains for the control loops of FILE in simulations of the jobs of a log or a trace, or of the requests of a
+    service. A relay makes the signal oscillate; the period and the size of the oscillation give the gains. Then
+    simulate the loop with automatic gains and with these gains.
     """
-    from poise_lab.loops import render, tune_loops
+    from poise_lab.loops import on_jobs, on_service, render, tune_loops
 
     compiled, document = read_rules(file)
-    if all(rule.control is None for rule in compiled.rules):
-        hint = "control: {knob: quota.gpu, of: ann, target: {fleet_use: 80%}, least: 4, most: 64}"
-        raise NotFound(f"no rule of {file} has a control loop", field="rules", hint=hint)
-    loaded, decides, settings = _to_simulate(_log_here() if source is None else source, fleet, policy)
-    told = tune_loops(
-        loaded.workload, loaded.fleet.nodes, decides, settings, document, lambda text: say(f"poise: {text}")
-    )
+    if service is None:
+        if world is not None:
+            raise InputError("`--world` is for a service", field="--world", have=str(world), hint="`--service FILE`")
+        run = on_jobs(*_jobs_to_simulate(file, compiled, source, fleet, policy))
+    else:
+        found = _service_to_simulate(service, world, source)
+        run, document = on_service(found), _loops_of(found.name, file, compiled, document)
+    told = tune_loops(document, run, lambda text: say(f"poise: {text}"))
     if as_json:
         print_json(told)
     else:
@@ -96,6 +119,50 @@ def tune(
     if report is not None:
         output.write_page(report, render(told), "--report")
     return 0
+
+
+def _jobs_to_simulate(
+    file: Path, compiled: "Rules", source: Path | None, fleet: Path | None, policy: str | None
+) -> "tuple[Workload, Sequence[Node], ClusterPolicy, Settings]":
+    """Return the jobs for the loops of a file. Raises an error if there is no loop, or one that needs a service."""
+    from poise.model.expressions import SIGNALS
+
+    loops = [(rule.name, rule.control) for rule in compiled.rules if rule.control is not None]
+    if not loops:
+        hint = "control: {knob: quota.gpu, of: ann, target: {fleet_use: 80%}, least: 4, most: 64}"
+        raise NotFound(f"no rule of {file} has a control loop", field="rules", hint=hint)
+    for name, loop in loops:
+        if SIGNALS[loop.target.read.signal].scope == "service":
+            what, hint = f"the loop of rule `{name}` needs a service", "`--service FILE --world FILE --from REQUESTS`"
+            raise InputError(what, field="--service", have=loop.target.read.signal, hint=hint)
+    loaded, decides, settings = _to_simulate(_log_here() if source is None else source, fleet, policy)
+    return loaded.workload, loaded.fleet.nodes, decides, settings
+
+
+def _service_to_simulate(service: Path, world: Path | None, source: Path | None) -> "Simulated":
+    from poise_lab.steered import simulated
+
+    for flag, given in (("--world", world), ("--from", source)):
+        if given is None:
+            hint = "`--world FILE --from poisson:rate=50,requests=100000`"
+            raise InputError(f"`--service` needs `{flag}`", field=flag, hint=hint)
+    return simulated(service, Path(str(world)), str(source))
+
+
+def _loops_of(service: str, file: Path, compiled: "Rules", document: dict[str, Any]) -> dict[str, Any]:
+    """Return the rules whose loops set the replicas of a service. Raises `NotFound` if there are none."""
+    from poise.model.tenants import declared_class
+
+    rules = [
+        written
+        for rule, written in zip(compiled.rules, document["rules"], strict=True)
+        if (loop := rule.control) is not None and loop.knob == "replicas" and declared_class(loop.of) == service
+    ]
+    if not rules:
+        target = "target: {service_p99_of_objective: 80%}, effect: lowers"
+        hint = f"control: {{knob: replicas, of: {service}, {target}, least: 0, most: 8}}"
+        raise NotFound(f"no rule of {file} sets the replicas of {service}", field="rules", hint=hint)
+    return {**document, "rules": rules}
 
 
 def _draw_loop(loop: "TunedLoop") -> None:

@@ -36,7 +36,7 @@ from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
 from poise_serve.kernel.lanes import Line
 from poise_serve.kernel.quarantine import LOSSES
 from poise_serve.kernel.resilience import Breaker, Health, RetryBudget, is_slow
-from poise_serve.kernel.scaler import LOOK_EVERY, Scaler, Seen
+from poise_serve.kernel.scaler import LOOK_EVERY, Scaler, Seen, with_orders
 from poise_serve.model.estimates import Estimates, Known
 from poise_serve.model.prefixes import USUAL
 from poise_serve.model.routing import Asked, Prompt, RouteView
@@ -182,6 +182,15 @@ class Trial(ABC):
         self._end()
         return self.stories
 
+    def every(self, interval: int, happens: Callable[[], None]) -> None:
+        """Call `happens` at this interval, while requests are open or due."""
+
+        def again() -> None:
+            happens()
+            self._at(self.now + interval, again)
+
+        self._at(self.now + interval, again)
+
     # --- specific to each twin
     # -------------------------------------------------------------------------------------------
 
@@ -306,7 +315,10 @@ class ServiceTwin(Trial):
         self.batcher = Batcher(limits, batching)
         self.said: list[tuple[int, str]] = []
         """Instants and reasons of changes to the number of replicas."""
+        self.ordered = 0
+        """Replicas that rules of a control plane add to the target number, within its limits; negative: remove."""
         self._replicas = replicas
+        self._rules = rules
         self._scaler = None
         if rules is not None and scaler is not None:
             self._scaler = Scaler(self, rules, window, scaler, lambda line: self.said.append((self.now, line)), 0)
@@ -319,6 +331,11 @@ class ServiceTwin(Trial):
     @property
     def replicas(self) -> int:
         return len(self._by_name)
+
+    @property
+    def started(self) -> int:
+        """Number of requested replicas, ready or not."""
+        return len([job for job in self._jobs if not job.leaving])
 
     def _start(self) -> None:
         self._look()
@@ -394,9 +411,10 @@ class ServiceTwin(Trial):
     def _look(self) -> None:
         """Start or drain replicas to reach the wanted number, as far as there are places."""
         wanted = self._replicas if self._scaler is None else self._scaler.look(self.now, self._start_up)
+        wanted = with_orders(wanted, self.ordered, self._rules)
         taken = {job.place for job in self._jobs}
         free = [place for place in self.places if place.there and place not in taken]
-        for place in free[: max(0, wanted - len([job for job in self._jobs if not job.leaving]))]:
+        for place in free[: max(0, wanted - self.started)]:
             self._started += 1
             job = _Job(f"{place.server.name}.{self._started}", place, self.now)
             self._jobs.append(job)

@@ -13,7 +13,7 @@ from poise.kernel.controller import Settings
 from poise.model.workload import Arrival, Workload
 from poise.policy.suites import policy_named
 from poise.units import HOUR
-from poise_lab.loops import render, tune_loops
+from poise_lab.loops import on_jobs, render, tune_loops
 from poise_lab.ruled import backtest_on, effect_of
 from unit.engine.test_twin import arrival, node
 
@@ -121,7 +121,7 @@ def test_a_control_loop_is_tuned_in_simulations(tmp_path: Path, capsys: pytest.C
     """A backlog of jobs of 20 minutes on 16 devices: the use follows the quota as jobs end."""
     workload = Workload(name="made", arrivals=tuple(arrival(60 * at, 1200) for at in range(400)))
     nodes = [node(f"n{at}", gpus=8) for at in range(2)]
-    [loop] = tune_loops(workload, nodes, policy_named("fifo"), Settings(), LOOP)
+    [loop] = tune_loops(LOOP, on_jobs(workload, nodes, policy_named("fifo"), Settings()))
     assert (loop.rule, loop.knob, loop.target) == ("leave-room", "quota.gpu of default", 0.5)
     assert loop.period > 2
     auto, tuned = loop.responses
