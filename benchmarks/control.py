@@ -1,6 +1,6 @@
 """Measure step responses of the controller that sets the concurrency of upstreams, with its own damping and without.
 
-    python benchmarks/control.py [--loops | --memory] [--noise 0.2] [--json]
+    python benchmarks/control.py [--loops | --memory | --replicas [--seed 1]] [--noise 0.2] [--json]
 
 The plant responds to the logarithm of the limit with `gain` times its change, `delay` steps later, and is measured with
 noise (standard deviation of the logarithm). The target is a factor of 7.4 (e squared) above the beginning. `settles` is
@@ -16,22 +16,40 @@ to 30 %. One attempt starts every hour, and its peak is known `delay` hours late
 most half of its value before. `ran out` counts attempts that exceed their limit after the step up. The other figures
 are for the last 10 days of each level: `at rest` is the part of attempts that exceed their limit, `slack` the mean
 unused part of the limit, and `changes` the number of changes of the limit a day.
+
+`--replicas` measures a control loop that holds the P99 latency of a simulated service at 80 % of its objective by extra
+replicas, as in `examples/hold-latency.yaml`, with automatic gains and with those of a relay. Six requests a second
+arrive for an hour. A replica answers one request in a second, or four in two; `delay` is the time until a new one is
+ready, in steps of a minute, and `noise` the coefficient of variation of its times. Two replicas are too few, and five
+have a P99 at the target. `settles` is the number of steps until the number of replicas stays within one of the number
+at rest, `most` the largest number of extra replicas (of 8). Of the last 30 steps, `P99` is the mean in relation to the
+objective, `rest` the standard deviation of the extra replicas, `changes` the number of changes, and `refused` the part
+of the requests of the last half hour that got no answer.
 """
 
 import argparse
 import json
 import sys
+from itertools import pairwise
 from math import exp
 from random import Random
+from statistics import fmean, median, pstdev
+from typing import Any
 
 import msgspec
 
 from poise.model.control import Control, Gains
 from poise.model.expressions import Compare, Read
+from poise.model.servers import Server, Serving, Speed
+from poise.model.serving import Limits
 from poise.policy import control, memory
 from poise.policy.pid import Damping, Pid, damped
 from poise.policy.relay import RELAY, oscillation
-from poise.units import HOUR, SECOND
+from poise.units import HOUR, MINUTE, SECOND
+from poise_lab.engine.serving import ANSWERED, ServiceTwin
+from poise_lab.loops import on_service, tune_loops
+from poise_lab.steered import Simulated
+from poise_lab.traces.loads import Drawn, load_of
 from poise_serve.kernel.resilience import GAINS, NOISE
 
 STEPS, LAST, TARGET, MOST, NEAR = 200, 60, 2.0, 4.2, 0.2
@@ -156,13 +174,101 @@ def print_followed(rows: list[Followed]) -> None:
         print(f"| {row.delay} | {row.noise:.0%} | {figures} |")
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of a loop on the replicas of a service. `settles` is None if it never does."""
+
+    gains: str
+    delay: int
+    noise: float
+    settles: int | None
+    most: int
+    p99: float
+    rest: float
+    changes: int
+    refused: float
+
+
+CAPTIONS = Serving(
+    servers=tuple(Server(name=f"r{at}", speed=Speed(step=((1, SECOND), (4, 2.0 * SECOND)))) for at in range(12))
+)
+RATE, LASTS, REST = 6.0, HOUR, 30
+RULE: dict[str, Any] = {
+    "name": "hold",
+    "mode": "on",
+    "trigger": "nodes_up > 0",
+    "actions": [
+        {
+            "control": {
+                "knob": "replicas",
+                "of": "captions",
+                "target": {"service_p99_of_objective": "80%"},
+                "effect": "lowers",
+                "least": 0,
+                "most": 8,
+            }
+        }
+    ],
+}
+
+
+def held(delay: int, noise: float, seed: int) -> list[Held]:
+    def begin() -> ServiceTwin:
+        requests = load_of(Drawn(loop="poisson", rate=RATE, requests=round(RATE * LASTS / SECOND)), seed)
+        serving = msgspec.structs.replace(CAPTIONS, start=delay * MINUTE, spread=noise)
+        twin = ServiceTwin(Limits(objective=5 * SECOND), serving, requests, replicas=2, seed=seed)
+        twins.append(twin)
+        return twin
+
+    twins: list[ServiceTwin] = []
+    run = on_service(Simulated("captions", 5 * SECOND, begin))
+    [loop] = tune_loops({"kind": "rules", "rules": [RULE]}, run)
+    rows = []
+    for one, twin in zip(loop.responses, twins[1:], strict=True):
+        extra = [round(8 * output) for output in one.output]
+        rest = extra[-REST:]
+        usual = median(rest)
+        late = max((step for step, value in enumerate(extra) if abs(value - usual) > 1), default=-1) + 1
+        last = [story for story in twin.stories if story.came >= LASTS // 2]
+        rows.append(
+            Held(
+                gains=one.label,
+                delay=delay,
+                noise=noise,
+                settles=late if late < len(extra) - REST else None,
+                most=max(extra),
+                p99=fmean(one.measured[-REST:]),
+                rest=pstdev(rest),
+                changes=sum(before != after for before, after in pairwise(rest)),
+                refused=sum(story.why != ANSWERED for story in last) / len(last),
+            )
+        )
+    return rows
+
+
+def print_held(rows: list[Held]) -> None:
+    print("| delay | noise | gains | settles in steps | most | P99 | rest | changes | refused |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        figures = f"{row.settles if row.settles is not None else 'never'} | {row.most} | {row.p99:.2f} | {row.rest:.2f}"
+        print(f"| {row.delay} | {row.noise:.0%} | {row.gains} | {figures} | {row.changes} | {row.refused:.1%} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--loops", action="store_true")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--replicas", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if given.replicas:
+        holds = [row for delay in DELAYS for noise in (0.0, 0.1, 0.3) for row in held(delay, noise, given.seed)]
+        if given.json:
+            print(json.dumps(msgspec.to_builtins(holds), indent=2))
+        else:
+            print_held(holds)
+        return 0
     if given.memory:
         limits = [followed(delay, noise) for delay in (0, 6, 24, 72) for noise in (0.0, 0.1, 0.3)]
         if given.json:

@@ -80,9 +80,10 @@ every: 5s
 rules:
   - name: busy
     mode: %s
-    trigger: nodes_up > 0
+    trigger: service_replicas > 0
+    scope: [twice]
     actions:
-      - scale_up_replicas: {service: twice}
+      - scale_up_replicas: {by: 1}
       - mirror_traffic: {service: twice, to: other, share: 100%%}
 """
 
@@ -108,6 +109,9 @@ def test_a_service_gets_a_replica_and_copies_its_requests_while_a_rule_has_fired
         "a copy is answered",
         lambda: serving.text,
     )
+    tested = living.poise("rules", "test", "rules.yaml", "--json").value
+    assert [(change["subject"], change["over"]) for change in tested["changes"]] == [("twice", False)]
+    assert {name for event in events(living, "services-measured") for name in event["services"]} == {"twice", "other"}
     living.file("rules.yaml", BUSY % "off")
     assert living.poise("rules", "apply", "rules.yaml").code == 0
     until(lambda: replicas() == {"twice": 1, "other": 1}, "it has as many as before", lambda: serving.text)
