@@ -17,7 +17,7 @@ from poise.units import DAY, MINUTE, SECOND, format_duration, parse_duration
 if TYPE_CHECKING:  # the ledger imports numpy
     from poise.model.reports import LoadForecast
 
-BY = ("fleet", "tenant", "class", "priority")
+BY = ("fleet", "tenant", "class", "priority", "service")
 COUNTED = ("units", "devices", "cores")
 MOST_WINDOWS = 336
 
@@ -28,9 +28,7 @@ MOST_WINDOWS = 336
     "--count",
     "counted",
     type=click.Choice(COUNTED),
-    default="units",
-    show_default=True,
-    help="Count submitted units, or the devices or cores that they ask for.",
+    help="Count submitted units, or the devices or cores that they ask for. [default: units]",
 )
 @click.option("--window", metavar="TIME", default="1h", show_default=True, help="Length of a window: 5m to 1d.")
 @click.option(
@@ -38,9 +36,9 @@ MOST_WINDOWS = 336
 )
 @output.forms(*output.TEXT)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-def forecast(names: tuple[str, ...], by: str, counted: str, window: str, horizon: int, form: str) -> int:
-    """Forecast the load of the next hours: submitted work by fleet, tenant, class or priority. The command reads the
-    log, with or without a running control plane.
+def forecast(names: tuple[str, ...], by: str, counted: str | None, window: str, horizon: int, form: str) -> int:
+    """Forecast the load of the next hours: submitted work by fleet, tenant, class or priority, or requests per second
+    by service. The command reads the log, with or without a running control plane.
 
     The interval holds 80 % of windows. The last lines tell how often past intervals did, and the mean error of the
     forecast beside that of simple ones. Turns of schedules and jobs with `--begin` are included at their times.
@@ -53,7 +51,11 @@ def forecast(names: tuple[str, ...], by: str, counted: str, window: str, horizon
         raise SpecError(
             "windows of this length do not fit into a day", field="--window", need=need, have=window, hint=hint
         )
-    told = offline.load_forecasts(current_home(), length, horizon, by, counted, names)
+    counts = "requests per second" if by == "service" else counted or "units"
+    if by == "service" and counted is not None:
+        what, hint = "requests are counted for services", "leave `--count` out"
+        raise SpecError(what, field="--count", need="nothing", have=counted, hint=hint)
+    told = offline.load_forecasts(current_home(), length, horizon, by, counts, names)
     return output.show(lambda: _shown(told, by), form, False)
 
 
@@ -76,7 +78,7 @@ def _shown(told: "Sequence[LoadForecast]", by: str) -> Shown:
             ),
         ],
         notes=[_accuracy(one) for one in told],
-        nothing="poise: nothing was submitted yet",
+        nothing="poise: no service was reported yet" if by == "service" else "poise: nothing was submitted yet",
     )
 
 

@@ -1,4 +1,4 @@
-"""Forecasts of the load of a home: submissions by tenant, class or priority, from its log."""
+"""Forecasts of the load of a home, from its log: submissions by tenant, class or priority, requests by service."""
 
 from collections.abc import Iterable
 from math import floor
@@ -20,7 +20,7 @@ def load_forecasts(
     """Forecast the load of the named subjects, or of all, the largest first. `window` in nanoseconds; `horizon` is the
     number of windows.
     """
-    coming = _announced(loads.ledger, now, window, horizon, by, counted)
+    coming = _announced(loads.ledger, now, window, horizon, by, counted) if by != "service" else {}
     for subject, windows in loads.announced.items():
         for number, amount in windows.items():
             if number >= loads.window_of(now):

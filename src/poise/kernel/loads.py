@@ -1,20 +1,23 @@
-"""Load over time from a log: submitted units, and the devices and cores that they ask for, in windows.
+"""Load over time from a log: submitted units, the devices and cores that they ask for, or the requests to services, in
+windows.
 
 A unit counts in the window in which it could begin: when its job was submitted, or later if it has a `begin`. Jobs of
-schedules are counted apart, because their times are known beforehand.
+schedules are counted apart, because their times are known beforehand. The load of a service is its mean rate of
+requests. Time without reports of its gateway counts as no requests.
 """
 
 from collections.abc import Iterable, Iterator
 from math import floor
 
 from poise.kernel.ledger import Ledger
-from poise.model.events import Event, JobSubmitted
+from poise.model.events import Event, JobSubmitted, ServicesMeasured
 from poise.model.jobs import Unit
 from poise.model.resources import WHOLE
+from poise.model.served import KNOWN_FOR
 from poise.units import SECOND
 
 MAX_SUBJECTS = 10_000
-"""Maximum number of tenants or classes; further ones count for the fleet only."""
+"""Maximum number of tenants, classes or services; further ones count for the fleet only."""
 
 
 class Loads:
@@ -33,10 +36,13 @@ class Loads:
 
     def add(self, event: Event) -> None:
         """Read the next event of the log."""
+        if isinstance(event, ServicesMeasured) and self._by == "service":
+            for name in sorted(event.services):
+                self._count_requests(name, event.at)
         self.ledger.apply(event)
         if self.first is None:
             self.first = self.window_of(event.at)
-        if isinstance(event, JobSubmitted) and not event.job.calls:
+        if isinstance(event, JobSubmitted) and not event.job.calls and self._by != "service":
             known = "@" in event.key and event.key.partition("@")[0] in self.ledger.schedules
             job = event.job
             for subject, at, amount in loads_of(job.tenant, job.units, event.at, self._by, self._counted):
@@ -57,6 +63,19 @@ class Loads:
         sums, last = self._sums.get(subject, {}), self.window_of(until)
         first = last if self.first is None else self.first + 1  # the first window may have begun before the log
         return [(window * self._window, sums.get(window, 0.0)) for window in range(first, last)]
+
+    def _count_requests(self, service: str, until: int) -> None:
+        """Count the requests between the last record of a service and the next one."""
+        last = self.ledger.services.get(service)
+        if last is None:
+            return
+        at, end = last.at, min(until, last.at + KNOWN_FOR)
+        while at < end:
+            window = self.window_of(at)
+            left = (window + 1) * self._window - floor(self.ledger.leader.wall(at) * SECOND)
+            took = min(end - at, max(1, left))
+            self._count(self._sums, service, window, last.state.rate / 1000 * took / self._window)
+            at += took
 
     def _count(self, sums: dict[str, dict[int, float]], subject: str, window: int, amount: float) -> None:
         if subject not in sums and len(sums) >= MAX_SUBJECTS:

@@ -1,8 +1,12 @@
 """The load of a log: what counts, when, and for whom."""
 
+import pytest
+
 from poise.control.load import load_forecasts
 from poise.kernel.ledger import Ledger
 from poise.kernel.loads import Loads
+from poise.kernel.messages import HearServices
+from poise.model.served import Served
 from poise.testing import World
 from poise.units import HOUR, MINUTE
 
@@ -59,3 +63,21 @@ def test_work_that_begins_later_counts_when_it_begins() -> None:
     world.submit({"run": "x", "begin": "3h"})
     [told] = load_forecasts(read(world), world.now + MINUTE, HOUR, 6, "fleet", "units")
     assert [window.announced for window in told.windows] == [0, 0, 0, 1, 0, 0]
+
+
+def test_the_load_of_a_service_is_its_mean_rate() -> None:
+    """It has four requests a second for half of each hour, and one for the other half. Then its gateway is silent."""
+    world = World().nodes(1)
+    world.submit({"run": "x", "name": "often", "every": "30m"}).after("1h")
+    for minute in range(6 * 60):
+        rate = 4_000 if minute % 60 < 30 else 1_000
+        world.ask(HearServices(world.request(), "ann", "g", {"ann:chat": Served(rate=rate)})).after("1m")
+    world.after("3h")
+    loads = read(world, "service", "requests per second")
+    assert loads.subjects() == ["ann:chat"]
+    found = amounts(loads, "ann:chat", world.now)
+    assert found[1:6] == [pytest.approx(2.5, abs=0.06)] * 5
+    assert found[-2:] == [0, 0]
+    [told] = load_forecasts(loads, world.now, HOUR, 3, "service", "requests per second")
+    assert len(told.windows) == 3
+    assert (told.subject, told.counted) == ("ann:chat", "requests per second")
