@@ -68,26 +68,26 @@ def apply(file: Path, as_json: bool) -> int:
 
 @rules.command()
 @click.argument("rule")
-@click.argument("node", required=False, default="")
+@click.argument("subject", required=False, default="", metavar="[NODE|SERVICE]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def approve(rule: str, node: str, as_json: bool) -> int:
-    """Let RULE do what it asks for, for a NODE or for the fleet."""
-    return _answer(rule, node, as_json, allowed=True)
+def approve(rule: str, subject: str, as_json: bool) -> int:
+    """Let RULE do what it asks for, for a NODE, a SERVICE or the fleet."""
+    return _answer(rule, subject, as_json, allowed=True)
 
 
 @rules.command()
 @click.argument("rule")
-@click.argument("node", required=False, default="")
+@click.argument("subject", required=False, default="", metavar="[NODE|SERVICE]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def deny(rule: str, node: str, as_json: bool) -> int:
-    """Close the question that RULE asks, for a NODE or for the fleet, and do nothing. It asks again when its trigger
-    holds the next time.
+def deny(rule: str, subject: str, as_json: bool) -> int:
+    """Close the question that RULE asks, for a NODE, a SERVICE or the fleet, and do nothing. It asks again when its
+    trigger holds the next time.
     """
-    return _answer(rule, node, as_json, allowed=False)
+    return _answer(rule, subject, as_json, allowed=False)
 
 
-def _answer(rule: str, node: str, as_json: bool, *, allowed: bool) -> int:
-    told = connected(current_home()).answer_rule(rule, node, allowed=allowed)
+def _answer(rule: str, subject: str, as_json: bool, *, allowed: bool) -> int:
+    told = connected(current_home()).answer_rule(rule, subject, allowed=allowed)
     if as_json:
         print_json(told)
     else:

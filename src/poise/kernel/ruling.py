@@ -184,6 +184,7 @@ class Ruling:
                 RuleReport(
                     name=rule.name,
                     mode=rule.mode,
+                    about=rule.scope,
                     scope=rule.scope if rule.subjects is None else ", ".join(sorted(rule.subjects)),
                     actions=tuple(action.name for action in rule.actions),
                     why_not=self._why_not(engine, rule),

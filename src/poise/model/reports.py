@@ -684,7 +684,8 @@ class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule and its state. `why_not` is the reason why it does not act now. `knob` is the value that its control loop
+    """A rule and its state. It is `about` each `node`, each `service` or the `fleet`; `scope` is the same, or the names
+    of its nodes or services. `why_not` is the reason why it does not act now. `knob` is the value that its control loop
     has set. `firings` are its latest firings, latest first.
     """
 
@@ -695,6 +696,7 @@ class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str = ""
     knob: str = ""
     firings: tuple[RuleFiring, ...] = ()
+    about: str = "fleet"
 
 
 class RulesReport(msgspec.Struct, frozen=True, kw_only=True):

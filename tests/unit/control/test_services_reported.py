@@ -16,7 +16,7 @@ RULE = {
     "mode": "on",
     "trigger": "service_waiting > 3",
     "scope": ["ann:chat", "bob:chat"],
-    "actions": [{"scale_up_replicas": {"by": 2}}],
+    "actions": [{"scale_up_replicas": {"by": 2}}, {"notify": True}],
 }
 
 
@@ -75,8 +75,10 @@ def test_thousands_of_services_are_refused(desk: Desk) -> None:
     assert not desk.world.ledger.services
 
 
-def test_a_tenant_reads_only_records_of_its_own_services(desk: Desk) -> None:
-    report(desk), report(desk, who="bob", job="j2", service="secret")
+def test_a_tenant_reads_only_records_and_notices_of_its_own_services(desk: Desk) -> None:
+    report(desk, waiting=9), report(desk, who="bob", job="j2", service="secret")
+    desk.world.after("10s")
     told = {who: desk.call("GET", "/v1/events?after=0&follow=false", who=who).body for who in ("ann", "bob")}
     assert [b"ann:chat" in told[who] for who in ("ann", "bob")] == [True, False]
+    assert [b"service ann:chat is in rule slow" in told[who] for who in ("ann", "bob")] == [True, False]
     assert [b"bob:secret" in told[who] for who in ("ann", "bob")] == [False, True]

@@ -242,9 +242,13 @@ def test_each_symptom_can_be_judged(kind: SymptomKind) -> None:
         assert one.symptoms == {kind: 2}
 
 
-@pytest.mark.parametrize(("subject", "cause"), [("r1n1", "node r1n1"), ("", "control plane")])
-def test_what_a_rule_notes_is_an_incident_until_the_rule_is_over(subject: str, cause: str) -> None:
-    log = Log().add(Noticed(at=10 * SECOND, kind="rule-fired", subject=subject, text="rule hot: 91 degrees"))
+@pytest.mark.parametrize(
+    ("subject", "service", "cause"),
+    [("r1n1", False, "node r1n1"), ("", False, "control plane"), ("ann:chat", True, "service ann:chat")],
+)
+def test_what_a_rule_notes_is_an_incident_until_the_rule_is_over(subject: str, service: bool, cause: str) -> None:
+    text = "rule hot: 91 degrees"
+    log = Log().add(Noticed(at=10 * SECOND, kind="rule-fired", subject=subject, text=text, service=service))
     [one] = log.read(600)
     assert (str(one.cause.element), one.closed) == (cause, 0.0)
     log.add(Noticed(at=700 * SECOND, kind="rule-fired", subject=subject, text="rule hot: over", over=True))

@@ -55,15 +55,15 @@ def test_a_service_is_recorded_after_a_change_or_a_minute() -> None:
 
 
 def test_the_log_grows_by_a_known_amount() -> None:
-    """A steady service costs less than 200 kB a day. One that changes all the time costs less than 1.2 MB."""
+    """A steady service costs less than 150 kB a day. One that changes all the time costs less than 0.9 MB."""
     steady, restless = World(check=False), World(check=False)
     for minute in range(10):
         told(steady, 60, digits=state(250))
         for second in range(0, 60, 2):
             told(restless, 2, digits=state(250 + 200 * (second % 4), waiting=minute + second))
     days = [len(b"".join(map(encode_event, recorded(of)))) * DAY / (10 * MINUTE) for of in (steady, restless)]
-    assert days[0] < 200_000
-    assert days[1] < 1_200_000
+    assert days[0] < 150_000
+    assert days[1] < 900_000
 
 
 def test_gateways_with_the_same_service_count_together() -> None:
@@ -154,6 +154,8 @@ def test_a_rule_is_about_the_services_in_its_scope() -> None:
         hear(world, chat=state(400))
         hear(world, tenant="ann", chat=state(400)).after("2s")
     assert [subject for _, subject, _, _ in changes(world.log)] == ["ann:chat"]
+    [told_of] = world.controller.ruling.report().rules
+    assert (told_of.about, told_of.scope) == ("service", "ann:chat")
 
 
 def test_a_service_that_reports_nothing_is_missing_data() -> None:

@@ -11,7 +11,8 @@ const EVERY = 5000;
 const where = (firing) => firing.subject || "the fleet";
 const last = (rule) => rule.firings[0];
 const statusOf = (firing) => (firing.over ? `${firing.outcome}, over` : firing.outcome);
-const of = (firing) => (firing.subject ? link(nodePath(firing.subject), firing.subject) : where(firing));
+const paths = { node: nodePath, service: () => "/services" };
+const of = (firing) => (firing.about in paths ? link(paths[firing.about](firing.subject), firing.subject) : where(firing));
 
 export function show(element, state, api) {
   const head = el("div");
@@ -60,7 +61,7 @@ export function show(element, state, api) {
   element.append(el("h1", {}, title), head, asks.element, rules.element, firings.element, note, by("poise rules"));
   return follow(api, EVERY, () => api.data("rules"), (told) => {
     note.textContent = "";
-    const fired = told.rules.flatMap((rule) => rule.firings.map((firing) => ({ rule: rule.name, ...firing }))).sort((one, other) => other.at - one.at);
+    const fired = told.rules.flatMap((rule) => rule.firings.map((firing) => ({ rule: rule.name, about: rule.about, ...firing }))).sort((one, other) => other.at - one.at);
     const open = fired.filter((one) => one.answer).map((one) => ({ ...one, deny: one.answer.replace(" approve ", " deny ") }));
     head.replaceChildren(figures([
       ["Actions left this hour", `${Math.max(0, told.budget - told.spent)} of ${told.budget}`, "budget"],
