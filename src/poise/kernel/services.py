@@ -20,6 +20,11 @@ LOOK_EVERY = 1 * MINUTE
 SILENT_AFTER = 10 * SECOND
 """Time after which the last report of a gateway no longer counts."""
 
+ALL_REPORT_IN = 4 * SECOND
+"""Time after the first report in which all gateways have reported. Until then, known services are not recorded: a part
+of their gateways would look like a fall of their load.
+"""
+
 
 class Hearing:
     """The reports of all gateways of one control plane."""
@@ -27,12 +32,13 @@ class Hearing:
     def __init__(self, ledger: Ledger, commit: Callable[[Event], None]) -> None:
         self._ledger, self._commit = ledger, commit
         self._told: dict[str, dict[str, tuple[int, Served]]] = {}
-        self._looked = 0
+        self._looked = self._first = 0
 
     def restart(self, ledger: Ledger) -> None:
         """Start again from the state in the ledger."""
         self._ledger = ledger
         self._told.clear()
+        self._first = 0
 
     def hear(self, message: HearServices, now: int) -> None:
         """Take the report of a gateway. Raises `Conflict` if its tenant would have too many services."""
@@ -40,6 +46,8 @@ class Hearing:
         if len(known | message.services.keys()) > MAX_SERVICES:
             what, need = f"tenant {message.tenant} has too many services", f"at most {MAX_SERVICES}"
             raise Conflict(what, field="services", need=need, have=str(len(known | message.services.keys())))
+        self._first = self._first or now
+        all_report = now - self._first >= ALL_REPORT_IN
         found: dict[str, tuple[int, ...]] = {}
         for name, state in sorted(message.services.items()):
             at_gateways = self._told.setdefault(name, {})
@@ -48,7 +56,7 @@ class Hearing:
                 del at_gateways[gateway]
             whole = together(told for _, told in at_gateways.values())
             before = self._ledger.services.get(name)
-            if before is None or is_news(before.state, before.at, whole, now):
+            if before is None or (all_report and is_news(before.state, before.at, whole, now)):
                 found[name] = whole.values
         if found:
             self._commit(ServicesMeasured(at=now, services=found))

@@ -80,6 +80,18 @@ def test_gateways_with_the_same_service_count_together() -> None:
     assert recorded(world)[-1].services["chat"] == state(200, refused=100, waiting=3).values, "the other one has ended"
 
 
+def test_after_a_restart_a_service_waits_for_all_its_gateways() -> None:
+    world = World()
+    for _ in range(20):
+        hear(world, gateway="a", chat=state())
+        hear(world, gateway="b", chat=state()).after("2s")
+    world.restart(from_checkpoint=True).after("2m")
+    for _ in range(20):
+        hear(world, gateway="a", chat=state())
+        hear(world.after("1s"), gateway="b", chat=state()).after("1s")
+    assert {event.services["chat"] for event in recorded(world)[1:]} == {state(rate=100_000, ready=4, wanted=4).values}
+
+
 def test_a_service_that_nobody_reports_is_forgotten_and_a_replay_agrees() -> None:
     world = told(World(), 20, chat=state(), image=state())
     told(world, GONE_AFTER // SECOND + 60, image=state())
