@@ -47,7 +47,7 @@ from poise.model.share_tree import ShareTree
 from poise.model.sharefile import compile_shares
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.policy.suites import policy_named
-from poise.units import DAY, HOUR, MINUTE, SECOND
+from poise.units import DAY, HOUR, MINUTE, SECOND, format_duration
 from poise_lab.measures import JobResult
 from poise_lab.traces.formats import read_trace
 from poise_lab.traces.options import Options
@@ -183,7 +183,7 @@ def compare(case: Case) -> None:
         result = simulate(
             case.workload, case.nodes, policy_named("poise"), Settings(), shares=shares, spans=SPANS, observe=turns.take
         )
-        rows[name] = row = figures(case, result) | {"cycles": turns.cycles}
+        rows[name] = row = figures(case, result) | {"cycles": len(turns.found)}
         print(
             f"  {name:7} mean completion {row['mean']:.3f} h, use {row['use']:.4f}, short: worst {row['worst']:.1%}, "
             f"P95 {row['p95']:.1%}, worst while a job fits {row['fits']:.2%}, windows over 2 % {row['over']:.1%}, "
@@ -388,18 +388,33 @@ def decisions(nodes: int, tenants: int, rounds: int = 5) -> None:
 # --- eviction cycles -------------------------------------------------------------------------------------------------
 
 
+class Stop(NamedTuple):
+    """An order to a unit of one tenant to make room for a unit of another."""
+
+    at: int
+    unit: str
+    to: str
+    loses: str
+    gains: str
+    rank: str
+
+    def __str__(self) -> str:
+        at = format_duration(self.at)
+        return f"{self.unit} ({self.loses}) for {self.to} ({self.gains}) at {at}: {self.rank}"
+
+
 class Turns:
     """Records which unit was stopped for which. A cycle: a unit is stopped for one of another tenant, which starts, and
-    is stopped for one of the first tenant before it has run for a minute.
+    is stopped for one of the first tenant before it has run for a minute. `found` has both stops of each cycle.
     """
 
     def __init__(self) -> None:
         self.stops = 0
-        self.cycles = 0
+        self.found: list[tuple[Stop, Stop]] = []
         self._tenants: dict[str, str] = {}
         self._placed: dict[str, int] = {}
-        self._promised: dict[str, str] = {}  # the tenant that was stopped for a unit that has not started yet
-        self._gained: dict[str, str] = {}  # the tenant that was stopped for the present attempt
+        self._promised: dict[str, Stop] = {}  # the last stop for a unit that has not started yet
+        self._gained: dict[str, Stop | None] = {}  # the last stop for the present attempt
 
     def take(self, event: Event) -> None:
         match event:
@@ -407,13 +422,15 @@ class Turns:
                 self._tenants[event.job.id] = event.job.tenant
             case Placed():
                 self._placed[event.unit] = event.at
-                self._gained[event.unit] = self._promised.pop(event.unit, "")
+                self._gained[event.unit] = self._promised.pop(event.unit, None)
             case Preempted() if event.to:
-                ran = event.at - self._placed.get(event.unit, 0)
                 loses, gains = self._of(event.unit), self._of(event.to)
+                stop = Stop(event.at, event.unit, event.to, loses, gains, event.why.rank)
+                before, ran = self._gained.get(event.unit), event.at - self._placed.get(event.unit, 0)
                 self.stops += 1
-                self.cycles += ran < MINUTE and self._gained[event.unit] == gains != loses
-                self._promised[event.to] = loses
+                if ran < MINUTE and before is not None and before.loses == gains != loses:
+                    self.found.append((before, stop))
+                self._promised[event.to] = stop
 
     def _of(self, unit: str) -> str:
         return self._tenants[unit.partition(".")[0]]
@@ -422,16 +439,21 @@ class Turns:
 def cycles(first: int, seeds: int) -> None:
     total = stops = 0
     for seed in range(first, first + seeds):
-        turns = Turns()
-        case = _small(seed)
-        simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)
-        total += turns.cycles
+        turns = _turns(_small(seed))
+        total += len(turns.found)
         stops += turns.stops
+        for before, after in turns.found:
+            print(f"  seed {seed}: {before}; then {after}", flush=True)
     print(f"cycles: {total} in {seeds} seeds from {first} with {stops} stops", flush=True)
     for name, case in kueue().items():
-        turns = Turns()
-        simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)
-        print(f"  {name}: {turns.cycles} cycles, {turns.stops} stops")
+        turns = _turns(case)
+        print(f"  {name}: {len(turns.found)} cycles, {turns.stops} stops")
+
+
+def _turns(case: Case) -> Turns:
+    turns = Turns()
+    simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)
+    return turns
 
 
 def _small(seed: int) -> Case:

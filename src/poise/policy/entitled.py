@@ -10,10 +10,9 @@ one that loses borrows, and the one that gains is within its guarantee afterward
 the other's. The same rule cannot reverse such a change, so no two nodes preempt each other in turn.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import pairwise
+from itertools import pairwise, repeat
 from math import log, log2
 from typing import NamedTuple
 
@@ -205,6 +204,10 @@ class Standing:
         self.count(loses.leaf, loses.amounts)
         return lawful
 
+    def is_entitled(self, claim: Claim) -> bool:
+        """Return whether any node above a unit could hold it within its guarantee."""
+        return any(map(self.is_within, self.path(claim.leaf), repeat(claim.amounts)))
+
     def was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether these amounts, of those that a node holds, are within its guarantee."""
         less = {model: -amount for model, amount in amounts.items()}
@@ -285,81 +288,114 @@ def by_share(view: Snapshot, ordered: Sequence[Candidate], pressed: Collection[s
     lanes: dict[int, list[Candidate]] = {}
     for one in ordered:
         lanes.setdefault(-1 if one.unit in pressed else one.priority, []).append(one)
-    in_order: list[Candidate] = []
-    for number in sorted(lanes):
-        within, beyond = _merged(standing, view.fleet, lanes[number], only_within=True)
-        in_order += within + _merged(standing, view.fleet, beyond)[0]
-    return in_order
+    return [one for number in sorted(lanes) for one in _Lane(standing, view.fleet, lanes[number]).in_order()]
 
 
 _Key = tuple[bool, int, int]
 """Whether a node borrows, its level, and the place of its next unit in the order of the policy."""
 
 
-def _merged(
-    standing: Standing, fleet: Fleet, ones: Sequence[Candidate], *, only_within: bool = False
-) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates of one lane in order, each counted as it is taken. With `only_within`, take only those that
-    are within the guarantee of a node above them, and return the others too, in the order of the policy.
-    """
-    waiting: dict[int, deque[int]] = {}
-    for number, one in enumerate(ones):
-        waiting.setdefault(standing.path(one.leaf)[-1], deque()).append(number)
-    below: dict[int, list[int]] = {-1: []}
-    for leaf in waiting:
-        path = (-1, *standing.path(standing.nodes[leaf].name))
-        for above, place in pairwise(path):
-            children = below.setdefault(above, [])
-            if place not in children:
-                children.append(place)
-    heaps: dict[int, list[tuple[_Key, int]]] = {}
-    merged: list[Candidate] = []
-    beyond: list[int] = []
+class _Lane:
+    """The candidates of one lane: `ones`, in the order of the policy."""
 
-    def is_left(number: int) -> bool:
-        """Return whether a unit is not taken now: what is taken meanwhile never brings it within a guarantee."""
-        if not only_within:
-            return False
-        claim = standing.claim(ones[number], fleet)
-        return not any(standing.is_within(place, claim.amounts) for place in standing.path(claim.leaf))
+    def __init__(self, standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> None:
+        self._standing, self._fleet, self._ones = standing, fleet, ones
+        self._claims: dict[str, Claim] = {}  # by queue: its units are alike
 
-    def has_more(place: int) -> bool:
-        if place not in waiting:
-            return bool(heaps[place])
-        queue = waiting[place]
-        while queue and is_left(queue[0]):
-            beyond.append(queue.popleft())
-        return bool(queue)
+    def in_order(self) -> list[Candidate]:
+        """Return the candidates in order of service, each counted as it is taken: first those within the guarantee of a
+        node above them, then the others.
 
-    def key(place: int) -> _Key:
-        number = waiting[place][0] if place in waiting else heaps[place][0][0][2]
-        claim = standing.claim(ones[number], fleet)
-        return not standing.is_within(place, claim.amounts), standing.level(place), number
+        What is taken below one top node changes nothing below another one. So each top node is served by itself, and
+        its units have its keys. To merge such sequences by their first keys is to sort by the largest key so far.
+        """
+        by_leaf: dict[str, list[int]] = {}
+        for number, one in enumerate(self._ones):
+            by_leaf.setdefault(one.leaf, []).append(number)
+        tops: dict[int, dict[int, list[int]]] = {}
+        for leaf, numbers in by_leaf.items():
+            path = self._standing.path(leaf)
+            below = tops.setdefault(path[0], {})
+            below[path[-1]] = sorted((*below.get(path[-1], ()), *numbers))
+        turns: list[tuple[bool, _Key, int, int]] = []
+        for top, waiting in tops.items():
+            beyond: dict[int, list[int]] = {}
+            self._serve(top, waiting, beyond, turns)
+            if beyond:
+                self._serve(top, beyond, None, turns)
+        turns.sort()
+        return [self._ones[number] for *_, number in turns]
 
-    def build(place: int) -> None:
-        for child in below[place]:
-            if child not in waiting:
-                build(child)
-        heaps[place] = [(key(child), child) for child in below[place] if has_more(child)]
-        heapify(heaps[place])
+    def _serve(
+        self,
+        top: int,
+        waiting: Mapping[int, Sequence[int]],
+        beyond: dict[int, list[int]] | None,
+        turns: list[tuple[bool, _Key, int, int]],
+    ) -> None:
+        """Add the units that wait below a top node to the `turns`, in order. With `beyond`, put there those that are not
+        within the guarantee of a node above them: what is taken meanwhile never brings them within it.
+        """
+        children: dict[int, list[int]] = {}
+        for leaf in waiting:
+            for above, place in pairwise(self._standing.path(self._standing.nodes[leaf].name)):
+                if place not in children.setdefault(above, []):
+                    children[above].append(place)
+        largest: _Key = (False, -1, -1)
+        for number in self._next(top, waiting, children, beyond):
+            claim = self._claim(number)
+            if children and self._is_beyond(number, beyond):  # another one below the same node was taken
+                continue
+            largest = max(largest, self._key(top, number, beyond))
+            turns.append((beyond is None, largest, len(turns), number))
+            self._standing.count(*claim)
 
-    build(-1)
-    while heaps[-1]:
-        down = [-1]
-        while down[-1] not in waiting:
-            down.append(heaps[down[-1]][0][1])
-        number = waiting[down[-1]].popleft()
-        if is_left(number):  # another one below the same node was taken
-            beyond.append(number)
-        else:
-            merged.append(ones[number])
-            standing.count(*standing.claim(ones[number], fleet))
-        for above, place in zip(reversed(down[:-1]), reversed(down[1:]), strict=True):
-            if has_more(place):
-                heapreplace(heaps[above], (key(place), place))
+    def _next(
+        self,
+        place: int,
+        waiting: Mapping[int, Sequence[int]],
+        children: Mapping[int, Sequence[int]],
+        beyond: dict[int, list[int]] | None,
+    ) -> Iterator[int]:
+        """Yield the numbers of the units that wait below a node, in order; the caller counts each before the next."""
+        if place in waiting:
+            yield from (number for number in waiting[place] if not self._is_beyond(number, beyond))
+            return
+        heap: list[tuple[_Key, int, Iterator[int]]] = []
+        for child in children[place]:
+            of_child = self._next(child, waiting, children, beyond)
+            if (number := next(of_child, None)) is not None:
+                heap.append((self._key(child, number, beyond), child, of_child))
+        heapify(heap)
+        while heap:
+            (*_, first), child, of_child = heap[0]
+            yield first
+            if (number := next(of_child, None)) is None:
+                heappop(heap)
             else:
-                heappop(heaps[above])
-    return merged, [ones[number] for number in sorted(beyond)]
+                heapreplace(heap, (self._key(child, number, beyond), child, of_child))
+
+    def _is_beyond(self, number: int, beyond: dict[int, list[int]] | None) -> bool:
+        """Return whether a unit is set aside, and do so."""
+        if beyond is None or self._standing.is_entitled(claim := self._claim(number)):
+            return False
+        beyond.setdefault(self._standing.path(claim.leaf)[-1], []).append(number)
+        return True
+
+    def _key(self, place: int, number: int, beyond: dict[int, list[int]] | None) -> _Key:
+        standing = self._standing
+        borrows = beyond is None or not standing.is_within(place, self._claim(number).amounts)
+        return borrows, standing.level(place), number
+
+    def _claim(self, number: int) -> Claim:
+        """Return what a unit would hold. On a fleet of one device model, this does not depend on what is held."""
+        one = self._ones[number]
+        claim = self._claims.get(one.queue)
+        if claim is None:
+            claim = self._standing.claim(one, self._fleet)
+            if not one.shape.gpus or len(ability(self._fleet, one.shape).called) < 2:
+                self._claims[one.queue] = claim
+        return claim
 
 
 # --- explanations ----------------------------------------------------------------------------------------------------

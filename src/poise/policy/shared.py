@@ -82,8 +82,7 @@ class Shared:
 
     def is_entitled(self, candidate: Candidate) -> bool:
         """Return whether any node above the unit could hold it within its guarantee."""
-        claim = self.standing.claim(candidate, self._fleet)
-        return any(self.standing.is_within(place, claim.amounts) for place in self.standing.path(candidate.leaf))
+        return self.standing.is_entitled(self.standing.claim(candidate, self._fleet))
 
     def borrowers(
         self, candidate: Candidate, shape: Shape, rules: Preemption, asked: Collection[str]

@@ -1,0 +1,152 @@
+"""The order of service by share is that of merging all shares unit by unit."""
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+from hypothesis import given, settings
+
+from poise.model.resources import Device, Node
+from poise.model.share_tree import CPU, GPU, ShareNode, ShareTree, ShareView
+from poise.model.views import Candidate, Snapshot
+from poise.policy.entitled import Standing, by_share
+from poise.testing import World
+
+MODELS = ("T4", "A100-80", "H100")
+TENANTS = ("ada", "ben", "cat", "dan", "eve")
+
+
+def merged(standing: Standing, view: Snapshot, ones: Sequence[Candidate], *, only_within: bool) -> tuple[list[int], list[int]]:
+    """Merge all shares with a heap in each node of the tree, each of the share that is served next. With `only_within`,
+    set aside the units that are not within the guarantee of a node above them. Return the numbers of both.
+    """
+    waiting: dict[int, deque[int]] = {}
+    for number, one in enumerate(ones):
+        waiting.setdefault(standing.path(one.leaf)[-1], deque()).append(number)
+    below: dict[int, list[int]] = {-1: []}
+    for leaf in waiting:
+        for above, place in pairwise((-1, *standing.path(standing.nodes[leaf].name))):
+            children = below.setdefault(above, [])
+            if place not in children:
+                children.append(place)
+    heaps: dict[int, list[tuple[tuple[bool, int, int], int]]] = {}
+    taken: list[int] = []
+    beyond: list[int] = []
+
+    def is_left(number: int) -> bool:
+        claim = standing.claim(ones[number], view.fleet)
+        return only_within and not any(standing.is_within(place, claim.amounts) for place in standing.path(claim.leaf))
+
+    def has_more(place: int) -> bool:
+        if place not in waiting:
+            return bool(heaps[place])
+        while waiting[place] and is_left(waiting[place][0]):
+            beyond.append(waiting[place].popleft())
+        return bool(waiting[place])
+
+    def key(place: int) -> tuple[bool, int, int]:
+        number = waiting[place][0] if place in waiting else heaps[place][0][0][2]
+        claim = standing.claim(ones[number], view.fleet)
+        return not standing.is_within(place, claim.amounts), standing.level(place), number
+
+    def build(place: int) -> None:
+        for child in below[place]:
+            if child not in waiting:
+                build(child)
+        heaps[place] = [(key(child), child) for child in below[place] if has_more(child)]
+        heapify(heaps[place])
+
+    build(-1)
+    while heaps[-1]:
+        down = [-1]
+        while down[-1] not in waiting:
+            down.append(heaps[down[-1]][0][1])
+        number = waiting[down[-1]].popleft()
+        if is_left(number):
+            beyond.append(number)
+        else:
+            taken.append(number)
+            standing.count(*standing.claim(ones[number], view.fleet))
+        for above, place in zip(reversed(down[:-1]), reversed(down[1:]), strict=True):
+            if has_more(place):
+                heapreplace(heaps[above], (key(place), place))
+            else:
+                heappop(heaps[above])
+    return taken, sorted(beyond)
+
+
+def unit_by_unit(view: Snapshot, ordered: Sequence[Candidate], pressed: set[str]) -> list[Candidate]:
+    """Merge each class twice: what is within a guarantee, then the rest."""
+    assert view.shares is not None
+    standing, in_order = Standing(view.shares), list[Candidate]()
+    lanes: dict[int, list[Candidate]] = {}
+    for one in ordered:
+        lanes.setdefault(-1 if one.unit in pressed else one.priority, []).append(one)
+    for number in sorted(lanes):
+        ones = lanes[number]
+        taken, beyond = merged(standing, view, ones, only_within=True)
+        rest = [ones[place] for place in beyond]
+        in_order += [ones[place] for place in taken]
+        in_order += [rest[place] for place in merged(standing, view, rest, only_within=False)[0]]
+    return in_order
+
+
+def any_view(chance: Random) -> Snapshot:
+    """Tenants with and without guarantees, some in a group and some with users; work of several sizes and classes."""
+    models = chance.sample(MODELS, chance.choice([1, 1, 2]))
+    cards = tuple(Device(index=index, memory=2**36, model=models[index % len(models)]) for index in range(8))
+    world = World().join(Node(name="n1", incarnation="1", cpu=64_000, memory=2**40, devices=cards))
+    shares: list[dict[str, Any]] = [{"group": "lab"}]
+    for tenant in TENANTS[: chance.randint(2, 5)]:
+        shares.append({"tenant": tenant} | ({"in": "lab"} if chance.random() < 0.3 else {}))
+        if chance.random() < 0.3:
+            shares += [{"user": user, "name": f"{tenant}-{user}", "in": tenant} for user in ("x", "y")]
+    world.shares(*shares, **({"prices": {chance.choice(models): 0}} if chance.random() < 0.2 else {}))
+    for number in range(chance.randint(5, 40)):
+        resources: dict[str, Any] = {"gpu": chance.choice([0, 1, 1, 1, 2, 4]), "cpu": chance.choice([1, 2])}
+        if resources["gpu"] and chance.random() < 0.2:
+            resources["gpu_model"] = chance.choice(models)
+        world.submit(
+            {"run": "true", "name": f"work-{number}", "priority": chance.choice(["high", "medium"]), "resources": resources},
+            tenant=chance.choice(TENANTS),
+            user=chance.choice("xyz"),
+        )
+    view = world.controller.snapshot(world.now)
+    assert view.shares is not None
+    return msgspec.structs.replace(view, shares=any_shares(chance, view.shares.tree, models))
+
+
+def any_shares(chance: Random, tree: ShareTree, models: Sequence[str]) -> ShareView:
+    """The tree with guarantees, weights and debts of some nodes, and what all hold: at least what those below them do."""
+
+    def any_node(node: ShareNode) -> ShareNode:
+        guaranteed = {chance.choice([GPU, GPU, *models]): 1000 * chance.randint(1, 6) for _ in range(chance.choice([0, 1, 1, 2]))}
+        return msgspec.structs.replace(node, weight=1000 * chance.choice([0, 1, 1, 2, 3]), guaranteed=guaranteed)
+
+    tree = msgspec.structs.replace(tree, nodes=tuple(map(any_node, tree.nodes)))
+    held: list[dict[str, int]] = [{} for _ in tree.nodes]
+    for place in range(len(tree.nodes)):
+        for model in (*models, CPU) if chance.random() < 0.6 else ():
+            amount, above = 1000 * chance.randint(0, 3), place
+            while amount and above >= 0:
+                held[above][model] = held[above].get(model, 0) + amount
+                above = tree.nodes[above].parent
+    debts = tuple(chance.choice([0, 0, chance.randint(0, 10**11)]) for _ in tree.nodes)
+    return ShareView(tree, tuple(held), debts)
+
+
+@settings(max_examples=50)
+@given(st.randoms(use_true_random=True))
+def test_each_share_by_itself_gives_the_order_of_merging_them_unit_by_unit(chance: Random) -> None:
+    view = any_view(chance)
+    ordered = list(view.candidates)
+    chance.shuffle(ordered)
+    pressed = {one.unit for one in ordered if chance.random() < 0.1}
+    found = by_share(view, ordered, pressed)
+    assert [one.unit for one in found] == [one.unit for one in unit_by_unit(view, ordered, pressed)]
+    assert sorted(one.unit for one in found) == sorted(one.unit for one in ordered)
