@@ -10,6 +10,7 @@ one that loses borrows, and the one that gains is within its guarantee afterward
 the other's. The same rule cannot reverse such a change, so no two nodes preempt each other in turn.
 """
 
+from copy import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise, repeat
@@ -59,17 +60,20 @@ class Standing:
         self.tree = view.tree
         self.nodes = view.tree.nodes
         self.debts = view.debts
-        self.held = [dict(held) for held in view.held]
+        self.held = list(view.held)
         self._places = {node.name: place for place, node in enumerate(self.nodes)}
         self._paths: dict[str, tuple[int, ...]] = {}
         self._rates: list[int | None] = [None] * len(self.nodes)
         self._unused: dict[int, Amounts] = {}
         self._nothing_is_free = all(view.tree.prices.values())
+        self._naming = {place for place, node in enumerate(self.nodes) if node.guaranteed.keys() - {GPU, CPU}}
         self.has_limits = any(node.limit for node in self.nodes)
         self.keeps = [place for place, node in enumerate(self.nodes) if not node.lends and node.guaranteed]
 
     def copy(self) -> "Standing":
-        return Standing(self.view())
+        made = copy(self)
+        made.held, made._rates, made._unused = self.held.copy(), self._rates.copy(), self._unused.copy()
+        return made
 
     def view(self) -> ShareView:
         return ShareView(self.tree, tuple(self.held), tuple(self.debts))
@@ -88,7 +92,7 @@ class Standing:
     def count(self, leaf: str, amounts: Mapping[str, int], sign: int = 1) -> None:
         """Add the amounts to the leaf and all nodes above it, or subtract them."""
         for place in self.path(leaf):
-            held = self.held[place]
+            held = self.held[place] = dict(self.held[place])
             for model, amount in amounts.items():
                 held[model] = held.get(model, 0) + sign * amount
             self._rates[place] = None
@@ -154,17 +158,20 @@ class Standing:
         shape, tasks = candidate.shape, candidate.least or candidate.tasks
         if not shape.gpus:
             return Claim(candidate.leaf, amounts_of(shape, CPU, tasks))
-        models, path, amount = ability(fleet, shape).called, self.path(candidate.leaf), shape.gpus * shape.share * tasks
-        best = (0, 0, models[0] if models else "")
-        if len(models) > 1:
-            price = self.tree.price
-            best = min(
-                [
-                    (sum([not self._fits(place, model, amount) for place in path]), price(model), model)
-                    for model in models
-                ]
-            )
+        models, amount, price = ability(fleet, shape).called, shape.gpus * shape.share * tasks, self.tree.price
+        if len(models) < 2:
+            return Claim(candidate.leaf, {models[0] if models else "": amount})
+        path = () if self.is_plain(candidate.leaf) else self.path(candidate.leaf)
+        best = min(
+            [(sum([not self._fits(place, model, amount) for place in path]), price(model), model) for model in models]
+        )
         return Claim(candidate.leaf, {best[2]: amount})
+
+    def is_plain(self, leaf: str) -> bool:
+        """Return whether all devices count the same for the guarantees of a leaf and of all nodes above it. Then the
+        claim of a unit does not depend on what is held.
+        """
+        return self._nothing_is_free and self._naming.isdisjoint(self.path(leaf))
 
     def promise(self, leaving: Iterable[Claim], coming: Iterable[Claim]) -> None:
         """Count units that make room as gone, and the units that it is made for as present."""
@@ -388,12 +395,12 @@ class _Lane:
         return borrows, standing.level(place), number
 
     def _claim(self, number: int) -> Claim:
-        """Return what a unit would hold. On a fleet of one device model, this does not depend on what is held."""
+        """Return what a unit would hold."""
         one = self._ones[number]
         claim = self._claims.get(one.queue)
         if claim is None:
             claim = self._standing.claim(one, self._fleet)
-            if not one.shape.gpus or len(ability(self._fleet, one.shape).called) < 2:
+            if self._standing.is_plain(one.leaf):
                 self._claims[one.queue] = claim
         return claim
 

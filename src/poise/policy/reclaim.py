@@ -411,30 +411,73 @@ def take_from(
     draft: Draft,
     tasks: int,
     rules: Preemption,
-    costs: Mapping[str, float],
+    borrowers: Iterable[tuple[float, Resident]],
     rows_of: Mapping[str, Sequence[int]],
     asked: Collection[str],
 ) -> Yielding | None:
-    """Return the cheapest set of victims found, among the units with `costs`, the cheapest first, that leaves room for
-    `tasks` tasks; None if there is none. `rows_of` has the rows of each unit. On nodes with kept room, count the room
-    of units in `asked` as free and subtract the kept room.
+    """Return the cheapest set of victims found, among the `borrowers` with their costs, the cheapest first, that leaves
+    room for `tasks` tasks; None if there is none. `rows_of` has the rows of each unit. On nodes with kept room, count
+    the room of units in `asked` as free and subtract the kept room; if that is enough, there are no victims.
     """
+    able = draft.able(shape).where & (draft.fleet.closed == 0)
+    rooms = {row: _beside_kept(draft, row, asked) for row in draft.kept if able[row]}
+    most = rules.at_most(shape, tasks)
+    if tasks == 1:
+        found = _cheapest_of(shape, draft, borrowers, rows_of, able, rooms)
+        return None if found is None or len(found.victims) > most else found
+    costs = {one.unit: cost for cost, one in borrowers}
     least: dict[int, float] = {}  # by row: no victim there costs less
     for unit, cost in costs.items():
         for row in rows_of[unit]:
             least.setdefault(row, cost)
-    able = draft.able(shape).where & (draft.fleet.closed == 0)
     has_room = draft.capacity(shape) > 0
-    free = np.flatnonzero(able & has_room).tolist() if tasks > 1 else []
-    rows = [row for row in dict.fromkeys((*free, *sorted(least))) if able[row]]
-    if shape.where.groups and tasks > 1:
+    rows = [row for row in dict.fromkeys((*np.flatnonzero(has_room).tolist(), *rooms, *sorted(least))) if able[row]]
+    if shape.where.groups:
         rows = _of_groups(draft, shape, np.array(rows, np.int64), tasks).tolist()
-    rooms = {row: _beside_kept(draft, row, asked) for row in rows if row in draft.kept}
     near = {row: 0.0 if has_room[row] or row in rooms else least[row] for row in rows}
-    most = rules.at_most(shape, tasks)
     return _cheapest(
         shape, draft, tasks, near, most, lambda one: one.unit in costs, lambda one: costs[one.unit], rooms=rooms
     )
+
+
+def _cheapest_of(
+    shape: Shape,
+    draft: Draft,
+    borrowers: Iterable[tuple[float, Resident]],
+    rows_of: Mapping[str, Sequence[int]],
+    able: Bools,
+    rooms: Mapping[int, Room],
+) -> Yielding | None:
+    """Return the cheapest victims for one task, as for `take_from`. Look no further than at borrowers that cost less
+    than what is found.
+    """
+    models = draft.able(shape).models
+    for row, room in rooms.items():
+        if room.pick(shape, models) is not None:
+            return Yielding((), {row: 1}, 0.0, 0.0)
+    best: tuple[float, list[Resident], int] | None = None
+    costs: dict[str, float] = {}
+    freed: dict[int, int] = {}
+    for cost, one in borrowers:
+        if best is not None and cost >= best[0]:
+            break
+        costs[one.unit] = cost
+        for row in rows_of[one.unit]:
+            freed[row] = freed.get(row, 0) + len(one.devices)
+        for row in dict.fromkeys(rows_of[one.unit]):
+            lacks = shape.gpus - int(draft.free[DEVICES, row]) if shape.share == WHOLE and row not in rooms else 0
+            if not able[row] or freed[row] < lacks:
+                continue
+            offer = _cheapest_on(
+                row, draft, rooms.get(row), shape, lambda of: of.unit in costs, {}, lambda of: costs[of.unit]
+            )
+            if offer is not None and (best is None or offer[0] < best[0]):
+                best = offer[0], offer[1], row
+    if best is None:
+        return None
+    price, victims, row = best
+    cost = sum(cost_of(victim, draft.view.now) for victim in victims)
+    return Yielding(tuple(victims), {row: 1}, cost, price)
 
 
 def _beside_kept(draft: Draft, row: int, asked: Collection[str]) -> Room:

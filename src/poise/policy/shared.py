@@ -1,6 +1,6 @@
 """Fair shares in one round: the standing of the tree with its placements and preemptions."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from poise.model.decisions import Reason, Spot
@@ -86,8 +86,8 @@ class Shared:
 
     def borrowers(
         self, candidate: Candidate, shape: Shape, rules: Preemption, asked: Collection[str]
-    ) -> dict[str, float]:
-        """Return the units that may be preempted because their share borrows what this unit's share is guaranteed, with
+    ) -> Iterator[tuple[float, Resident]]:
+        """Yield the units that may be preempted because their share borrows what this unit's share is guaranteed, with
         their costs, the cheapest first; of a share no more than it borrows.
         """
         trial, now = self.standing.copy(), self._draft.view.now
@@ -95,32 +95,32 @@ class Shared:
         claim = trial.claim(candidate, self._fleet)
         trial.count(*claim)
         own = trial.path(candidate.leaf)
-        parted = {leaf: trial.apart(candidate.leaf, leaf) for leaf in self._leaves - {candidate.leaf}}
-        borrow = {leaf: pair for leaf, pair in parted.items() if pair is None or trial.borrows(pair[1])}
+        parted: dict[str, tuple[int, int] | None] = {}
+        done = {candidate.leaf}
         within: dict[int, bool] = {}
-        found: dict[str, float] = {}
         for cost, one in self._cheapest_first:
-            if one.leaf not in borrow or one.unit in asked or (one.shape.gpus > 0) != (shape.gpus > 0):
+            if one.leaf in done or one.unit in asked or (one.shape.gpus > 0) != (shape.gpus > 0):
                 continue
             if one.serves and not candidate.serves:
                 continue
-            if (pair := borrow[one.leaf]) is not None:
+            if one.leaf not in parted:
+                parted[one.leaf] = trial.apart(candidate.leaf, one.leaf)
+            if (pair := parted[one.leaf]) is not None:
                 mine, theirs = pair
+                if not trial.borrows(theirs):
+                    done.add(one.leaf)
+                    continue
                 if mine not in within:
                     within[mine] = trial.was_within(mine, claim.amounts)
-                if not trial.borrows(theirs):
-                    del borrow[one.leaf]
-                    continue
                 if not within[mine]:
                     continue
             if now < (at := one.since + rules.min_run):  # the budget does not protect a borrower
                 self.young = min(self.young or at, at)
                 continue
             trial.count(*self._held(one.unit), -1)
-            found[one.unit] = cost
+            yield cost, one
             if trial.path(one.leaf)[0] == own[0]:
                 within.clear()  # a node above both in the tree holds less
-        return found
 
     @cached_property
     def _leaves(self) -> set[str]:
@@ -130,8 +130,12 @@ class Shared:
     def _cheapest_first(self) -> list[tuple[float, Resident]]:
         """The running units that may be preempted, each with its cost, the cheapest first."""
         now, first = self._draft.view.now, (of[0] for of in self._units.values())
-        could = [(cost_of(one, now), one) for one in first if one.preemptible and one.running and not one.stopping]
-        return sorted(could, key=lambda of: (of[0], -of[1].since, of[1].ordinal))
+        could = [one for one in first if one.preemptible and one.running and not one.stopping]
+        return [(cost_of(one, now), one) for one in sorted(could, key=self.rank)]
+
+    def rank(self, one: Resident) -> tuple[float, int, int]:
+        """Return the key that orders victims: the cost, then the latest start."""
+        return cost_of(one, self._draft.view.now), -one.since, one.ordinal
 
     def spared(self, one: Candidate | Resident) -> frozenset[str]:
         """Return the units that may not be preempted for this one."""

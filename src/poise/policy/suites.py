@@ -807,11 +807,15 @@ class _Round:
         for shape in shapes if self._stopping else ():
             coming = is_coming(candidate, shape, self.draft, needed)
             if coming is not None:
-                self._keep_rows(candidate, shape, coming, self.view.now + GRACE)
-                if self.shares is not None:
-                    self.shares.promise(candidate)
-                return (Reason(code="PREEMPTING", have="work there", need=candidate.unit),)
+                return self._keep_promised(candidate, shape, coming)
         return ()
+
+    def _keep_promised(self, candidate: Candidate, shape: Shape, rows: Mapping[int, int]) -> Reasons:
+        """Keep room that other units leave."""
+        self._keep_rows(candidate, shape, rows, self.view.now + GRACE)
+        if self.shares is not None:
+            self.shares.promise(candidate)
+        return (Reason(code="PREEMPTING", have="work there", need=candidate.unit),)
 
     def _make_smaller(self, candidate: Candidate, shapes: Sequence[Shape], needed: int) -> Reasons:
         """Shrink gangs that resize in place, and keep the room of the members that leave."""
@@ -845,20 +849,19 @@ class _Round:
         if coming := self._keep_coming(candidate, shapes, needed):
             return coming
         for shape in shapes:
-            costs = shares.borrowers(candidate, shape, rules, self._yielding)
-            if shares.young:
-                self._ask_again(shares.young)
-            if not costs:
-                continue
             own = shares.own_models(candidate, shape)
             if own is not None and not own:
                 continue
             wanted = shape if own is None else _on_models(shape, own)
-            found = take_from(wanted, self.draft, needed, rules, costs, shares.rows_of, self._yielding)
-            if found is None or not found.victims:
+            borrowers = shares.borrowers(candidate, shape, rules, self._yielding)
+            found = take_from(wanted, self.draft, needed, rules, borrowers, shares.rows_of, self._yielding)
+            if shares.young:
+                self._ask_again(shares.young)
+            if found is None:
                 continue
-            places = {unit: place for place, unit in enumerate(costs)}
-            found = found._replace(victims=tuple(sorted(found.victims, key=lambda one: places[one.unit])))
+            if not found.victims:  # others were asked for more room than they need
+                return self._keep_promised(candidate, shape, found.rows)
+            found = found._replace(victims=tuple(sorted(found.victims, key=shares.rank)))
             rank = f"{candidate.leaf} takes back what it is guaranteed"
             return self._ask_to_yield(candidate, shape, found, {}, rank)
         return ()

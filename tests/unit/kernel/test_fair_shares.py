@@ -73,6 +73,16 @@ def test_the_guarantee_is_taken_back_and_no_more() -> None:
     assert (held(world, "research"), held(world, "product")) == (2, 2)
 
 
+def test_several_units_share_the_room_that_one_wide_unit_leaves() -> None:
+    world = devices(4).join(node("n2", cpu=64, gpus=4))
+    world.shares({"tenant": "research"}, {"tenant": "product", "guaranteed": {"gpu": 4}})
+    world.job("wide", tenant="research", gpu=4).job("broad", tenant="research", gpu=4).round().start("wide", "broad")
+    jobs(world.after("10m"), "product", 4).round()
+    assert len(stops(world)) == 1
+    world.settle()
+    assert (held(world, "research"), held(world, "product")) == (4, 4)
+
+
 def test_what_is_within_a_guarantee_is_not_stopped_for_anybody() -> None:
     world = jobs(devices(2).shares(*TWO), "research", 2).round().start("r1", "r2").after("10m")
     world.job("urgent", tenant="product", gpu=1, priority="urgent").round()
