@@ -61,6 +61,7 @@ class Standing:
         self.nodes = view.tree.nodes
         self.debts = view.debts
         self.held = list(view.held)
+        self._devices = [sum(held.values()) - held.get(CPU, 0) for held in view.held]
         self._places = {node.name: place for place, node in enumerate(self.nodes)}
         self._paths: dict[str, tuple[int, ...]] = {}
         self._rates: list[int | None] = [None] * len(self.nodes)
@@ -72,8 +73,13 @@ class Standing:
 
     def copy(self) -> "Standing":
         made = copy(self)
-        made.held, made._rates, made._unused = self.held.copy(), self._rates.copy(), self._unused.copy()
+        made.held, made._devices = self.held.copy(), self._devices.copy()
+        made._rates, made._unused = self._rates.copy(), self._unused.copy()
         return made
+
+    def become(self, other: "Standing") -> None:
+        """Take over what a copy holds."""
+        self.held, self._devices, self._rates, self._unused = other.held, other._devices, other._rates, other._unused
 
     def view(self) -> ShareView:
         return ShareView(self.tree, tuple(self.held), tuple(self.debts))
@@ -91,7 +97,9 @@ class Standing:
 
     def count(self, leaf: str, amounts: Mapping[str, int], sign: int = 1) -> None:
         """Add the amounts to the leaf and all nodes above it, or subtract them."""
+        devices = sign * sum([amount for model, amount in amounts.items() if model != CPU])
         for place in self.path(leaf):
+            self._devices[place] += devices
             held = self.held[place] = dict(self.held[place])
             for model, amount in amounts.items():
                 held[model] = held.get(model, 0) + sign * amount
@@ -102,21 +110,21 @@ class Standing:
         """Return a node's borrowing in nano-dollars an hour."""
         rate = self._rates[place]
         if rate is None:
-            rate = self._rates[place] = self._rate_of(place, self.held[place])
+            held = self.held[place]
+            is_below = self._devices[place] <= self.nodes[place].guaranteed.get(GPU, 0) and CPU not in held
+            rate = self._rates[place] = 0 if is_below else self._rate_of(place, held)
         return rate
 
     def borrows(self, place: int) -> bool:
         """Return whether a node borrows anything that has a price."""
         if self._rates[place] is None and self._nothing_is_free:
-            guaranteed, held = self.nodes[place].guaranteed, self.held[place]
-            if sum(held.values()) - held.get(CPU, 0) > sum(guaranteed.values()) - guaranteed.get(CPU, 0):
+            guaranteed = self.nodes[place].guaranteed
+            if self._devices[place] > sum(guaranteed.values()) - guaranteed.get(CPU, 0):
                 return True  # more devices than all guarantees have
         return self.rate(place) > 0
 
     def _rate_of(self, place: int, held: Mapping[str, int]) -> int:
         price, guaranteed = self.tree.price, self.nodes[place].guaranteed
-        if CPU not in held and sum(held.values()) <= guaranteed.get(GPU, 0):
-            return 0
         over = borrowed_of(held, guaranteed, price)
         return sum(amount * price(model) for model, amount in over.items())
 
@@ -139,6 +147,9 @@ class Standing:
             return False
         if not self._nothing_is_free:
             return self._rate_with(place, {model: amount}) <= self.rate(place)
+        if place not in self._naming:
+            held = self.held[place].get(CPU, 0) if model == CPU else self._devices[place]
+            return held + amount <= guaranteed.get(CPU if model == CPU else GPU, 0)
         unused = self._unused.get(place)
         if unused is None:
             unused = self._unused[place] = unused_of(guaranteed, self.held[place])
@@ -247,7 +258,7 @@ class Standing:
                         trial.count(*gains[of], -1)
             broken = [number for number, gaining, loses in accepted if not trial.is_lawful(gaining, loses)]
             if not broken:
-                self.held, self._rates, self._unused = trial.held, trial._rates, trial._unused
+                self.become(trial)
                 return refused
             refused.add(broken[-1])
 

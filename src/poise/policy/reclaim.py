@@ -11,7 +11,7 @@ has run for a minimum time and has not been preempted too often. A service has n
 computed from run times: it preempts lower classes, the cheapest first, and is never preempted for a shorter unit.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -395,12 +395,12 @@ def find_yielding(
     tasks: int,
     rules: Preemption,
     asked: Collection[str] = (),
-    spared: Collection[str] = (),
+    spared: Container[str] = (),
 ) -> Yielding | None:
     """Return the cheapest set of victims found whose end lets this unit start; None if there is none. Skip units that
     are preempted already in this round (`asked`) and those in `spared`.
     """
-    may = _may_yield(candidate, draft, rules, [*asked, *spared] if spared else asked)
+    may = _may_yield(candidate, draft, rules, asked, spared)
     near = dict.fromkeys(_nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None), 0.0)
     most = rules.at_most(shape, tasks) - len(asked)
     return _cheapest(shape, draft, tasks, near, most, may, lambda resident: price_of(resident, draft, rules.by))
@@ -412,23 +412,22 @@ def take_from(
     tasks: int,
     rules: Preemption,
     borrowers: Iterable[tuple[float, Resident]],
-    rows_of: Mapping[str, Sequence[int]],
     asked: Collection[str],
 ) -> Yielding | None:
     """Return the cheapest set of victims found, among the `borrowers` with their costs, the cheapest first, that leaves
-    room for `tasks` tasks; None if there is none. `rows_of` has the rows of each unit. On nodes with kept room, count
-    the room of units in `asked` as free and subtract the kept room; if that is enough, there are no victims.
+    room for `tasks` tasks; None if there is none. On nodes with kept room, count the room of units in `asked` as free
+    and subtract the kept room; if that is enough, there are no victims.
     """
     able = draft.able(shape).where & (draft.fleet.closed == 0)
     rooms = {row: _beside_kept(draft, row, asked) for row in draft.kept if able[row]}
     most = rules.at_most(shape, tasks)
     if tasks == 1:
-        found = _cheapest_of(shape, draft, borrowers, rows_of, able, rooms)
+        found = _cheapest_of(shape, draft, borrowers, able, rooms)
         return None if found is None or len(found.victims) > most else found
     costs = {one.unit: cost for cost, one in borrowers}
     least: dict[int, float] = {}  # by row: no victim there costs less
     for unit, cost in costs.items():
-        for row in rows_of[unit]:
+        for row in draft.running.rows_of(unit):
             least.setdefault(row, cost)
     has_room = draft.capacity(shape) > 0
     rows = [row for row in dict.fromkeys((*np.flatnonzero(has_room).tolist(), *rooms, *sorted(least))) if able[row]]
@@ -444,7 +443,6 @@ def _cheapest_of(
     shape: Shape,
     draft: Draft,
     borrowers: Iterable[tuple[float, Resident]],
-    rows_of: Mapping[str, Sequence[int]],
     able: Bools,
     rooms: Mapping[int, Room],
 ) -> Yielding | None:
@@ -462,9 +460,10 @@ def _cheapest_of(
         if best is not None and cost >= best[0]:
             break
         costs[one.unit] = cost
-        for row in rows_of[one.unit]:
+        rows = draft.running.rows_of(one.unit)
+        for row in rows:
             freed[row] = freed.get(row, 0) + len(one.devices)
-        for row in dict.fromkeys(rows_of[one.unit]):
+        for row in dict.fromkeys(rows):
             lacks = shape.gpus - int(draft.free[DEVICES, row]) if shape.share == WHOLE and row not in rooms else 0
             if not able[row] or freed[row] < lacks:
                 continue
@@ -668,11 +667,14 @@ def may_be_asked(resident: Resident, rules: Preemption) -> int:
 
 
 def _may_yield(
-    candidate: Candidate, draft: Draft, rules: Preemption, asked: Collection[str]
+    candidate: Candidate, draft: Draft, rules: Preemption, asked: Collection[str], spared: Container[str]
 ) -> Callable[[Resident], bool]:
     now = draft.view.now
 
     def may(resident: Resident) -> bool:
+        return is_worse(resident) and resident.unit not in spared
+
+    def is_worse(resident: Resident) -> bool:
         if not resident.preemptible or resident.stopping or not resident.running or resident.unit in asked:
             return False
         if resident.serves and not candidate.serves:

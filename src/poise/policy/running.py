@@ -126,6 +126,33 @@ class Running:
         return found
 
     @cached_property
+    def first(self) -> Ints:
+        """(U,): the first attempt of each unit."""
+        order, begins = self._by_unit
+        return order[begins[:-1]]
+
+    def of_unit(self, unit: str) -> list[Resident]:
+        """Return the attempts of a unit; none if it does not run."""
+        return [self.residents[at] for at in self._attempts(unit).tolist()]
+
+    def rows_of(self, unit: str) -> list[int]:
+        """Return the rows of a unit, one for each of its attempts."""
+        rows: list[int] = self.rows[self._attempts(unit)].tolist()
+        return rows
+
+    def _attempts(self, unit: str) -> Ints:
+        number = self.units.number.get(unit, -1)
+        order, begins = self._by_unit
+        return order[begins[number] : begins[number + 1]] if number >= 0 else order[:0]
+
+    @cached_property
+    def _by_unit(self) -> tuple[Ints, Ints]:
+        """All attempts in order of their units, and where each unit begins there."""
+        number, of = self.units
+        order = of.argsort(kind="stable")
+        return order, np.searchsorted(of[order], np.arange(len(number) + 1))
+
+    @cached_property
     def widths(self) -> Ints:
         """(U,): the devices of each unit in total, 0 for units without whole devices."""
         widths: Ints = np.zeros(len(self.units.number), np.int64)

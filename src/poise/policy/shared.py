@@ -1,17 +1,39 @@
 """Fair shares in one round: the standing of the tree with its placements and preemptions."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+
+import numpy as np
 
 from poise.model.decisions import Reason, Spot
 from poise.model.fleet import Resident
+from poise.model.jobs import CLASS_WEIGHT
 from poise.model.resources import Shape
 from poise.model.share_tree import CPU, Amounts, amounts_of, amounts_there
 from poise.model.views import Candidate
 from poise.policy.entitled import Claim, Standing, confined
 from poise.policy.feasible import ability
 from poise.policy.place import Draft
-from poise.policy.reclaim import Preemption, cost_of
+from poise.policy.reclaim import Preemption
+
+
+class Spared:
+    """The units that may not be preempted for one that gains; each is judged when it is asked for."""
+
+    def __init__(self, trial: Standing, gains: Claim, held: Callable[[str], Claim]) -> None:
+        self._trial, self._gains, self._held = trial, gains, held
+        self._known: dict[str, bool] = {}
+        self._by_leaf: dict[str, bool | None] = {}
+
+    def __contains__(self, unit: object) -> bool:
+        known = self._known.get(unit)
+        if known is None:
+            loses = self._held(unit)
+            if loses.leaf not in self._by_leaf:
+                self._by_leaf[loses.leaf] = self._trial.may_take(self._gains, loses.leaf)
+            may = self._by_leaf[loses.leaf]
+            known = self._known[unit] = not (self._trial.may_stop(self._gains, loses) if may is None else may)
+        return known
 
 
 class Shared:
@@ -23,16 +45,9 @@ class Shared:
             raise ValueError("no shares are declared")
         self._draft, self._fleet = draft, draft.fleet
         self.standing = Standing(view.shares)
-        self._units: dict[str, list[Resident]] = {}
         self._whole: dict[str, Claim] = {}
-        self.rows_of: dict[str, list[int]] = {}
-        """The rows of each running unit, one for each of its tasks."""
-        for row, residents in enumerate(self._fleet.residents):
-            for one in residents:
-                self._units.setdefault(one.unit, []).append(one)
-                self.rows_of.setdefault(one.unit, []).append(row)
         self._promised: dict[str, Claim] = {}
-        self._spared: dict[tuple[object, ...], frozenset[str]] = {}
+        self._spared: dict[tuple[object, ...], Spared] = {}
         self.young = 0
         """The next instant at which a borrower from the last search will have run for its minimum time."""
         gains = frozenset(view.yielded.values())
@@ -40,7 +55,7 @@ class Shared:
             if candidate.unit in gains:
                 self._promised[candidate.unit] = self.standing.claim(candidate, self._fleet)
         for unit in view.yielded:
-            if unit in self._units and self._units[unit][0].stopping:
+            if any(one.stopping for one in draft.running.of_unit(unit)[:1]):
                 self._count(self._held(unit), -1)
         for claim in self._promised.values():
             self._count(claim)
@@ -124,35 +139,38 @@ class Shared:
 
     @cached_property
     def _leaves(self) -> set[str]:
-        return {of[0].leaf for of in self._units.values()}
+        return {one.leaf for one in self._draft.running.residents}
 
     @cached_property
     def _cheapest_first(self) -> list[tuple[float, Resident]]:
-        """The running units that may be preempted, each with its cost, the cheapest first."""
-        now, first = self._draft.view.now, (of[0] for of in self._units.values())
-        could = [one for one in first if one.preemptible and one.running and not one.stopping]
-        return [(cost_of(one, now), one) for one in sorted(could, key=self.rank)]
+        """The running units that may be preempted, each with its cost, the cheapest first; then the latest first."""
+        running, now = self._draft.running, self._draft.view.now
+        first = running.first
+        if not len(first):
+            return []
+        may, since, ordinal, kept, checkpoint, restore, worth = running.each("cost", _terms)[:, first]
+        elapsed = running.elapsed[first]
+        by_interval = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed)
+        lost = np.where(kept > 0, np.maximum(0, now - kept), by_interval) + restore
+        costs = lost.astype(float) * worth
+        order = np.lexsort((ordinal, -since, costs))
+        order = order[may[order] > 0]
+        residents = running.residents
+        return [
+            (cost, residents[at]) for cost, at in zip(costs[order].tolist(), first[order].tolist(), strict=True)
+        ]
 
-    def rank(self, one: Resident) -> tuple[float, int, int]:
-        """Return the key that orders victims: the cost, then the latest start."""
-        return cost_of(one, self._draft.view.now), -one.since, one.ordinal
-
-    def spared(self, one: Candidate | Resident) -> frozenset[str]:
+    def spared(self, one: Candidate | Resident) -> "Spared":
         """Return the units that may not be preempted for this one."""
         waits = isinstance(one, Candidate)
         gains = self.standing.claim(one, self._fleet) if isinstance(one, Candidate) else self._held(one.unit)
         key = (waits, gains.leaf, *sorted(gains.amounts.items()))
         known = self._spared.get(key)
         if known is None:
-            trial = self.standing.copy() if waits else self.standing
+            trial = self.standing.copy()
             if waits:
                 trial.count(*gains)
-            by_leaf = {leaf: trial.may_take(gains, leaf) for leaf in self._leaves}
-            known = self._spared[key] = frozenset(
-                unit
-                for unit, of in self._units.items()
-                if not (trial.may_stop(gains, self._held(unit)) if (may := by_leaf[of[0].leaf]) is None else may)
-            )
+            known = self._spared[key] = Spared(trial, gains, self._held)
         return known
 
     def agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
@@ -173,7 +191,7 @@ class Shared:
         """Return the amounts that a running unit, or these of its tasks, hold."""
         if tasks is None and unit in self._whole:
             return self._whole[unit]
-        of = self._units[unit]
+        of = self._draft.running.of_unit(unit)
         total: Amounts = {}
         for one in of:
             if tasks is None or one.task in tasks:
@@ -188,6 +206,12 @@ class Shared:
     def _count(self, claim: Claim, sign: int = 1) -> None:
         self._spared.clear()
         self.standing.count(claim.leaf, claim.amounts, sign)
+
+
+def _terms(one: Resident) -> list[int]:
+    """Return whether a unit may be preempted, and what its cost follows from (`reclaim.cost_of`)."""
+    may, worth = one.preemptible and one.running and not one.stopping, one.size * CLASS_WEIGHT[one.priority]
+    return [may, one.since, one.ordinal, one.kept, one.checkpoint, one.restore, worth]
 
 
 __all__ = ["Shared"]

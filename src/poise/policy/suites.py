@@ -6,7 +6,7 @@ blocked units or preempt others for them (reclaim); hold the units that still wa
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain, filterfalse, islice
 from operator import attrgetter
@@ -824,7 +824,8 @@ class _Round:
         for resident in (of[0][1] for of in self._members.of.values()):
             self._ask_again(resident.since + SETTLES)
         for shape in shapes:
-            asked = self._yielding | self._spared(candidate)
+            spared = self._spared(candidate)
+            asked = self._yielding | {unit for unit in self._members.of if unit in spared}
             found = find_smaller(candidate, shape, self.draft, needed, self._members, asked, self._sizes)
             if found is None or not self._agree(candidate, shape, found.leaves):
                 continue
@@ -854,27 +855,30 @@ class _Round:
                 continue
             wanted = shape if own is None else _on_models(shape, own)
             borrowers = shares.borrowers(candidate, shape, rules, self._yielding)
-            found = take_from(wanted, self.draft, needed, rules, borrowers, shares.rows_of, self._yielding)
+            found = take_from(wanted, self.draft, needed, rules, borrowers, self._yielding)
             if shares.young:
                 self._ask_again(shares.young)
             if found is None:
                 continue
             if not found.victims:  # others were asked for more room than they need
                 return self._keep_promised(candidate, shape, found.rows)
-            found = found._replace(victims=tuple(sorted(found.victims, key=shares.rank)))
+            found = found._replace(victims=tuple(sorted(found.victims, key=partial(_rank, now=self.view.now))))
             rank = f"{candidate.leaf} takes back what it is guaranteed"
             return self._ask_to_yield(candidate, shape, found, {}, rank)
         return ()
 
-    def _spared(self, one: Candidate | Resident) -> frozenset[str]:
+    def _spared(self, one: Candidate | Resident) -> Container[str]:
         """Return the units that may not be preempted for this one."""
-        return frozenset() if self.shares is None else self.shares.spared(one)
+        if self.shares is None:
+            return frozenset()
+        return self.shares.spared(one)
 
     def _lawful(self, one: Candidate | Resident, prices: Prices) -> Prices:
         """Return the prices of the units that may be preempted for this one."""
         if self.shares is None:
             return prices
-        return prices.without(self.shares.spared(one))
+        spared = self.shares.spared(one)
+        return prices.without([unit for unit in self.draft.running.units.number if unit in spared])
 
     def _agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
         """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone."""
@@ -1601,6 +1605,11 @@ def _promised(candidate: Candidate, gaining: frozenset[str], emptied: frozenset[
 
 def _in_words(one: Phased) -> str:
     return f"in its {one.phase or FIRST_PHASE} phase it asks for {one.shape.describe()}"
+
+
+def _rank(victim: Resident, now: int) -> tuple[float, int, int]:
+    """Return the key that orders victims: the cost, then the latest start."""
+    return cost_of(victim, now), -victim.since, victim.ordinal
 
 
 def _cost(found: tuple[Yielding, Shape]) -> float:
