@@ -15,7 +15,7 @@ from poise.model.fleet import model_of
 from poise.model.resources import PLENTY, WHOLE, Shape, Where, identity_of
 from poise.model.share_tree import CPU as CORES
 from poise.model.share_tree import Amounts, amounts_of
-from poise.policy.entitled import Claim, Standing
+from poise.policy.entitled import PROTECTED, Claim, Standing
 from poise.policy.feasible import NAMED, can_do
 from poise.units import format_bytes, format_cpu, format_rate
 
@@ -169,7 +169,8 @@ def _against_resizing(
 
 
 def above_share(ledger: Ledger, decisions: Sequence[Decision], now: int) -> dict[int, Rejection]:
-    """Return, by index, the rejected decisions: they stop a unit for another share, which would end above the unit's.
+    """Return, by index, the rejected decisions: they stop a unit for another share, which would end above the unit's
+    or take a part of its guarantee; or they preempt it for another share before it has run for a minute.
 
     This checks the whole plan at once, with all its placements and stops, so that no plan does what the next one
     undoes.
@@ -177,13 +178,18 @@ def above_share(ledger: Ledger, decisions: Sequence[Decision], now: int) -> dict
     view = ledger.shares.view(now)
     if view is None:
         return {}
-    stops = [
-        (number, decision)
-        for number, decision in enumerate(decisions)
-        if isinstance(decision, Preempt | Resize) and decision.to and ledger.jobs.unit(decision.unit) is not None
-    ]
+    stops: list[tuple[int, Preempt | Resize]] = []
+    found: dict[int, Rejection] = {}
+    for number, decision in enumerate(decisions):
+        if not isinstance(decision, Preempt | Resize) or not decision.to or ledger.jobs.unit(decision.unit) is None:
+            continue
+        if isinstance(decision, Preempt) and _is_young(ledger, decision, now):
+            reason = Reason(code="PROTECTED", subject=decision.unit, have="it has run for less than a minute")
+            found[number] = Rejection(unit=decision.unit, reasons=(reason,))
+        else:
+            stops.append((number, decision))
     if not stops:
-        return {}
+        return found
     standing = Standing(view)
     placed = set()
     for decision in decisions:
@@ -216,12 +222,18 @@ def above_share(ledger: Ledger, decisions: Sequence[Decision], now: int) -> dict
             gains[decision.to] = _claim_of(ledger, to, held) if to is not None else loses
         numbered.append((list(gains).index(decision.to), loses))
     refused = standing.unlawful(list(gains.values()), numbered, counted)
-    found = {}
     for place in sorted(refused):
         number, decision = stops[place]
         reason = Reason(code="ABOVE_SHARE", subject=numbered[place][1].leaf)
         found[number] = Rejection(unit=decision.unit, reasons=(reason,))
     return found
+
+
+def _is_young(ledger: Ledger, preempt: Preempt, now: int) -> bool:
+    """Return whether a unit of another share was placed less than a minute ago."""
+    unit, to = ledger.jobs.units[preempt.unit], ledger.jobs.unit(preempt.to)
+    is_other = to is not None and ledger.jobs[to.job].leaf != ledger.jobs[unit.job].leaf
+    return is_other and now < unit.placed + PROTECTED
 
 
 def _claim_of(ledger: Ledger, unit: UnitState, like: Amounts) -> Claim:

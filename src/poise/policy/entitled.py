@@ -6,8 +6,10 @@ weight. Levels are compared from the top of the tree down, among the children of
 Within a leaf the order is that of the policy.
 
 A unit of one leaf is preempted for a unit of another leaf only if the two nodes below their common parent allow it: the
-one that loses borrows, and the one that gains is within its guarantee afterwards, or its level is then no higher than
-the other's. The same rule cannot reverse such a change, so no two nodes preempt each other in turn.
+one that loses borrows, and the one that gains is within its guarantee afterwards. Or the level of the one that gains is
+then no higher than the other's, and the other still holds all of its guarantee, which it would take back at once. The
+same rule cannot reverse such a change, so no two nodes preempt each other in turn. Other work that comes or ends may.
+So a unit runs for a minute before it is preempted for another leaf.
 """
 
 from copy import copy
@@ -37,10 +39,13 @@ from poise.model.share_tree import (
 )
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
-from poise.units import HOUR, format_duration
+from poise.units import HOUR, MINUTE, format_duration
 
 AHEAD = 16
 """A level counts present borrowing as if it continued for 1/16 of the half-life."""
+
+PROTECTED = MINUTE
+"""Minimum run time of a unit before it is preempted for a unit of another leaf."""
 
 NEVER = 2**200
 """The level of a node without weight that borrows."""
@@ -268,7 +273,14 @@ class Standing:
         if parted is None:
             return True
         mine, theirs = parted
-        return self.was_within(mine, gains.amounts) or self.level(mine) <= self.level(theirs)
+        if self.was_within(mine, gains.amounts):
+            return True
+        return self.level(mine) <= self.level(theirs) and not self._lacks(theirs, loses.amounts)
+
+    def _lacks(self, place: int, amounts: Mapping[str, int]) -> bool:
+        """Return whether a node has an unused guarantee for any of these models."""
+        unused = unused_of(self.nodes[place].guaranteed, self.held[place])
+        return any(unused.get(model) or (model != CPU and unused.get(GPU)) for model in amounts)
 
     # --- available room ----------------------------------------------------------------------------------------------
 
@@ -561,4 +573,4 @@ def _asks(shape: Shape, tasks: int) -> str:
     return told(named, amount)
 
 
-__all__ = ["Claim", "Standing", "by_share", "confined", "served_first"]
+__all__ = ["PROTECTED", "Claim", "Standing", "by_share", "confined", "served_first"]

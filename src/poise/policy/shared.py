@@ -11,7 +11,7 @@ from poise.model.jobs import CLASS_WEIGHT
 from poise.model.resources import Shape
 from poise.model.share_tree import CPU, Amounts, amounts_of, amounts_there
 from poise.model.views import Candidate
-from poise.policy.entitled import Claim, Standing, confined
+from poise.policy.entitled import PROTECTED, Claim, Standing, confined
 from poise.policy.feasible import ability
 from poise.policy.place import Draft
 from poise.policy.reclaim import Preemption
@@ -20,19 +20,26 @@ from poise.policy.reclaim import Preemption
 class Spared:
     """The units that may not be preempted for one that gains; each is judged when it is asked for."""
 
-    def __init__(self, trial: Standing, gains: Claim, held: Callable[[str], Claim]) -> None:
-        self._trial, self._gains, self._held = trial, gains, held
+    def __init__(
+        self, trial: Standing, gains: Claim, held: Callable[[str], Claim], is_young: Callable[[str], bool]
+    ) -> None:
+        self._trial, self._gains, self._held, self._is_young = trial, gains, held, is_young
         self._known: dict[str, bool] = {}
         self._by_leaf: dict[str, bool | None] = {}
 
     def __contains__(self, unit: object) -> bool:
+        return isinstance(unit, str) and self._is_spared(unit)
+
+    def _is_spared(self, unit: str) -> bool:
         known = self._known.get(unit)
         if known is None:
             loses = self._held(unit)
             if loses.leaf not in self._by_leaf:
                 self._by_leaf[loses.leaf] = self._trial.may_take(self._gains, loses.leaf)
             may = self._by_leaf[loses.leaf]
-            known = self._known[unit] = not (self._trial.may_stop(self._gains, loses) if may is None else may)
+            may = self._trial.may_stop(self._gains, loses) if may is None else may
+            is_other = loses.leaf != self._gains.leaf
+            known = self._known[unit] = not may or (is_other and self._is_young(unit))
         return known
 
 
@@ -129,7 +136,7 @@ class Shared:
                     within[mine] = trial.was_within(mine, claim.amounts)
                 if not within[mine]:
                     continue
-            if now < (at := one.since + rules.min_run):  # the budget does not protect a borrower
+            if now < (at := one.since + max(rules.min_run, PROTECTED)):  # the budget does not protect a borrower
                 self.young = min(self.young or at, at)
                 continue
             trial.count(*self._held(one.unit), -1)
@@ -170,8 +177,12 @@ class Shared:
             trial = self.standing.copy()
             if waits:
                 trial.count(*gains)
-            known = self._spared[key] = Spared(trial, gains, self._held)
+            known = self._spared[key] = Spared(trial, gains, self._held, self._is_young)
         return known
+
+    def _is_young(self, unit: str) -> bool:
+        [first, *_] = self._draft.running.of_unit(unit)
+        return self._draft.view.now < first.since + PROTECTED
 
     def agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
         """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone and

@@ -163,6 +163,30 @@ def test_a_plan_whose_beneficiary_ends_above_its_victims_share_is_refused() -> N
     assert [(one.unit, one.reasons[0].code) for one in found.values()] == [(world.unit(victim).id, "ABOVE_SHARE")]
 
 
+def test_a_unit_that_borrows_does_not_push_another_share_below_its_guarantee() -> None:
+    """A wide unit is more than the loan of its share, which would take the rest back at once."""
+    shares = {"tenant": "research", "guaranteed": {"gpu": 2}}, {"tenant": "product"}
+    world = devices(6).shares(*shares, half_life="1h")
+    world.job("wide", tenant="research", gpu=4).round().start("wide").after("3h")
+    world.job("p1", tenant="product", gpu=2).round().start("p1").after("5m")
+    world.job("p2", tenant="product", gpu=2)
+    plan = Preempt(unit=world.unit("wide").id, cause="yield", why=Why(policy="x"), to=world.unit("p2").id)
+    found = above_share(world.ledger, [plan], world.now)
+    assert [one.reasons[0].code for one in found.values()] == ["ABOVE_SHARE"]
+    world.shares({"tenant": "research"}, {"tenant": "product"}, half_life="1h")
+    assert not above_share(world.ledger, [plan], world.now)  # all of it is a loan: the same debts allow it
+
+
+def test_a_unit_runs_for_a_minute_before_it_is_stopped_for_another_share() -> None:
+    world = jobs(devices().shares(*TWO), "research", 4).round().start("r1", "r2", "r3", "r4").after("40s")
+    jobs(world, "product", 1).round()
+    plan = Preempt(unit=world.unit("r1").id, cause="yield", why=Why(policy="x"), to=world.unit("p1").id)
+    found = above_share(world.ledger, [plan], world.now)
+    assert not stops(world) and [one.reasons[0].code for one in found.values()] == ["PROTECTED"]
+    world.after("20s").round()
+    assert len(stops(world)) == 1
+
+
 def test_two_that_each_could_evict_one_may_not_both_of_the_same_plan() -> None:
     """The loop of Kueue's issue 14543: each eviction is lawful by itself, and the plan as a whole is not."""
     world = devices(4).shares(
