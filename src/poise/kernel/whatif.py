@@ -123,7 +123,7 @@ def explain(
 def _ordered(order: Order, view: Snapshot) -> list[Candidate]:
     """Return all waiting units in the order in which they are served."""
     timely = timely_in(view)
-    return by_share(view, order.sort(view, timely), timely.pressed)
+    return list(by_share(view, order.sort(view, timely), timely.pressed))
 
 
 def _waiting(

@@ -12,8 +12,8 @@ same rule cannot reverse such a change, so no two nodes preempt each other in tu
 So a unit runs for a minute before it is preempted for another leaf.
 """
 
-from copy import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise, repeat
 from math import log, log2
@@ -307,22 +307,46 @@ class Standing:
         return kept
 
 
-def by_share(view: Snapshot, ordered: Sequence[Candidate], pressed: Collection[str]) -> list[Candidate]:
+def by_share(view: Snapshot, ordered: list[Candidate], pressed: Collection[str]) -> "list[Candidate] | Turns":
     """Return the candidates of a view in order of service, from the order of the policy: first the units that must
     start now to be on time, then by declared class, and within a class by share. Without declared shares the order is
     unchanged.
     """
-    if view.shares is None:
-        return list(ordered)
-    standing = Standing(view.shares)
-    lanes: dict[int, list[Candidate]] = {}
-    for one in ordered:
-        lanes.setdefault(-1 if one.unit in pressed else one.priority, []).append(one)
-    return [one for number in sorted(lanes) for one in _Lane(standing, view.fleet, lanes[number]).in_order()]
+    return ordered if view.shares is None else Turns(view, view.shares, ordered, pressed)
 
 
 _Key = tuple[bool, int, int]
 """Whether a node borrows, its level, and the place of its next unit in the order of the policy."""
+
+_ROOT = -1
+
+
+class Turns:
+    """The candidates of a view in order of service by share, found one by one. Once the order of the others has no
+    effect, they may be `settled`: then they come in the order of the policy.
+    """
+
+    def __init__(
+        self, view: Snapshot, shares: ShareView, ordered: Sequence[Candidate], pressed: Collection[str]
+    ) -> None:
+        self._fleet, self._shares = view.fleet, shares
+        self._lanes: dict[int, list[Candidate]] = {}
+        for one in ordered:
+            self._lanes.setdefault(-1 if one.unit in pressed else one.priority, []).append(one)
+        self.settled = False
+
+    def __iter__(self) -> Iterator[Candidate]:
+        standing = Standing(self._shares)
+        for number in sorted(self._lanes):
+            ones = self._lanes[number]
+            left = dict.fromkeys(range(len(ones)))
+            for taken in () if self.settled else _Lane(standing, self._fleet, ones).in_order():
+                del left[taken]
+                yield ones[taken]
+                if self.settled:
+                    break
+            for other in left:
+                yield ones[other]
 
 
 class _Lane:
@@ -332,68 +356,49 @@ class _Lane:
         self._standing, self._fleet, self._ones = standing, fleet, ones
         self._claims: dict[str, Claim] = {}  # by queue: its units are alike
 
-    def in_order(self) -> list[Candidate]:
-        """Return the candidates in order of service, each counted as it is taken: first those within the guarantee of a
-        node above them, then the others.
-
-        What is taken below one top node changes nothing below another one. So each top node is served by itself, and
-        its units have its keys. To merge such sequences by their first keys is to sort by the largest key so far.
+    def in_order(self) -> Iterator[int]:
+        """Yield the numbers of the candidates in order of service, each counted as it is taken: first those within the
+        guarantee of a node above them, then the others.
         """
         by_leaf: dict[str, list[int]] = {}
         for number, one in enumerate(self._ones):
             by_leaf.setdefault(one.leaf, []).append(number)
-        tops: dict[int, dict[int, list[int]]] = {}
+        waiting: dict[int, list[int]] = {}
         for leaf, numbers in by_leaf.items():
-            path = self._standing.path(leaf)
-            below = tops.setdefault(path[0], {})
-            below[path[-1]] = sorted((*below.get(path[-1], ()), *numbers))
-        turns: list[tuple[bool, _Key, int, int]] = []
-        for top, waiting in tops.items():
-            beyond: dict[int, list[int]] = {}
-            self._serve(top, waiting, beyond, turns)
-            if beyond:
-                self._serve(top, beyond, None, turns)
-        turns.sort()
-        return [self._ones[number] for *_, number in turns]
+            place = self._standing.path(leaf)[-1]
+            waiting[place] = sorted((*waiting.get(place, ()), *numbers))
+        beyond: dict[int, list[int]] = {}
+        yield from self._merged(waiting, beyond)
+        yield from self._merged(beyond, None)
 
-    def _serve(
-        self,
-        top: int,
-        waiting: Mapping[int, Sequence[int]],
-        beyond: dict[int, list[int]] | None,
-        turns: list[tuple[bool, _Key, int, int]],
-    ) -> None:
-        """Add the units that wait below a top node to the `turns`, in order. With `beyond`, put there those that are not
-        within the guarantee of a node above them: what is taken meanwhile never brings them within it.
+    def _merged(self, waiting: Mapping[int, Sequence[int]], beyond: dict[int, list[int]] | None) -> Iterator[int]:
+        """Yield the units that wait, in order. With `beyond`, put there those that are not within the guarantee of a
+        node above them: what is taken meanwhile never brings them within it.
         """
-        children: dict[int, list[int]] = {}
+        standing = self._standing
+        children: dict[int, dict[int, None]] = {_ROOT: {}}
         for leaf in waiting:
-            for above, place in pairwise(self._standing.path(self._standing.nodes[leaf].name)):
-                if place not in children.setdefault(above, []):
-                    children[above].append(place)
-        largest: _Key = (False, -1, -1)
-        for number in self._next(top, waiting, children, beyond):
-            claim = self._claim(number)
-            if children and self._is_beyond(number, beyond):  # another one below the same node was taken
-                continue
-            largest = max(largest, self._key(top, number, beyond))
-            turns.append((beyond is None, largest, len(turns), number))
-            self._standing.count(*claim)
+            for above, place in pairwise((_ROOT, *standing.path(standing.nodes[leaf].name))):
+                children.setdefault(above, {})[place] = None
+        for number in self._below(_ROOT, waiting, children, beyond):
+            if not self._is_beyond(number, beyond):  # another one below the same node may have been taken
+                yield number
+                standing.count(*self._claim(number))
 
-    def _next(
+    def _below(
         self,
         place: int,
         waiting: Mapping[int, Sequence[int]],
-        children: Mapping[int, Sequence[int]],
+        children: Mapping[int, Iterable[int]],
         beyond: dict[int, list[int]] | None,
     ) -> Iterator[int]:
-        """Yield the numbers of the units that wait below a node, in order; the caller counts each before the next."""
+        """Yield the units that wait below a node, in order; the caller counts each before the next."""
         if place in waiting:
             yield from (number for number in waiting[place] if not self._is_beyond(number, beyond))
             return
         heap: list[tuple[_Key, int, Iterator[int]]] = []
         for child in children[place]:
-            of_child = self._next(child, waiting, children, beyond)
+            of_child = self._below(child, waiting, children, beyond)
             if (number := next(of_child, None)) is not None:
                 heap.append((self._key(child, number, beyond), child, of_child))
         heapify(heap)
@@ -573,4 +578,4 @@ def _asks(shape: Shape, tasks: int) -> str:
     return told(named, amount)
 
 
-__all__ = ["PROTECTED", "Claim", "Standing", "by_share", "confined", "served_first"]
+__all__ = ["PROTECTED", "Claim", "Standing", "Turns", "by_share", "confined", "served_first"]

@@ -96,7 +96,7 @@ def deciding(suite: Suite, view: Snapshot) -> Deciding:
     note = reserved(view, draft)
     picks: dict[str, str] = {}
     if not note:
-        choices = Choices(draft, ordered)
+        choices = Choices(draft, list(ordered))
         while len(picks) < MOST_PICKS and (seen := choices.look()) is not None:
             answer = yield seen
             if answer.slot < 0:

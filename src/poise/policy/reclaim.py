@@ -11,7 +11,7 @@ has run for a minimum time and has not been preempted too often. A service has n
 computed from run times: it preempts lower classes, the cheapest first, and is never preempted for a shorter unit.
 """
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import inf

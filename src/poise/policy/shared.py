@@ -163,9 +163,7 @@ class Shared:
         order = np.lexsort((ordinal, -since, costs))
         order = order[may[order] > 0]
         residents = running.residents
-        return [
-            (cost, residents[at]) for cost, at in zip(costs[order].tolist(), first[order].tolist(), strict=True)
-        ]
+        return [(cost, residents[at]) for cost, at in zip(costs[order].tolist(), first[order].tolist(), strict=True)]
 
     def spared(self, one: Candidate | Resident) -> "Spared":
         """Return the units that may not be preempted for this one."""

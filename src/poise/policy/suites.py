@@ -27,7 +27,7 @@ from poise.policy.choose import choose
 from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
-from poise.policy.entitled import by_share
+from poise.policy.entitled import Turns, by_share
 from poise.policy.feasible import MOST_TASKS, gang_incomplete, grouped, room_when_empty
 from poise.policy.goodput import Goodput
 from poise.policy.growing import COOL_DOWN, GROWS_BY, Begun, changes, hand_out, sizes, tells_models_apart, units_of
@@ -154,20 +154,18 @@ class Suite:
         """
         return self.serve(*self.ordered(view))
 
-    def ordered(self, view: Snapshot) -> tuple[Draft, list[Candidate]]:
+    def ordered(self, view: Snapshot) -> tuple[Draft, list[Candidate] | Turns]:
         """Return a draft of the view, and its candidates in the order in which to serve them."""
         draft = self._draft(view)
-        ordered = self.order.sort(view, draft.timely)
-        if view.shares is not None:
-            ordered = by_share(view, ordered, draft.timely.pressed)
+        ordered = by_share(view, self.order.sort(view, draft.timely), draft.timely.pressed)
         emptied = being_emptied(view.fleet)
         if view.yielded or emptied:  # room was promised to them, whatever the order is now
             gaining = frozenset(view.yielded.values())
-            ordered.sort(key=lambda candidate: _promised(candidate, gaining, emptied))
+            ordered = sorted(ordered, key=lambda candidate: _promised(candidate, gaining, emptied))
         return draft, ordered
 
     def serve(
-        self, draft: Draft, ordered: list[Candidate], picks: Mapping[str, str] = NO_PICKS, note: str = ""
+        self, draft: Draft, ordered: list[Candidate] | Turns, picks: Mapping[str, str] = NO_PICKS, note: str = ""
     ) -> Plan:
         """Place candidates in order, and make room for those that do not fit. The units in `picks` come first, except
         for promised room; each has the reason in words. The `note` is added to the reasons of all placements.
@@ -175,12 +173,13 @@ class Suite:
         view = draft.view
         in_turn = self.recipe.spread or self.recipe.turns != "no"
         simple = not (in_turn or being_emptied(view.fleet) or view.shares or picks)
-        if simple and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
+        if simple and isinstance(ordered, list) and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
             plan = _Round(self, draft, picks, note).place_all(ordered)
             if plan is not None:
                 return plan
             draft = self._draft(view)
-        ordered = _serving_first(ordered) if self.recipe.preempt is not None else ordered
+        if self.recipe.preempt is not None and any(one.serves for one in view.candidates):
+            ordered = _serving_first(list(ordered))
         return _Round(self, draft, picks, note).decide(ordered)
 
     def _draft(self, view: Snapshot) -> Draft:
@@ -288,9 +287,11 @@ class _Round:
             placed += count
         return True
 
-    def decide(self, ordered: list[Candidate]) -> Plan:
+    def decide(self, turns: list[Candidate] | Turns) -> Plan:
         """Serve the candidates in order."""
         recipe = self.recipe
+        order = turns if isinstance(turns, Turns) and not self._weighs_worth else None
+        ordered: list[Candidate] = [] if order is not None else list(turns)
         if self._shares_elastic(ordered):
             self._share_out(ordered)
         if self._sizes and self.shares is None:
@@ -305,12 +306,12 @@ class _Round:
         elif self._weighs_worth and not self._sizes and self.shares is None:
             ordered = self._most_worth_first(ordered)
         if self._picks:
-            ordered = self._picked_first(ordered)
+            ordered, order = self._picked_first(turns), None
         first = ""  # the blocked unit that no other may overtake, where overtaking is not allowed
         only_behind = False  # it is queued on a node, and others may follow it there
         last_lane: int | None = None  # the first lane with more units than shown, all placed
         keep_for_leaving(self.draft)
-        for candidate in ordered:
+        for candidate in ordered if order is None else order:
             if not self._handed_over and _promised(candidate, self._gaining, self._emptied) == NOTHING:
                 self._hand_over()
             if candidate.queue in self.holds and not candidate.recovering:
@@ -352,7 +353,31 @@ class _Round:
                 self.decisions.append(behind)
                 continue
             self._blocked(candidate)
+            if order is not None and not order.settled:
+                order.settled = self._is_settled()
         return self._finish()
+
+    def _is_settled(self) -> bool:
+        """Return whether the order of the remaining units has no effect: no device is free, no unit that waits can do
+        without one, and no more room is made or kept for them in this round.
+        """
+        recipe = self.recipe
+        searches = self._occupied and (self._searches < YIELD_SEARCHES or self._taken_back < TAKE_BACKS)
+        if (searches and recipe.preempt is not None) or not (recipe.overtake and self._handed_over):
+            return False
+        if not (self._only_one_device if recipe.reserve else self._only_devices):
+            return False
+        return not (self.draft.share[self._open] > 0).any()
+
+    @cached_property
+    def _only_devices(self) -> bool:
+        """Whether all units that wait ask for devices."""
+        return all(one.shape.gpus for one in self.view.candidates)
+
+    @cached_property
+    def _only_one_device(self) -> bool:
+        """Whether all units that wait ask for one device: no room is kept for those."""
+        return all(one.shape.gpus == one.tasks == 1 and not one.others for one in self.view.candidates)
 
     def _count_share(self, candidate: Candidate) -> None:
         """Count the last placement against its share."""
@@ -362,7 +387,7 @@ class _Round:
             shape = (candidate.shape, *candidate.others)[last.variant]  # type: ignore[union-attr]
             self.shares.place(candidate, shape, last.spots)  # type: ignore[union-attr]
 
-    def _picked_first(self, ordered: list[Candidate]) -> list[Candidate]:
+    def _picked_first(self, ordered: Iterable[Candidate]) -> list[Candidate]:
         """Put first the picked units, after those with promised room."""
         places = {unit: place for place, unit in enumerate(self._picks)}
 

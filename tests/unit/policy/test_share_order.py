@@ -1,7 +1,7 @@
 """The order of service by share is that of merging all shares unit by unit."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from random import Random
@@ -9,19 +9,25 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import pytest
 from hypothesis import given, settings
 
+from poise.model.decisions import Decision, Hold, Plan
 from poise.model.resources import Device, Node
 from poise.model.share_tree import CPU, GPU, ShareNode, ShareTree, ShareView
 from poise.model.views import Candidate, Snapshot
-from poise.policy.entitled import Standing, by_share
-from poise.testing import World
+from poise.policy import entitled, suites
+from poise.policy.entitled import Standing, Turns, by_share
+from poise.policy.suites import policy_named
+from poise.testing import World, node
 
 MODELS = ("T4", "A100-80", "H100")
 TENANTS = ("ada", "ben", "cat", "dan", "eve")
 
 
-def merged(standing: Standing, view: Snapshot, ones: Sequence[Candidate], *, only_within: bool) -> tuple[list[int], list[int]]:
+def merged(
+    standing: Standing, view: Snapshot, ones: Sequence[Candidate], *, only_within: bool
+) -> tuple[list[int], list[int]]:
     """Merge all shares with a heap in each node of the tree, each of the share that is served next. With `only_within`,
     set aside the units that are not within the guarantee of a node above them. Return the numbers of both.
     """
@@ -112,7 +118,12 @@ def any_view(chance: Random) -> Snapshot:
         if resources["gpu"] and chance.random() < 0.2:
             resources["gpu_model"] = chance.choice(models)
         world.submit(
-            {"run": "true", "name": f"work-{number}", "priority": chance.choice(["high", "medium"]), "resources": resources},
+            {
+                "run": "true",
+                "name": f"work-{number}",
+                "priority": chance.choice(["high", "medium"]),
+                "resources": resources,
+            },
             tenant=chance.choice(TENANTS),
             user=chance.choice("xyz"),
         )
@@ -122,10 +133,12 @@ def any_view(chance: Random) -> Snapshot:
 
 
 def any_shares(chance: Random, tree: ShareTree, models: Sequence[str]) -> ShareView:
-    """The tree with guarantees, weights and debts of some nodes, and what all hold: at least what those below them do."""
+    """The tree with guarantees, weights, debts, and what all nodes hold: at least what those below them do."""
 
     def any_node(node: ShareNode) -> ShareNode:
-        guaranteed = {chance.choice([GPU, GPU, *models]): 1000 * chance.randint(1, 6) for _ in range(chance.choice([0, 1, 1, 2]))}
+        guaranteed = {
+            chance.choice([GPU, GPU, *models]): 1000 * chance.randint(1, 6) for _ in range(chance.choice([0, 1, 1, 2]))
+        }
         return msgspec.structs.replace(node, weight=1000 * chance.choice([0, 1, 1, 2, 3]), guaranteed=guaranteed)
 
     tree = msgspec.structs.replace(tree, nodes=tuple(map(any_node, tree.nodes)))
@@ -140,13 +153,55 @@ def any_shares(chance: Random, tree: ShareTree, models: Sequence[str]) -> ShareV
     return ShareView(tree, tuple(held), debts)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.randoms(use_true_random=True))
 def test_each_share_by_itself_gives_the_order_of_merging_them_unit_by_unit(chance: Random) -> None:
     view = any_view(chance)
     ordered = list(view.candidates)
     chance.shuffle(ordered)
     pressed = {one.unit for one in ordered if chance.random() < 0.1}
-    found = by_share(view, ordered, pressed)
+    found = list(by_share(view, ordered, pressed))
     assert [one.unit for one in found] == [one.unit for one in unit_by_unit(view, ordered, pressed)]
     assert sorted(one.unit for one in found) == sorted(one.unit for one in ordered)
+
+
+def crowded(chance: Random) -> Snapshot:
+    """Work of three tenants on all devices of a small fleet, and more of it that waits."""
+    world = World()
+    for number in range(3):
+        world.join(node(f"n{number}", cpu=64, gpus=4))
+    guaranteed = {"ada": chance.randint(4, 5), "ben": chance.randint(1, 4), "cat": chance.randint(1, 3)}
+    world.shares(*({"tenant": name, "guaranteed": {"gpu": amount}} for name, amount in guaranteed.items()))
+    for number in range(40):
+        fields = {"expect": chance.choice(["5m", "1h", "9h"]), "gpu": 1}
+        world.job(f"work-{number}", tenant=TENANTS[min(2, number % 5)], **fields)
+        if number == 14:
+            world.round().after("10m")
+    return world.controller.snapshot(world.now)
+
+
+@settings(max_examples=10)
+@given(st.randoms(use_true_random=True))
+def test_the_decisions_are_those_of_the_whole_order(chance: Random) -> None:
+    """Once all devices are held and no more are taken back, the rest comes in the order of the policy."""
+    view, came = crowded(chance), list[bool]()
+
+    class All(Turns):
+        def __iter__(self) -> Iterator[Candidate]:
+            yield from list(super().__iter__())
+            came.append(self.settled)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("WEIGHED", 0), ("TAKE_BACKS", 1), ("YIELD_SEARCHES", 1)):
+            patch.setattr(suites, name, value)
+        found = policy_named("poise").decide(view)
+        patch.setattr(entitled, "Turns", All)
+        patch.setattr(suites, "Turns", All)
+        whole = policy_named("poise").decide(view)
+
+    def told(plan: Plan) -> tuple[list[Decision], set[Decision]]:
+        holds = {one for one in plan.decisions if isinstance(one, Hold)}
+        return [one for one in plan.decisions if not isinstance(one, Hold)], holds
+
+    assert told(found) == told(whole) and found.until == whole.until
+    assert came == [True]
