@@ -86,9 +86,11 @@ class Shares(Room):
         debts = self._state.debts
         return ShareView(
             tree=tree,
-            held=tuple(dict(sorted(held.items())) for held in self._held),
+            held=tuple(self._held),
             debts=tuple(
-                decayed(of.value, of.at, now, tree.half_life, rate) if (of := debts.get(node.name)) else 0
+                decayed(of.value, of.at, now, tree.half_life, rate)
+                if (of := debts.get(node.name)) and (of.value or rate)
+                else 0
                 for node, rate in zip(tree.nodes, self._rates, strict=True)
             ),
         )
@@ -171,7 +173,7 @@ class Shares(Room):
                 if task.active:
                     amounts = self._of.setdefault(unit.id, {})[index] = self._amounts(unit, index)
                     for place in self._path(self._jobs[unit.job].leaf):
-                        _add(self._held[place], amounts, 1)
+                        self._held[place] = _with(self._held[place], amounts, 1)
         self._rates = [self._rate(place) for place in range(len(nodes))]
 
     def _amounts(self, unit: UnitState, index: int) -> Amounts:
@@ -189,7 +191,7 @@ class Shares(Room):
         path = self._path(leaf)
         self._settle(path)
         for place in path:
-            _add(self._held[place], amounts, sign)
+            self._held[place] = _with(self._held[place], amounts, sign)
             self._rates[place] = self._rate(place)
 
     def _settle(self, places: Iterable[int]) -> None:
@@ -213,6 +215,13 @@ class Shares(Room):
         hold_same("held by share", self._held, anew._held)
         hold_same("borrowed by share", self._rates, anew._rates)
         hold_same("counted by unit", self._of, anew._of)
+
+
+def _with(held: Amounts, amounts: Amounts, sign: int) -> Amounts:
+    """Return new amounts, in the order of models: views share them."""
+    changed = held.copy()
+    _add(changed, amounts, sign)
+    return dict(sorted(changed.items())) if len(changed) > 1 else changed
 
 
 def _add(held: Amounts, amounts: Amounts, sign: int) -> None:
