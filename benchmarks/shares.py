@@ -37,6 +37,7 @@ import msgspec
 from clusters import nodes_of
 from decide import DEVICES, World
 
+from poise.drivers.system import settle_memory
 from poise.kernel.controller import Settings
 from poise.model.decisions import Spot, Why
 from poise.model.events import Event, JobSubmitted, Placed, Preempted, SharesSet, Started
@@ -348,7 +349,7 @@ def unfit(jobs: Sequence[JobResult], spans: Sequence[Span], most: float, last: i
 # --- the cost of a decision ------------------------------------------------------------------------------------------
 
 
-def decisions(nodes: int, tenants: int, rounds: int = 5) -> None:
+def decisions(nodes: int, tenants: int, rounds: int = 15) -> None:
     draw = random.Random("decide")
     world = World(nodes, pending=0, shapes=1, gaps=None)
     ledger, now = world.ledger, world.now
@@ -375,6 +376,7 @@ def decisions(nodes: int, tenants: int, rounds: int = 5) -> None:
         if event is not None:
             ledger.apply(event)
         seconds, plan = [], policy.decide(ledger.snapshot(now))
+        settle_memory()  # as the control plane does
         for _ in range(rounds):
             begun = process_time()
             policy.decide(ledger.snapshot(now))

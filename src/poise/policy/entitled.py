@@ -231,6 +231,13 @@ class Standing:
         """Return whether any node above a unit could hold it within its guarantee."""
         return any(map(self.is_within, self.path(claim.leaf), repeat(claim.amounts)))
 
+    def is_used_up(self, leaf: str) -> bool:
+        """Return whether it is certain that no node above a leaf could hold a device more within its guarantee."""
+        if not self.is_plain(leaf):
+            return False
+        devices, nodes = self._devices, self.nodes
+        return all([devices[place] >= nodes[place].guaranteed.get(GPU, 0) for place in self.path(leaf)])
+
     def was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether these amounts, of those that a node holds, are within its guarantee."""
         less = {model: -amount for model, amount in amounts.items()}
@@ -412,9 +419,12 @@ class _Lane:
 
     def _is_beyond(self, number: int, beyond: dict[int, list[int]] | None) -> bool:
         """Return whether a unit is set aside, and do so."""
-        if beyond is None or self._standing.is_entitled(claim := self._claim(number)):
+        if beyond is None:
             return False
-        beyond.setdefault(self._standing.path(claim.leaf)[-1], []).append(number)
+        one, standing = self._ones[number], self._standing
+        if not (one.shape.gpus and standing.is_used_up(one.leaf)) and standing.is_entitled(self._claim(number)):
+            return False
+        beyond.setdefault(standing.path(one.leaf)[-1], []).append(number)
         return True
 
     def _key(self, place: int, number: int, beyond: dict[int, list[int]] | None) -> _Key:
