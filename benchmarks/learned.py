@@ -123,7 +123,7 @@ def latency() -> dict[str, Any]:
     for _ in range(50):
         draft, ordered = suite.ordered(view)
         began = time.perf_counter()
-        choices = Choices(draft, ordered)
+        choices = Choices(draft, list(ordered))
         seen = choices.look()
         assert seen is not None
         brain.choose(seen)

@@ -236,7 +236,7 @@ class Standing:
         if not self.is_plain(leaf):
             return False
         devices, nodes = self._devices, self.nodes
-        return all([devices[place] >= nodes[place].guaranteed.get(GPU, 0) for place in self.path(leaf)])
+        return all(devices[place] >= nodes[place].guaranteed.get(GPU, 0) for place in self.path(leaf))
 
     def was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether these amounts, of those that a node holds, are within its guarantee."""

@@ -199,7 +199,7 @@ def test_the_decisions_are_those_of_the_whole_order(chance: Random) -> None:
         patch.setattr(suites, "Turns", All)
         whole = policy_named("poise").decide(view)
 
-    def told(plan: Plan) -> tuple[list[Decision], set[Decision]]:
+    def told(plan: Plan) -> tuple[list[Decision], set[Hold]]:
         holds = {one for one in plan.decisions if isinstance(one, Hold)}
         return [one for one in plan.decisions if not isinstance(one, Hold)], holds
 
