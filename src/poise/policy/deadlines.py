@@ -10,14 +10,17 @@ now is given up at once. Units that were given up count as ordinary work.
 
 *When do they start?* As late as is safe: from the last deadline back to the first, each ends at its deadline, or when
 later units need its devices. A unit that runs as estimated and starts by then is on time, so until then its devices go
-to the most valuable work.
+to the most valuable work. Units that run keep their devices in this schedule, and others follow them where they can.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from poise.model.deadlines import can_meet
+
+ALWAYS = 1 << 62
+"""An instant after all others."""
 
 GIVEN_UP = 32
 """Maximum number of units given up in one round; the schedule is computed again after each."""
@@ -49,24 +52,73 @@ def met(owed: Iterable[Owed], devices: int, now: int, taken: Iterable[tuple[int,
     return could if late < 0 else could[:late]
 
 
-def latest_starts(kept: Iterable[Owed], devices: int) -> dict[str, int]:
-    """Return the instant by which each must start, including its margin; before now if it is late already."""
-    free: list[tuple[int, int]] = []  # (instant until which devices are free, devices), ascending; the rest always are
-    always = devices
-    starts: dict[str, int] = {}
-    for one in sorted(kept, key=_by_due, reverse=True):
-        needed, until = one.width - min(always, one.width), one.due
-        always -= one.width - needed
-        while needed > 0 and free:
-            instant, count = free.pop()
-            until = min(until, instant)
-            if count > needed:
-                free.append((instant, count - needed))
-            needed -= min(count, needed)
-        start = until - one.left - one.margin
-        starts[one.unit] = start
-        insort(free, (start, one.width))
-    return starts
+def latest_starts(kept: Iterable[Owed], devices: int, now: int = 0, running: Collection[str] = ()) -> dict[str, int]:
+    """Return the instant by which each must start, including its margin; before now if it is late already.
+
+    Units that are `running` keep their devices until they end, including their margin. The others wait for these
+    devices if they can start early enough then.
+    """
+    ordered = sorted(kept, key=_by_due, reverse=True)
+    on = [one for one in ordered if one.unit in running]
+    lanes = sorted(_Lane(ALWAYS, now + one.left + one.margin, one.width, one.unit) for one in on)
+    if (rest := devices - sum(one.width for one in on)) > 0:
+        insort(lanes, _Lane(ALWAYS, -ALWAYS, rest, ""))
+    starts = {one.unit: _reserve(lanes, one) for one in ordered if one.unit not in running}
+    ends: dict[str, int] = {}
+    for lane in lanes:
+        ends[lane.unit] = min(lane.until, ends.get(lane.unit, ALWAYS))
+    return starts | {one.unit: min(one.due, ends[one.unit]) - one.left - one.margin for one in on}
+
+
+class _Lane(NamedTuple):
+    """Devices that are free from the instant `since`, when the running `unit` ends, `until` another unit needs them."""
+
+    until: int
+    since: int
+    count: int
+    unit: str
+
+
+def _reserve(lanes: list[_Lane], one: Owed) -> int:
+    """Return the latest start of a unit, and reserve its devices. If too few become free in time, some running unit
+    would have to be preempted for it; then it gets only those that no unit runs on.
+    """
+    start = one.due - one.left - one.margin
+    while (chosen := _chosen(lanes, one, start)) is not None:
+        at, places = chosen
+        if all(lanes[place].since <= at for place in places):
+            break
+        start = at
+    else:
+        at, places = _chosen(lanes, one, ALWAYS) or (start, [])
+        places = [place for place in places if not lanes[place].unit]
+    needed, reserved = one.width, list[_Lane]()
+    for place in places:
+        lane = lanes.pop(place)
+        reserved.append(lane._replace(until=at, count=min(lane.count, needed)))
+        if lane.count > needed:
+            reserved.append(lane._replace(count=lane.count - needed))
+        needed -= lane.count
+    for lane in reserved:
+        insort(lanes, lane)
+    return at
+
+
+def _chosen(lanes: Sequence[_Lane], one: Owed, start: int) -> tuple[int, list[int]] | None:
+    """Return the latest start on devices that are free by `start`, and the places of their lanes, the last first; None
+    if these are too few.
+    """
+    length, needed, places = one.left + one.margin, one.width, list[int]()
+    latest = one.due - length
+    for place in range(len(lanes) - 1, -1, -1):
+        until, since, count, _ = lanes[place]
+        if since <= start:
+            places.append(place)
+            latest = min(latest, until - length)
+            needed -= count
+            if needed <= 0:
+                return latest, places
+    return None
 
 
 def _first_late(ordered: Sequence[Owed], devices: int, now: int, taken: Iterable[tuple[int, int]]) -> int:

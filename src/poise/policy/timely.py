@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import erf, exp, pi, sqrt
 from typing import NamedTuple
 
+from poise.model.deadlines import can_meet
 from poise.model.fleet import CPU, DEVICES, Resident
 from poise.model.jobs import CLASS_WEIGHT, GRACE
 from poise.model.profiles import CERTAIN, Estimate
@@ -21,7 +22,9 @@ from poise.policy.predict import Speeds, speeds_of
 from poise.policy.running import Running, lost_work
 
 LOOKED_AT = 128
-"""Maximum number of units with a deadline examined in a round, those with the earliest latest start first."""
+"""Maximum number of waiting, and of running units with a deadline examined in a round, those with the earliest latest
+start first. Units that cannot be on time are not counted.
+"""
 
 RISK = 0.1
 """Maximum decrease of a running unit's chance to be on time when other work preempts it."""
@@ -114,18 +117,15 @@ class _Look:
     def all(self, candidates: list[Candidate]) -> Timely:
         now, fleet = self.view.now, self.view.fleet
         left = self._residents()
-        pressed: list[str] = []
+        starts: dict[str, int] = {}
         promised: dict[str, Promise] = {}
-        soonest: list[int] = []
         is_open = fleet.closed == 0
         for on_devices in (True, False):
-            waiting = [one for one in candidates if (one.shape.gpus > 0) == on_devices]
             runs = {unit: of for unit, of in left.items() if (of[0].shape.gpus > 0) == on_devices}
-            owed = [self._waiting(one) for one in waiting]
-            owed += [self._running(one, ns, varies) for one, ns, varies in runs.values() if one.due]
-            if not owed:
+            waiting = self._first([self._waiting(one) for one in candidates if (one.shape.gpus > 0) == on_devices])
+            running = self._first([self._running(one, ns, varies) for one, ns, varies in runs.values() if one.due])
+            if not waiting and not running:
                 continue
-            owed = sorted(owed, key=_latest)[:LOOKED_AT]
             row = DEVICES if on_devices else CPU
             total = int(fleet.total[row, is_open].sum()) * (WHOLE if on_devices else 1)
             taken = [
@@ -133,23 +133,29 @@ class _Look:
                 for one, ns, _ in runs.values()
                 if not one.due and (one.serves or not one.preemptible)
             ]
-            kept = met(owed, total, now, taken)
-            starts, owed_by = latest_starts(kept, total), {one.unit: one for one in kept}
-            for unit in {one.unit for one in owed} - starts.keys():
-                self.paces.pop(unit, None)
-            for one in waiting:
-                if one.unit in starts:
-                    if starts[one.unit] <= now:
-                        pressed.append(one.unit)
-                    else:
-                        soonest.append(starts[one.unit])
-            for resident, ns, varies in runs.values():
-                if resident.unit in starts:
-                    time = starts[resident.unit] - now + owed_by[resident.unit].left
-                    lost = lost_work(resident, now) + GRACE
-                    promised[resident.unit] = Promise(time, ns, varies * ns, lost)
+            others = running[LOOKED_AT:]
+            taken += [(now + one.left, one.width) for one in others]
+            kept = met([*waiting[:LOOKED_AT], *running[:LOOKED_AT]], total, now, taken) + others
+            starts |= latest_starts(kept, total, now, runs.keys())
+            last = latest_starts([one._replace(margin=0) for one in kept], total, now, runs.keys())
+            for one in kept:
+                if one.unit in runs:
+                    resident, ns, varies = runs[one.unit]
+                    time = last[one.unit] - now + one.left
+                    promised[one.unit] = Promise(time, ns, varies * ns, lost_work(resident, now) + GRACE)
         fleet.runs["owed"] = self.speeds, self._owed
-        return Timely(frozenset(pressed), promised, self.paces, min(soonest, default=0))
+        waits = {unit: start for unit, start in starts.items() if unit not in promised}
+        return Timely(
+            frozenset(unit for unit, start in waits.items() if start <= now),
+            promised,
+            {unit: pace for unit, pace in self.paces.items() if unit in starts},
+            min((start for start in waits.values() if start > now), default=0),
+        )
+
+    def _first(self, owed: list[Owed]) -> list[Owed]:
+        """Return the units that can be on time, those with the earliest latest start first."""
+        now = self.view.now
+        return sorted((one for one in owed if can_meet(one.due, now, one.left)), key=_latest)
 
     def _residents(self) -> dict[str, tuple[Resident, int, float]]:
         """Return, by unit, the remaining run time and its relative uncertainty."""
@@ -192,7 +198,7 @@ class _Look:
                         tasks, work = larger, again
                         break
             left = int(work / speeds[tasks])
-        owed = Owed(one.unit, one.due, left, _width(one.shape, tasks), weight)
+        owed = Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, int(SAFETY * varies * left))
         return _by_chance(owed, one.due - self.view.now, varies * left)
 
     def _rate(self, one: Resident) -> float:

@@ -73,6 +73,24 @@ def test_a_margin_moves_the_start_and_what_comes_before_it() -> None:
     assert latest_starts(kept, devices=1) == {"b": 5, "a": 3}
 
 
+def test_running_work_is_waited_for_where_that_is_early_enough() -> None:
+    """One device, where `runs` ends at 5. b follows it, 6-9, so it may end at 6 at the latest."""
+    kept = [owed("runs", 5, 20), owed("b", 3, 9)]
+    assert latest_starts(kept, devices=1, running={"runs": 5}) == {"runs": 1, "b": 6}
+
+
+def test_running_work_that_ends_too_late_keeps_its_own_deadline() -> None:
+    """a would have to start at 4, before `runs` ends at 5: one of them has to give way, which is decided elsewhere."""
+    kept = [owed("runs", 5, 20), owed("a", 3, 7)]
+    assert latest_starts(kept, devices=1, running={"runs": 5}) == {"runs": 15, "a": 4}
+
+
+def test_a_gang_waits_for_running_work_beside_free_devices() -> None:
+    """Two devices. The gang c has both, 7-10; b starts on the free one, 4-7, and does not wait for `runs`."""
+    kept = [owed("runs", 5, 20), owed("b", 3, 9), owed("c", 3, 10, width=2)]
+    assert latest_starts(kept, devices=2, running={"runs": 5}) == {"runs": 2, "b": 4, "c": 7}
+
+
 jobs = st.lists(
     st.tuples(st.integers(1, 20), st.integers(1, 60), st.integers(1, 3)).map(lambda of: of), min_size=1, max_size=7
 )

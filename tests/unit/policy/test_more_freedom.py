@@ -183,18 +183,18 @@ def test_an_earlier_arrival_does_not_make_it_worse() -> None:
 def test_a_later_deadline_does_not_make_others_late() -> None:
     """All jobs have a deadline of 1.2, 2 or 4 times their run and a minute; that of one becomes three times as late.
 
-    Measured in 40 worlds (seeds 1 to 12 and 101 to 128): mean 0.997, worst 1.157 (seed 2). Two more deadlines are met
-    in all; at worst two fewer in one world (seeds 12 and 125).
+    Measured in 40 worlds (seeds 1 to 12 and 101 to 128): mean 0.994, worst 1.039 (seed 6). Four more deadlines are met
+    in all; at worst two fewer in one world (seeds 5 and 112).
     """
     ratios, met = [], 0
-    for seed in SEEDS:
+    for seed in (*SEEDS, *range(101, 113)):
         world = with_deadlines(crowded(drawn(seed)), seed)
         chosen = any_job(world, seed)
         before, after = run(world), run(changed(world, chosen, deadline=3 * world.jobs[chosen].deadline))
         assert after.met >= before.met - 2, seed
         ratios.append(times_worse(world, before, after))
         met += after.met - before.met
-    assert met >= 0 and max(ratios) <= 1.2 and mean(ratios) <= 1.02
+    assert met >= 0 and max(ratios) <= 1.1 and mean(ratios) <= 1.01
 
 
 def test_preemption_does_not_make_it_worse() -> None:

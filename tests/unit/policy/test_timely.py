@@ -2,7 +2,7 @@
 
 import pytest
 
-from poise.policy.timely import chance_of, shorter_than
+from poise.policy.timely import LOOKED_AT, chance_of, shorter_than
 from poise.testing import World, node
 from poise.units import SECOND
 
@@ -24,6 +24,21 @@ def test_a_far_deadline_waits_its_turn() -> None:
 def test_who_is_on_time_does_not_yield_to_who_would_make_it_late() -> None:
     world = World().nodes(1, gpus=1).job("kept", gpu=1, expect="50m", deadline="1h", checkpoint="30s").round()
     world.start("kept").after("5m").job("short", gpu=1, expect="20m", deadline="2h").after("1s").round()
+    assert world.status("kept") == "running"
+
+
+def test_much_work_that_is_late_anyway_hides_no_deadline() -> None:
+    world = World().nodes(1, gpus=1).job("kept", gpu=1, expect="50m", deadline="1h", checkpoint="30s").round()
+    for number in range(LOOKED_AT + 1):
+        world.job(f"late{number}", gpu=1, expect="58m", deadline="1h")
+    world.start("kept").after("5m").job("short", gpu=1, expect="20m", deadline="2h").after("1s").round()
+    assert world.status("kept") == "running"
+
+
+def test_who_can_wait_for_running_work_does_not_put_its_deadline_at_risk() -> None:
+    """`due` should start now, two deviations early, but would also be on time after `kept`."""
+    world = World().nodes(1, gpus=1).job("kept", gpu=1, expect="20m", deadline="55m", checkpoint="30s").round()
+    world.start("kept").after("1m").job("due", gpu=1, expect="30m", deadline="58m").after("1s").round()
     assert world.status("kept") == "running"
 
 
