@@ -75,7 +75,7 @@ class _Lane(NamedTuple):
 
     until: int
     since: int
-    count: int
+    width: int
     unit: str
 
 
@@ -95,10 +95,10 @@ def _reserve(lanes: list[_Lane], one: Owed) -> int:
     needed, reserved = one.width, list[_Lane]()
     for place in places:
         lane = lanes.pop(place)
-        reserved.append(lane._replace(until=at, count=min(lane.count, needed)))
-        if lane.count > needed:
-            reserved.append(lane._replace(count=lane.count - needed))
-        needed -= lane.count
+        reserved.append(lane._replace(until=at, width=min(lane.width, needed)))
+        if lane.width > needed:
+            reserved.append(lane._replace(width=lane.width - needed))
+        needed -= lane.width
     for lane in reserved:
         insort(lanes, lane)
     return at
@@ -111,11 +111,11 @@ def _chosen(lanes: Sequence[_Lane], one: Owed, start: int) -> tuple[int, list[in
     length, needed, places = one.left + one.margin, one.width, list[int]()
     latest = one.due - length
     for place in range(len(lanes) - 1, -1, -1):
-        until, since, count, _ = lanes[place]
+        until, since, width, _ = lanes[place]
         if since <= start:
             places.append(place)
             latest = min(latest, until - length)
-            needed -= count
+            needed -= width
             if needed <= 0:
                 return latest, places
     return None
