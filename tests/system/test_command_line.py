@@ -462,6 +462,13 @@ def test_run_finds_a_control_plane_while_another_leaves(living: Living) -> None:
     assert done == (0, b"hello\n", ""), living.messages()[-3000:]
 
 
+def test_what_only_looks_works_while_an_idle_control_plane_leaves(living: Living) -> None:
+    assert living.poise("run", "--", "true").code == 0
+    while living.processes():
+        assert (looked := living.poise("ls", "--all")).code == 0, looked.err
+    assert looked.text.startswith("JOB")
+
+
 def test_what_was_started_for_one_run_stays_when_asked_to(living: Living) -> None:
     """`poise up` is remembered by the control plane that replaces one that was killed."""
     assert living.poise("run", "--", "true").code == 0

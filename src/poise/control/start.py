@@ -71,7 +71,10 @@ def supervised(home: Home) -> bool:
 
 
 def may_be_asked(home: Home) -> bool:
-    """Return whether to ask a control plane instead of the log: this home's, or another one that answers now."""
+    """Return whether to ask a control plane instead of the log: this home's, or another one that answers now. One that
+    is leaving because it was idle answers no more, so wait until it has left.
+    """
+    await_end(home)
     if home.elsewhere is not None or running_here(home) or supervised(home):
         return True
     deadline = time.monotonic() + RESTART_SECONDS
@@ -104,9 +107,14 @@ def connected(home: Home) -> Client:
 
 
 def await_end(home: Home) -> None:
-    """Wait until a supervisor that is shutting down has exited, up to a time limit."""
+    """Wait until a supervisor that is shutting down, or whose control plane is leaving because it was idle, has exited,
+    up to a time limit.
+    """
     deadline = time.monotonic() + END_SECONDS
-    while is_ending(home.supervisor) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        is_leaving = home.left.exists() and supervised(home)
+        if not is_leaving and not is_ending(home.supervisor):
+            break
         time.sleep(0.02)
 
 
