@@ -737,3 +737,26 @@ def test_the_journal_is_read_line_by_line() -> None:
 
 def test_ticks_of_nobody_are_zero() -> None:
     assert start_ticks(2**22 + 1) == 0
+
+
+def test_containers_that_podman_cannot_forget_now_are_forgotten_by_later_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A podman that lists two containers, and cannot remove them the first two times."""
+    monkeypatch.setattr(process, "_PODMAN_SECONDS", 0.01)
+    podman, calls = tmp_path / "podman", tmp_path / "calls"
+    podman.write_text(
+        f"#!/bin/sh\ncase $1 in ps) echo a b ;; rm) echo $5 $6 >> {calls}; [ $(wc -l < {calls}) = 3 ] ;; esac\n"
+    )
+    podman.chmod(0o755)
+
+    async def story() -> None:
+        one = Fleet(tmp_path)
+        one.keepers.podman = str(podman)
+        await one.keepers.open()
+        await one.until(lambda: calls.exists() and len(calls.read_text().splitlines()) == 3)
+        await asyncio.sleep(0.1)
+        await one.keepers.close()
+
+    run(tmp_path, story)
+    assert calls.read_text().splitlines() == ["a b"] * 3

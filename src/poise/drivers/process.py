@@ -22,7 +22,7 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -66,7 +66,7 @@ _NAME = re.compile(r"slot-(\d{1,6})")
 _PAUSES = (0.02, 0.1, 0.5, 2.0)
 _START_SECONDS = 10.0
 _BURY_SECONDS = 5.0
-_PODMAN_SECONDS = 10.0  # until podman, which failed, is asked again
+_PODMAN_SECONDS, _MOST_PODMAN_SECONDS = 10.0, 600.0  # until podman, which failed, is asked again
 
 
 class Order(Limits, frozen=True, kw_only=True, omit_defaults=True):
@@ -348,6 +348,8 @@ class Keepers:
         self._adopted: list[Launch] = []
         self._contained: set[Attempt] = set()  # attempts in containers
         self._burying: set[asyncio.Task[None]] = set()  # of containers that are over
+        self._left_over: set[str] = set()  # names of containers that podman has yet to forget
+        self._forgetting: asyncio.Task[None] | None = None
         self._members: set[Attempt] = set()  # members of elastic gangs: each has a file of orders
         self._retiring: asyncio.Task[None] | None = None
         self._observed: list[Ended] | None = None
@@ -374,7 +376,9 @@ class Keepers:
             self._observed[: len(judged)] = judged
             await asyncio.to_thread(self._checkpoints.mkdir, mode=0o700, parents=True, exist_ok=True)
             await asyncio.to_thread(containers.prepare, self.registries)
-            await asyncio.to_thread(self._forget_containers, alive)
+            node = str(self.folder)
+            kept = {containers.name_of(node, attempt) for attempt in alive}
+            self._forget({*await asyncio.to_thread(containers.left_over, self.podman, node)} - kept)
         ended, self._observed = self._observed, None
         held = [one for _, slot in sorted(self._slots.items()) for one in slot.held.values()]
         self._retiring = asyncio.get_running_loop().create_task(self._retire())
@@ -560,8 +564,9 @@ class Keepers:
     async def close(self, quit: bool = False) -> None:
         """Disconnect from the keepers, which continue; with `quit`, idle keepers exit."""
         self.closing = True
-        if self._retiring is not None:
-            self._retiring.cancel()
+        for task in (self._retiring, self._forgetting):
+            if task is not None:
+                task.cancel()
         await asyncio.gather(*(slot.close(quit) for slot in self._slots.values()))
         if quit and self.cgroup_parent:
             with contextlib.suppress(OSError):  # a command still runs in it
@@ -730,11 +735,23 @@ class Keepers:
             return
         if judged:
             self.on_change([], judged)
-        names = [containers.name_of(str(self.folder), done.attempt) for done in over]
-        while not self.closing:
+        self._forget(containers.name_of(str(self.folder), done.attempt) for done in over)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Let podman forget these containers, as soon as it can."""
+        self._left_over.update(names)
+        if self._left_over and (self._forgetting is None or self._forgetting.done()):
+            self._forgetting = asyncio.get_running_loop().create_task(self._forget_all())
+
+    async def _forget_all(self) -> None:
+        pause = _PODMAN_SECONDS
+        while self._left_over:
+            names = sorted(self._left_over)
             if await asyncio.to_thread(containers.forget, self.podman, names):
-                return
-            await asyncio.sleep(_PODMAN_SECONDS)
+                self._left_over.difference_update(names)
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _MOST_PODMAN_SECONDS)
 
     def _judged(self, ended: Sequence[Ended]) -> list[Ended]:
         """Return these ends; a container that was killed because its memory ran out has the outcome `oom`."""
@@ -745,13 +762,6 @@ class Keepers:
                 ending = msgspec.structs.replace(ending, outcome="oom", peak=max(ending.peak, ending.limit))
             made.append(msgspec.structs.replace(done, ending=ending))
         return made
-
-    def _forget_containers(self, alive: set[Attempt]) -> None:
-        """Let podman forget the containers of earlier attempts."""
-        node = str(self.folder)
-        kept = {containers.name_of(node, attempt) for attempt in alive}
-        if names := [name for name in containers.left_over(self.podman, node) if name not in kept]:
-            containers.forget(self.podman, names)
 
     async def _retire(self) -> None:
         """Dismiss keepers that have been idle for `idle_seconds`, except for `spare` of them."""
