@@ -56,7 +56,7 @@ class Shared:
         self._promised: dict[str, Claim] = {}
         self._spared: dict[tuple[object, ...], Spared] = {}
         self.young = 0
-        """The next instant at which a borrower from the last search will have run for its minimum time."""
+        """The next instant at which a unit spared because it is young has run for its minimum time (0: none)."""
         gains = frozenset(view.yielded.values())
         for candidate in view.candidates if gains else ():
             if candidate.unit in gains:
@@ -112,8 +112,7 @@ class Shared:
         """Yield the units that may be preempted because their share borrows what this unit's share is guaranteed, with
         their costs, the cheapest first; of a share no more than it borrows.
         """
-        trial, now = self.standing.copy(), self._draft.view.now
-        self.young = 0
+        trial = self.standing.copy()
         claim = trial.claim(candidate, self._fleet)
         trial.count(*claim)
         own = trial.path(candidate.leaf)
@@ -136,8 +135,7 @@ class Shared:
                     within[mine] = trial.was_within(mine, claim.amounts)
                 if not within[mine]:
                     continue
-            if now < (at := one.since + max(rules.min_run, PROTECTED)):  # the budget does not protect a borrower
-                self.young = min(self.young or at, at)
+            if self._is_young(one, max(rules.min_run, PROTECTED)):  # the budget does not protect a borrower
                 continue
             trial.count(*self._held(one.unit), -1)
             yield cost, one
@@ -175,12 +173,19 @@ class Shared:
             trial = self.standing.copy()
             if waits:
                 trial.count(*gains)
-            known = self._spared[key] = Spared(trial, gains, self._held, self._is_young)
+            known = self._spared[key] = Spared(trial, gains, self._held, self._is_young_unit)
         return known
 
-    def _is_young(self, unit: str) -> bool:
-        [first, *_] = self._draft.running.of_unit(unit)
-        return self._draft.view.now < first.since + PROTECTED
+    def _is_young_unit(self, unit: str) -> bool:
+        return self._is_young(self._draft.running.of_unit(unit)[0], PROTECTED)
+
+    def _is_young(self, one: Resident, least: int) -> bool:
+        """Return whether a unit has run for less than this time; if so, note the instant at which it has."""
+        at = one.since + least
+        is_young = self._draft.view.now < at
+        if is_young:
+            self.young = min(self.young or at, at)
+        return is_young
 
     def agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
         """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone and

@@ -526,6 +526,8 @@ class _Round:
             self._move_up()
         if self.draft.timely.next:
             self._ask_again(self.draft.timely.next)
+        if self.shares is not None and self.shares.young:
+            self._ask_again(self.shares.young)
         if self._postponed:
             self._ask_again(self.view.now + 1)
         elif self._sizes:
@@ -881,8 +883,6 @@ class _Round:
             wanted = shape if own is None else _on_models(shape, own)
             borrowers = shares.borrowers(candidate, shape, rules, self._yielding)
             found = take_from(wanted, self.draft, needed, rules, borrowers, self._yielding)
-            if shares.young:
-                self._ask_again(shares.young)
             if found is None:
                 continue
             if not found.victims:  # others were asked for more room than they need
@@ -903,7 +903,7 @@ class _Round:
         if self.shares is None:
             return prices
         spared = self.shares.spared(one)
-        return prices.without([unit for unit in self.draft.running.units.number if unit in spared])
+        return prices.without([unit for unit, price in prices.by_unit().items() if price < _ANY and unit in spared])
 
     def _agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
         """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone."""

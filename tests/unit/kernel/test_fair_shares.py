@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import above_share
 from poise.model.decisions import Preempt, Why
 from poise.model.events import Preempted
 from poise.model.resources import Device, Node
-from poise.policy.entitled import Standing, level_in, served_first
+from poise.policy.entitled import PROTECTED, Standing, level_in, served_first
 from poise.testing import World, node, replay
 from poise.units import DAY, HOUR, SECOND, format_duration
 
@@ -185,6 +187,29 @@ def test_a_unit_runs_for_a_minute_before_it_is_stopped_for_another_share() -> No
     assert not stops(world) and [one.reasons[0].code for one in found.values()] == ["PROTECTED"]
     world.after("20s").round()
     assert len(stops(world)) == 1
+
+
+@pytest.mark.parametrize("came", ["10s", "31s", "45s"])
+@pytest.mark.parametrize(
+    "uses",
+    [
+        {"cpu": 1, "expect": "1h"},
+        {"gpu": 1, "serves": "chat"},
+        {"gpu": 1, "expect": "1h"},  # devices are weighed by worth
+    ],
+)
+def test_what_waits_for_another_share_gets_room_when_the_minute_is_over(uses: dict[str, Any], came: str) -> None:
+    """No event comes at the end of the minute, so the policy has to ask for a round then."""
+    world = World().join(node("n1", cpu=4, gpus=4)).shares({"tenant": "research"}, {"tenant": "product"})
+    of = {"cpu": 1} if "cpu" in uses else {"gpu": 1}
+    world.job("p1", tenant="product", expect="10h", preemptible=False, **of)
+    for name in ("r1", "r2", "r3"):
+        world.job(name, tenant="research", expect="10h", priority="low", **of)
+    world.round().start("p1", "r1", "r2", "r3").after(came)
+    world.job("p2", tenant="product", priority="urgent", **uses).after("2m")
+    [stop] = stops(world)
+    assert stop.to == world.unit("p2").id
+    assert 0 <= stop.at - world.unit(stop.unit).placed - PROTECTED <= SECOND
 
 
 def test_two_that_each_could_evict_one_may_not_both_of_the_same_plan() -> None:
