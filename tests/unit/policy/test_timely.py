@@ -1,8 +1,10 @@
 """Deadlines in a whole world."""
 
+import msgspec
 import pytest
 
-from poise.policy.timely import LOOKED_AT, chance_of, shorter_than
+from poise.model.profiles import Profile
+from poise.policy.timely import LOOKED_AT, chance_of, shorter_than, timely_in
 from poise.testing import World, node
 from poise.units import SECOND
 
@@ -122,6 +124,17 @@ def test_a_deadline_says_that_the_run_is_expected_to_be_shorter() -> None:
     """Its user says no run time, and a deadline below the mean of its class: many runs of the class are shorter."""
     world = _after_runs_of_ten_minutes().job("due", gpu=1, deadline="9m", **{"class": "c"}).after("1s").round()
     assert (world.status("due"), world.status("long")) == ("placed", "pending")
+
+
+@pytest.mark.parametrize("deviation", [0, 1])
+def test_a_run_of_a_class_without_deviation_that_has_taken_exactly_its_time(deviation: int) -> None:
+    """Its class says that no time is left for it. It ends at any moment, and nothing is uncertain."""
+    world = World().nodes(1, gpus=1).job("due", gpu=1, deadline="1h", **{"class": "c"}).round().start("due").after("1s")
+    view = world.controller.snapshot(world.now)
+    profile = Profile(count=100, mean=SECOND, deviation=deviation)
+    view = msgspec.structs.replace(view, profiles={"c": profile, "c@gpu": profile})
+    promise = timely_in(view).promised[world.unit("due").id]
+    assert (promise.left, promise.deviation) == (1, 0)
 
 
 def test_a_declared_run_time_is_believed_before_a_deadline() -> None:
