@@ -176,6 +176,14 @@ class Shared:
             known = self._spared[key] = Spared(trial, gains, self._held, self._is_young_unit)
         return known
 
+    def complete(self, candidate: Candidate, gangs: Mapping[str, Resident]) -> set[str]:
+        """Return the gangs that may not lose even this member for a waiting unit. A gang continues with its other
+        members, so it does not have to run for a minute first.
+        """
+        trial, gains = self.standing.copy(), self.standing.claim(candidate, self._fleet)
+        trial.count(*gains)
+        return {unit for unit, one in gangs.items() if not trial.may_stop(gains, self._held(unit, [one.task]))}
+
     def _is_young_unit(self, unit: str) -> bool:
         return self._is_young(self._draft.running.of_unit(unit)[0], PROTECTED)
 

@@ -848,11 +848,11 @@ class _Round:
         """Shrink gangs that resize in place, and keep the room of the members that leave."""
         if not self._members.of:
             return ()
-        for resident in (of[0][1] for of in self._members.of.values()):
+        gangs = {unit: of[0][1] for unit, of in self._members.of.items()}
+        for resident in gangs.values():
             self._ask_again(resident.since + SETTLES)
+        asked = self._yielding if self.shares is None else self._yielding | self.shares.complete(candidate, gangs)
         for shape in shapes:
-            spared = self._spared(candidate)
-            asked = self._yielding | {unit for unit in self._members.of if unit in spared}
             found = find_smaller(candidate, shape, self.draft, needed, self._members, asked, self._sizes)
             if found is None or not self._agree(candidate, shape, found.leaves):
                 continue

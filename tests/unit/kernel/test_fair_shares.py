@@ -212,6 +212,19 @@ def test_what_waits_for_another_share_gets_room_when_the_minute_is_over(uses: di
     assert 0 <= stop.at - world.unit(stop.unit).placed - PROTECTED <= SECOND
 
 
+@pytest.mark.parametrize(("guaranteed", "size"), [(0, 3), (2, 3), (3, 4)])
+def test_a_gang_that_resizes_gives_back_what_it_borrows_at_once_and_no_more(guaranteed: int, size: int) -> None:
+    """The others go on, so the minute does not apply. The levels after one member has left decide: with three
+    guaranteed, the share that gains would borrow more than the other.
+    """
+    world = World(recipe={}).nodes(4, cpu=2, gpus=1)
+    world.shares({"tenant": "research", "guaranteed": {"gpu": guaranteed}}, {"tenant": "product"})
+    world.job("train", tenant="research", workers="2..4", gpu=1, checkpoint="10s", expect="1h", priority="low")
+    world.round().start(*(f"train.main[{rank}]" for rank in range(4))).resizes("train.main[0]").after("10s")
+    world.job("p1", tenant="product", gpu=1, priority="urgent", expect="30m").after("2s")
+    assert world.unit("train").size == size and not stops(world)
+
+
 def test_two_that_each_could_evict_one_may_not_both_of_the_same_plan() -> None:
     """The loop of Kueue's issue 14543: each eviction is lawful by itself, and the plan as a whole is not."""
     world = devices(4).shares(
