@@ -36,7 +36,13 @@ MAX_SERVICES = 1_000
 NOTICEABLE = 0.1
 """Smallest change of an amount, relative to the larger value, that counts before a minute has passed."""
 
-Amount = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+MAX_GATEWAYS = 64
+"""Maximum number of gateways of one service."""
+
+MAX_AMOUNT = 2**53
+"""Maximum of an amount, also of a service at all its gateways."""
+
+Amount = Annotated[int, msgspec.Meta(ge=0, le=MAX_AMOUNT)]
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,17 +96,19 @@ def served_of(values: Iterable[int]) -> Served:
 
 
 def together(states: Iterable[Served]) -> Served:
-    """Return the state of a service at several gateways. The highest P99 and the strictest objective count."""
+    """Return the state of a service at several gateways. The highest P99 and the strictest objective count. A sum is at
+    most `MAX_AMOUNT`.
+    """
     known = list(states)
     rate = sum(one.rate for one in known)
     return Served(
-        rate=rate,
+        rate=min(rate, MAX_AMOUNT),
         p99=max(one.p99 for one in known),
         objective=min((one.objective for one in known if one.objective), default=0),
         refused=round(sum(one.refused * one.rate for one in known) / rate) if rate else 0,
-        waiting=sum(one.waiting for one in known),
-        ready=sum(one.ready for one in known),
-        wanted=sum(one.wanted for one in known),
+        waiting=min(sum(one.waiting for one in known), MAX_AMOUNT),
+        ready=min(sum(one.ready for one in known), MAX_AMOUNT),
+        wanted=min(sum(one.wanted for one in known), MAX_AMOUNT),
     )
 
 
@@ -126,7 +134,9 @@ def service_in_full(service: str) -> str:
 __all__ = [
     "GONE_AFTER",
     "KNOWN_FOR",
+    "MAX_AMOUNT",
     "MAX_AT_ONCE",
+    "MAX_GATEWAYS",
     "MAX_SERVICES",
     "WINDOW",
     "GatewayNews",

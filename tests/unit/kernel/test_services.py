@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from poise.errors import Conflict
@@ -11,7 +12,7 @@ from poise.kernel.messages import HearServices, SetRules
 from poise.model.events import Event, Noticed, RuleFired, RuleOver, RuleSteered, ServicesMeasured, encode_event
 from poise.model.reports import ServiceOrder
 from poise.model.rules import compile_rules
-from poise.model.served import GONE_AFTER, MAX_SERVICES, Served
+from poise.model.served import GONE_AFTER, MAX_AMOUNT, MAX_GATEWAYS, MAX_SERVICES, Served
 from poise.testing import World
 from poise.units import DAY, MILLISECOND, MINUTE, SECOND
 
@@ -113,6 +114,21 @@ def test_a_tenant_has_only_so_many_services() -> None:
         hear(world, more=state())
     hear(world, tenant="ann", more=state())
     assert len(world.ledger.services) == MAX_SERVICES + 1
+
+
+def test_a_service_has_only_so_many_gateways_and_its_amounts_stay_writable() -> None:
+    world = World()
+    largest = Served(rate=MAX_AMOUNT, waiting=MAX_AMOUNT, ready=MAX_AMOUNT, wanted=MAX_AMOUNT)
+    for number in range(MAX_GATEWAYS):
+        hear(world, gateway=f"g{number}", chat=largest)
+    with pytest.raises(Conflict, match="service chat has too many gateways"):
+        hear(world, gateway="more", chat=largest)
+    for _ in range(3):
+        for number in range(MAX_GATEWAYS):
+            hear(world, gateway=f"g{number}", chat=msgspec.structs.replace(largest, p99=1))
+        world.after("5s")
+    assert recorded(world)[-1].services["chat"] == msgspec.structs.replace(largest, p99=1).values
+    hear(world.after("10s"), gateway="more", chat=largest)
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
