@@ -205,9 +205,6 @@ class Setting(NamedTuple):
     kind: str
     of: str = ""
 
-    def overlaps(self, other: "Setting") -> bool:
-        return self.kind == other.kind and (not self.of or not other.of or self.of == other.of)
-
     def __str__(self) -> str:
         return f"{self.kind} of {self.of}" if self.of else self.kind
 

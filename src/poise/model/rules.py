@@ -13,9 +13,8 @@ A rule fires for a subject, which is a node, a service or the fleet, once its tr
 ends once `clear` has held for as long, and its actions are undone. Each rule is off until its file sets another mode.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial, reduce
-from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -257,37 +256,67 @@ def _check_names(spec: RulesSpec, found: Findings) -> None:
         seen.setdefault(one.name, place)
 
 
-def _settings_of(rule: Rule, action: Action) -> list[Setting]:
-    """Return the settings that an action of a rule changes: for the subject of the rule, one for each service."""
-    setting = setting_of(action)
-    if setting is not None and setting.kind == REPLICAS and not setting.of and rule.subjects is not None:
-        return [Setting(REPLICAS, name) for name in sorted(rule.subjects)]
-    return [setting] if setting is not None else []
+class _Owners:
+    """Which rule first changes a setting: by kind of setting, and by the name of what it is of (empty: all)."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[str, Rule]] = {}
+
+    def claim(self, setting: Setting, names: Iterable[str], rule: Rule) -> tuple[Setting, Rule] | None:
+        """Note the owner of a setting for these names. Return what an earlier rule owns of it, and that rule."""
+        known = self._of.setdefault(setting.kind, {})
+        if "" in names:
+            taken = next((("", other) for other in known.values()), None)
+        else:
+            taken = next(((name, known[one]) for name in sorted(names) for one in ("", name) if one in known), None)
+        for name in names:
+            known.setdefault(name, rule)
+        if taken is None:
+            return None
+        return Setting(setting.kind, "" if setting.kind == CORDON else taken[0]), taken[1]
+
+
+def _claims_of(rule: Rule) -> Iterator[tuple[Setting, frozenset[str]]]:
+    """Yield the settings that a rule changes, each with the names of what it is of: for an action about the subject of
+    the rule, its nodes or services.
+    """
+    for action in rule.actions:
+        setting = setting_of(action)
+        if setting is None:
+            continue
+        if setting.kind in (CORDON, REPLICAS) and not setting.of and rule.subjects is not None:
+            yield setting, rule.subjects
+        else:
+            yield setting, frozenset({setting.of})
 
 
 def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
-    """Check that each setting is owned by one rule, unless the rules have different nodes. Rules that are off count
-    too.
+    """Check that each setting is owned by one rule, unless the rules have different nodes or services. Rules that are
+    off count too.
     """
-    owners: list[tuple[Setting, Rule]] = []
+    owners = _Owners()
     for place, rule in enumerate(rules):
         at = f"rules[{place}].actions"
-        settings = [setting for action in rule.actions for setting in _settings_of(rule, action)]
-        loops = [action for action in rule.actions if isinstance(action.value, Control)]
-        if len(loops) > 1 or any(one.overlaps(other) for one, other in combinations(settings, 2)):
-            what = (
-                f"`{rule.name}` has {len(loops)} control loops"
-                if len(loops) > 1
-                else f"two actions of `{rule.name}` change the same setting"
-            )
-            hint = "one rule for each" if len(loops) > 1 else "one action for each setting"
+        loops, own = [action for action in rule.actions if isinstance(action.value, Control)], _Owners()
+        if len(loops) > 1:
+            what = f"`{rule.name}` has {len(loops)} control loops"
+            found.add(SpecError(what, code="E107", field=at, have=rule.name, hint="one rule for each"))
+        elif any(own.claim(setting, names, rule) for setting, names in _claims_of(rule)):
+            what, hint = f"two actions of `{rule.name}` change the same setting", "one action for each setting"
             found.add(SpecError(what, code="E107", field=at, have=rule.name, hint=hint))
-        for setting in dict.fromkeys(settings):
-            for theirs, other in owners:
-                apart = rule.subjects is not None and other.subjects is not None and not rule.subjects & other.subjects
-                if setting.overlaps(theirs) and not (apart and setting.kind == CORDON):
-                    what = f"`{other.name}` and `{rule.name}` both set {setting}"
-                    need, have = "one rule for each", f"{other.name}, {rule.name}"
-                    hint = f"join them into one rule, or give them different nodes: `scope` of {rule.name}"
-                    found.add(SpecError(what, code="E107", field=at, need=need, have=have, hint=hint))
-        owners += [(setting, rule) for setting in settings]
+        for setting, names in _claims_of(rule):
+            taken = owners.claim(setting, names, rule)
+            if taken is not None and taken[1] is not rule:
+                what = f"`{taken[1].name}` and `{rule.name}` both set {taken[0]}"
+                need, have = "one rule for each", f"{taken[1].name}, {rule.name}"
+                hint = _how_apart(setting, rule, taken[1])
+                found.add(SpecError(what, code="E107", field=at, need=need, have=have, hint=hint))
+
+
+def _how_apart(setting: Setting, rule: Rule, other: Rule) -> str:
+    """Return how two rules can be kept from changing the same setting."""
+    if rule.scope != other.scope:
+        return f"take the action out of {other.name} or {rule.name}"
+    if setting.kind in (CORDON, REPLICAS) and not setting.of:
+        return f"join them into one rule, or give them different {rule.scope}s: `scope` of {rule.name}"
+    return "join them into one rule"
