@@ -226,6 +226,10 @@ class Engine:
             before = np.array([track.rows.get(name, -1) for name in names], np.int64)
             track.since = _moved(track.since, before, -1.0)
             track.names, track.rows = names, {name: row for row, name in enumerate(names)}
+        if rule.scope == "service":
+            for name in [name for name, of in track.standing.items() if of.fired and name not in track.rows]:
+                track.standing[name] = Standing(False, due)
+                yield Change(rule.name, name, due, True, "the service is gone")
         trigger = self._holds(rule.trigger, values, found)
         fired_rows = [track.rows[name] for name, of in track.standing.items() if of.fired and name in track.rows]
         wanted = trigger

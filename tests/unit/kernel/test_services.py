@@ -159,6 +159,22 @@ def changes(events: list[Event]) -> list[tuple[str, str, int, bool]]:
     ]
 
 
+def test_a_firing_ends_with_its_service_and_a_replay_agrees() -> None:
+    world = told(load(World(), rules(SLOW)), 120, chat=state(400), image=state(200))
+    assert [order.service for order in world.controller.ruling.orders()] == ["chat"]
+    told(world, GONE_AFTER // SECOND + 120, image=state(200))
+    assert world.controller.ruling.orders() == []
+    [over] = [event for event in world.log if isinstance(event, RuleOver)]
+    assert (over.subject, over.have) == ("chat", "the service is gone")
+    assert [event.text for event in world.log if isinstance(event, Noticed) and event.over] == [
+        "service chat is in rule slow: over: the service is gone"
+    ]
+    tested = backtest(world.log, compile_rules(rules(SLOW)), Ledger())
+    assert [(change.over, change.have) for change in tested.changes][1:] == [(True, "the service is gone")]
+    world.restart(from_checkpoint=True).after("5m")
+    assert len([event for event in world.log if isinstance(event, RuleOver)]) == 1
+
+
 def test_a_slow_service_gets_replicas_until_it_is_fast() -> None:
     world = told(load(World(), rules(SLOW)), 120, chat=state(200), image=state(200))
     told(world, 120, chat=state(400), image=state(200))
