@@ -10,7 +10,7 @@ from poise.errors import Conflict
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import HearServices
 from poise.model.events import Event, ServicesMeasured
-from poise.model.served import GONE_AFTER, MAX_GATEWAYS, MAX_SERVICES, Served, is_news, together
+from poise.model.served import GONE_AFTER, KNOWN_FOR, MAX_GATEWAYS, MAX_SERVICES, Served, is_news, together
 from poise.model.tenants import tenant_of_class
 from poise.units import MINUTE, SECOND
 
@@ -21,9 +21,33 @@ SILENT_AFTER = 10 * SECOND
 """Time after which the last report of a gateway no longer counts."""
 
 ALL_REPORT_IN = 4 * SECOND
-"""Time after the first report in which all gateways have reported. Until then, known services are not recorded: a part
-of their gateways would look like a fall of their load.
+"""Time after the first report in which all gateways have reported. Until then, a service that is new here is not
+recorded: a part of its gateways would look like a fall of its load.
 """
+
+STALLED_AFTER = SILENT_AFTER - ALL_REPORT_IN
+"""Time without any report after which the next one is the first again: the control plane has stalled, and all gateways
+appear silent. Each service waits for the gateways that it had before.
+"""
+
+
+class _Told:
+    """What gateways tell of a service, with the instant of each report. `first`: that of the first report."""
+
+    __slots__ = ("at_gateways", "first")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.at_gateways: dict[str, tuple[int, Served]] = {}
+
+    def is_old(self, now: int) -> bool:
+        """Whether it has not been reported for so long that its signals are unknown."""
+        return all(now - at >= KNOWN_FOR for at, _ in self.at_gateways.values())
+
+    def forget_silent(self, now: int) -> None:
+        """Forget the gateways that report it no more."""
+        for silent in [one for one, (at, _) in self.at_gateways.items() if now - at >= SILENT_AFTER]:
+            del self.at_gateways[silent]
 
 
 class Hearing:
@@ -31,58 +55,67 @@ class Hearing:
 
     def __init__(self, ledger: Ledger, commit: Callable[[Event], None]) -> None:
         self._ledger, self._commit = ledger, commit
-        self._told: dict[str, dict[str, tuple[int, Served]]] = {}
-        self._looked = self._first = 0
+        self._told: dict[str, _Told] = {}
+        self._looked = self._first = self._last = 0
 
     def restart(self, ledger: Ledger) -> None:
         """Start again from the state in the ledger."""
         self._ledger = ledger
         self._told.clear()
-        self._first = 0
+        self._first = self._last = 0
 
     def hear(self, message: HearServices, now: int) -> None:
         """Take the report of a gateway. Raises `Conflict` if its tenant would have too many services, or a service too
         many gateways.
         """
-        known = {name for name in self._ledger.services if tenant_of_class(name) == message.tenant}
+        known = {name for name in (*self._ledger.services, *self._told) if tenant_of_class(name) == message.tenant}
         if len(known | message.services.keys()) > MAX_SERVICES:
             what, need = f"tenant {message.tenant} has too many services", f"at most {MAX_SERVICES}"
             raise Conflict(what, field="services", need=need, have=str(len(known | message.services.keys())))
-        for name in message.services:
-            self._check_gateways(name, message.gateway, now)
-        self._first = self._first or now
+        if not self._last or now - self._last >= STALLED_AFTER:
+            self._first = now
+        self._last = now
         all_report = now - self._first >= ALL_REPORT_IN
+        for name in sorted(message.services.keys() & self._told.keys()):
+            if all_report:
+                self._told[name].forget_silent(now)
+            self._check_gateways(name, message.gateway)
         found: dict[str, tuple[int, ...]] = {}
         for name, state in sorted(message.services.items()):
-            at_gateways = self._told.setdefault(name, {})
-            at_gateways[message.gateway] = now, state
-            whole = together(told for _, told in at_gateways.values())
+            told = self._told.get(name)
+            if told is None or told.is_old(now):
+                told = self._told[name] = _Told(now)
+            told.at_gateways[message.gateway] = now, state
+            late = not all_report and any(at < self._first for at, _ in told.at_gateways.values())
+            if late or now - told.first < ALL_REPORT_IN:
+                continue
+            whole = together(of for _, of in told.at_gateways.values())
             before = self._ledger.services.get(name)
-            if before is None or (all_report and is_news(before.state, before.at, whole, now)):
+            if before is None or is_news(before.state, before.at, whole, now):
                 found[name] = whole.values
         if found:
             self._commit(ServicesMeasured(at=now, services=found))
 
-    def _check_gateways(self, name: str, gateway: str, now: int) -> None:
-        """Forget the silent gateways of a service. Raises `Conflict` if there is no room for this one."""
-        at_gateways = self._told.get(name, {})
-        for silent in [one for one, (at, _) in at_gateways.items() if now - at >= SILENT_AFTER]:
-            del at_gateways[silent]
-        if gateway not in at_gateways and len(at_gateways) >= MAX_GATEWAYS:
-            what, need = f"service {name} has too many gateways", f"at most {MAX_GATEWAYS}"
-            hint = "a service of another name at the other gateways"
-            raise Conflict(what, field="gateway", need=need, have=str(len(at_gateways) + 1), hint=hint)
-
     def tick(self, now: int) -> None:
         """Forget services that no gateway reports any more."""
+        self._first = self._first or now
         if now - self._looked < LOOK_EVERY:
             return
         self._looked = now
-        gone = tuple(sorted(name for name, of in self._ledger.services.items() if now - of.at >= GONE_AFTER))
-        for name in gone:
-            self._told.pop(name, None)
-        if gone:
-            self._commit(ServicesMeasured(at=now, gone=gone))
+        for name in [name for name, told in self._told.items() if told.is_old(now)]:
+            del self._told[name]
+        if now - self._first >= GONE_AFTER:
+            silent = (name for name, of in self._ledger.services.items() if now - of.at >= GONE_AFTER)
+            if gone := tuple(sorted(silent)):
+                self._commit(ServicesMeasured(at=now, gone=gone))
+
+    def _check_gateways(self, name: str, gateway: str) -> None:
+        """Raise `Conflict` if a service has no room for another gateway."""
+        told = self._told[name]
+        if gateway not in told.at_gateways and len(told.at_gateways) >= MAX_GATEWAYS:
+            what, need = f"service {name} has too many gateways", f"at most {MAX_GATEWAYS}"
+            hint = "a service of another name at the other gateways"
+            raise Conflict(what, field="gateway", need=need, have=str(len(told.at_gateways) + 1), hint=hint)
 
 
 __all__ = ["Hearing"]

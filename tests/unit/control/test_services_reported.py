@@ -37,11 +37,15 @@ def report(desk: Desk, who: str = "ann", job: str = "j1", service: str = "chat",
 
 
 def test_a_report_is_recorded_under_the_tenant_and_answered_with_its_orders(desk: Desk) -> None:
-    assert report(desk, waiting=9).value == []
+    for _ in range(3):
+        assert report(desk, waiting=9).value == []
+        desk.world.after("2s")
     assert desk.world.ledger.services["ann:chat"].state.waiting == 9
     desk.world.after("10s")
     assert report(desk, waiting=9).value == [{"service": "chat", "rule": "slow", "by": 2}]
-    assert report(desk, who="bob", job="j2").value == [], "orders of others are not shown"
+    for _ in range(3):
+        assert report(desk, who="bob", job="j2").value == [], "orders of others are not shown"
+        desk.world.after("2s")
     assert set(desk.world.ledger.services) == {"ann:chat", "bob:chat"}
 
 
@@ -76,7 +80,9 @@ def test_thousands_of_services_are_refused(desk: Desk) -> None:
 
 
 def test_a_tenant_reads_only_records_and_notices_of_its_own_services(desk: Desk) -> None:
-    report(desk, waiting=9), report(desk, who="bob", job="j2", service="secret")
+    for _ in range(3):
+        report(desk, waiting=9), report(desk, who="bob", job="j2", service="secret")
+        desk.world.after("2s")
     desk.world.after("10s")
     told = {who: desk.call("GET", "/v1/events?after=0&follow=false", who=who).body for who in ("ann", "bob")}
     assert [b"ann:chat" in told[who] for who in ("ann", "bob")] == [True, False]
