@@ -82,6 +82,11 @@ class Trial:
         self._next_stage("")
 
     @property
+    def canary(self) -> Service:
+        """The service on trial."""
+        return self._canary.service
+
+    @property
     def stage(self) -> Stage:
         """Current stage; after the last one, the last."""
         return self.rules.stages[min(self._stage, len(self.rules.stages) - 1)]

@@ -133,7 +133,7 @@ class Running:
         self._recorders: dict[str, Recorder] = {}
         self._kept: list[_Kept] = []
         self._processes: dict[str, Process] = {}
-        self.orders = Orders(connect, self.services, self._replicas, self._news, say)
+        self.orders = Orders(connect, self.services, self._replicas, self.news, say)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changes: dict[str, str] = {}
@@ -535,9 +535,13 @@ class Running:
         names = {kept: name for name, kept in self._current.items()}
         return ((names.get(one, one.declared.name), one) for one in self._kept)
 
-    def _news(self) -> GatewayNews:
-        """Return the report for the control plane."""
-        news = [one for name, kept in self._named() if (one := kept.news(name)) is not None]
+    def news(self) -> GatewayNews:
+        """Return the report for the control plane: of versions that get requests."""
+        on_trial = {self.trials[name].canary for name in self._judging}
+        asked = [
+            (name, kept) for name, kept in self._named() if kept in self._current.values() or kept.service in on_trial
+        ]
+        news = [one for name, kept in asked if (one := kept.news(name)) is not None]
         return GatewayNews(gateway=self._mark, services=tuple(news[:MAX_AT_ONCE]))
 
     def stop(self) -> None:
