@@ -61,3 +61,11 @@ def test_threads_that_decode_into_new_types_at_once_do_not_crash(tmp_path: Path)
 def test_nothing_decodes_into_a_type_in_another_way() -> None:
     theirs = re.compile(r"msgspec\.(json|msgpack)\.(Decoder\((?!\))|decode\([^\n]*type=)|msgspec\.convert\(")
     assert [path.name for path in sorted(SOURCE.rglob("*.py")) if theirs.search(path.read_text())] == ["decoding.py"]
+
+
+def test_no_pattern_of_a_value_allows_a_line_break_at_its_end() -> None:
+    """Python's `$` matches before a final line break. `\\Z` would say so, but JSON Schema has none."""
+    patterns = re.compile(r'Meta\([^\n]*pattern=\w*"([^"]*)"')
+    found = [pattern for path in SOURCE.rglob("*.py") for pattern in patterns.findall(path.read_text())]
+    assert found
+    assert [pattern for pattern in found if not pattern.endswith(r"$(?!\n)")] == []

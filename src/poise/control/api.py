@@ -202,7 +202,7 @@ MAX_REVISION = 2**53 - 1
 
 Revision = Annotated[int, msgspec.Meta(le=MAX_REVISION)]
 
-TreeHash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+TreeHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 
 JobIds = Annotated[list[str], msgspec.Meta(max_length=100_000)]
 
@@ -355,7 +355,7 @@ class ConnectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    key: Annotated[str, msgspec.Meta(max_length=4096, pattern="^[^\\x00-\\x1f]*$")] = ""
+    key: Annotated[str, msgspec.Meta(max_length=4096, pattern=r"^[^\x00-\x1f]*$(?!\n)")] = ""
     task: str = ""
     rank: Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)] | None = None
 
@@ -389,7 +389,7 @@ class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tenant: str
     role: Literal["node", "viewer", "observer", "submitter", "operator", "admin"]
-    hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
     name: str = ""
     expires: Quantity | None = None
     account: str = ""
@@ -684,7 +684,7 @@ def make_app(
         name: Annotated[str, msgspec.Meta(max_length=128)] = "",
         user: Annotated[str, msgspec.Meta(max_length=128)] = "",
         latest: Annotated[int, msgspec.Meta(ge=0, le=MAX_LISTED)] = 0,
-        after: Annotated[str, msgspec.Meta(pattern="^(j[0-9]{1,18})?$")] = "",
+        after: Annotated[str, msgspec.Meta(pattern=r"^(j[0-9]{1,18})?$(?!\n)")] = "",
         limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = PAGE,
     ) -> list[JobReport]:
         ledger = await plane.settled()

@@ -39,8 +39,8 @@ RATE, BURST = 20.0, 40.0
 T = TypeVar("T")
 
 Text = Annotated[str, msgspec.Meta(max_length=16 * 1024)]
-Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-Random = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{43,128}$")]
+Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+Random = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{43,128}$(?!\n)")]
 """A random text, as RFC 7636 wants a verifier and its challenge."""
 
 _log = logging.getLogger("poise.control")

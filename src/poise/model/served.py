@@ -77,7 +77,7 @@ class ServiceNews(msgspec.Struct, frozen=True, kw_only=True):
     service is.
     """
 
-    service: Annotated[str, msgspec.Meta(pattern=f"^{NAME}$")]
+    service: Annotated[str, msgspec.Meta(pattern=rf"^{NAME}$(?!\n)")]
     job: Annotated[str, msgspec.Meta(max_length=32)]
     state: Served
 

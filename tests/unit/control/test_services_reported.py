@@ -63,6 +63,7 @@ def test_a_service_whose_replica_is_no_job_of_the_tenant_is_refused(desk: Desk) 
     [
         {"rate": -1}, {"rate": float("nan")}, {"rate": 0.5}, {"rate": 2**60}, {"refused": 1001}, {"p99": None},
         {"waiting": "many"}, {"job": "j" * 100}, {"service": ""}, {"service": "a b"}, {"service": "bob:chat"},
+        {"service": "chat\n"},
         {"service": "x" * 64},
     ],
 )  # fmt: skip
