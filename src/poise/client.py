@@ -58,6 +58,7 @@ from poise.model.reports import (
     LogPiece,
     NodeReport,
     Offer,
+    OrdersReport,
     Overview,
     PageReport,
     PartReport,
@@ -75,7 +76,6 @@ from poise.model.reports import (
     RulesReport,
     RulesRequest,
     ScheduleReport,
-    ServiceOrder,
     ShadowReport,
     SharesForeseen,
     SharesReport,
@@ -599,11 +599,11 @@ class Client:
         """
         return self._call("PUT", "/v1/rules", RulesReport, RulesRequest(document=dict(document)), timeout=THOUGHT)
 
-    def service_orders(self, news: GatewayNews) -> list[ServiceOrder]:
+    def service_orders(self, news: GatewayNews) -> OrdersReport:
         """Report the state of the services of a gateway. Return what rules that have fired ask of the services of this
         tenant.
         """
-        return self._call("POST", "/v1/rules/orders", list[ServiceOrder], news)
+        return self._call("POST", "/v1/rules/orders", OrdersReport, news)
 
     def endpoints(self, job: str, *, known: str = "", wait: float = 0.0) -> EndpointsReport:
         """Return the addresses of the running tasks of a job. `job` is its id, or the name of an unfinished job. Waits

@@ -2,7 +2,8 @@
 replicas, and copies of requests for another service.
 
 The gateway reports and asks for the orders every two seconds while it has replicas. Without an answer, the last orders
-stay: a control plane that restarts changes nothing. An order ends with the firing of its rule.
+stay: a control plane that restarts changes nothing. An order ends with the firing of its rule. A service that the
+control plane does not record is said once, with the reason.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from functools import partial
 
 from poise.client import Client
 from poise.errors import PoiseError
-from poise.model.reports import ServiceOrder
+from poise.model.reports import OrdersReport, ServiceLeftOut, ServiceOrder
 from poise.model.served import GatewayNews
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.replicas import Replicas
@@ -69,7 +70,7 @@ class Mirror:
 
 class Orders:
     """The orders for the services of one gateway. `services` are its services by name, `replicas` what maintains the
-    replicas of each. `news` returns the report for the control plane.
+    replicas of each. `news` returns the reports for the control plane.
     """
 
     def __init__(
@@ -77,13 +78,14 @@ class Orders:
         connect: Callable[[], Client],
         services: Mapping[str, Service],
         replicas: Callable[[], Mapping[str, Replicas]],
-        news: Callable[[], GatewayNews],
+        news: Callable[[], Sequence[GatewayNews]],
         say: Callable[[str], None],
     ) -> None:
         self._connect, self._services, self._replicas, self._say = connect, services, replicas, say
         self._news = news
         self._mirrors: dict[tuple[str, str], Mirror] = {}
         self._said: set[ServiceOrder] = set()
+        self._left_out: set[ServiceLeftOut] = set()
 
     async def follow(self) -> None:
         """Report, and carry out the orders, until cancelled."""
@@ -92,9 +94,11 @@ class Orders:
                 await asyncio.sleep(EVERY)
                 if any(one.notes.noted.jobs for one in self._replicas().values()):
                     try:
-                        self.take(await asyncio.to_thread(self._asked, self._news()))
+                        told = await asyncio.to_thread(self._asked, self._news())
                     except PoiseError:
                         continue  # the last orders stay
+                    self.take(told[-1].orders)
+                    self._say_left_out({one for report in told for one in report.left_out})
         finally:
             self.take(())
 
@@ -117,9 +121,14 @@ class Orders:
             self._say(self._in_words(order))
         self._said = set(orders)
 
-    def _asked(self, news: GatewayNews) -> list[ServiceOrder]:
+    def _asked(self, news: Sequence[GatewayNews]) -> list[OrdersReport]:
         with self._connect() as client:
-            return client.service_orders(news)
+            return [client.service_orders(one) for one in news]
+
+    def _say_left_out(self, left_out: set[ServiceLeftOut]) -> None:
+        for one in sorted(left_out - self._left_out, key=lambda one: one.service):
+            self._say(f"{one.service}: rules get no signals of it: {one.why}")
+        self._left_out = left_out
 
     def _in_words(self, order: ServiceOrder) -> str:
         by_rule = f"by rule {order.rule}"

@@ -535,14 +535,15 @@ class Running:
         names = {kept: name for name, kept in self._current.items()}
         return ((names.get(one, one.declared.name), one) for one in self._kept)
 
-    def news(self) -> GatewayNews:
-        """Return the report for the control plane: of versions that get requests."""
+    def news(self) -> list[GatewayNews]:
+        """Return the reports for the control plane, at least one: of versions that get requests."""
         on_trial = {self.trials[name].canary for name in self._judging}
         asked = [
             (name, kept) for name, kept in self._named() if kept in self._current.values() or kept.service in on_trial
         ]
-        news = [one for name, kept in asked if (one := kept.news(name)) is not None]
-        return GatewayNews(gateway=self._mark, services=tuple(news[:MAX_AT_ONCE]))
+        news = tuple(one for name, kept in asked if (one := kept.news(name)) is not None)
+        firsts = range(0, max(1, len(news)), MAX_AT_ONCE)
+        return [GatewayNews(gateway=self._mark, services=news[first : first + MAX_AT_ONCE]) for first in firsts]
 
     def stop(self) -> None:
         """Maintain the replicas no more: the gateway ends."""

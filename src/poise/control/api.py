@@ -136,6 +136,7 @@ from poise.model.reports import (
     JobStatus,
     NodeReport,
     Offer,
+    OrdersReport,
     Overview,
     PlanReport,
     PolicyReport,
@@ -150,7 +151,7 @@ from poise.model.reports import (
     RulesReport,
     RulesRequest,
     ScheduleReport,
-    ServiceOrder,
+    ServiceLeftOut,
     ShadowReport,
     SharesForeseen,
     SharesReport,
@@ -1370,21 +1371,26 @@ def make_app(
         summary="Report the state of the services of a gateway, and get what rules ask of the services of this tenant",
         role=SUBMITTER,
     )
-    async def service_orders(bearer: Bearer, data: GatewayNews) -> list[ServiceOrder]:
+    async def service_orders(bearer: Bearer, data: GatewayNews) -> OrdersReport:
         plane.check_leading()
         services: dict[str, Served] = {}
-        for place, news in enumerate(data.services):
-            job = plane.ledger.jobs.get(news.job)
+        left_out: dict[str, str] = {}
+        for news in data.services:
+            job, name = plane.ledger.jobs.get(news.job), class_of_tenant(news.service, bearer.tenant)
             if job is None or job.tenant != bearer.tenant:
-                what, field = f"no job {news.job} serves `{news.service}`", f"services[{place}].job"
-                raise NotFound(what, field=field, have=news.job, hint="`poise jobs`")
-            services[class_of_tenant(news.service, bearer.tenant)] = news.state
-        await plane.request(lambda request: messages.HearServices(request, bearer.tenant, data.gateway, services))
-        return [
+                left_out[name] = f"there is no job {news.job} of tenant {bearer.tenant}"
+            else:
+                services[name] = news.state
+        left_out |= await plane.request(
+            lambda request: messages.HearServices(request, bearer.tenant, data.gateway, services)
+        )
+        orders = (
             msgspec.structs.replace(order, service=declared_class(order.service))
             for order in plane.controller.ruling.orders()
             if tenant_of_class(order.service) == bearer.tenant
-        ]
+        )
+        told = (ServiceLeftOut(service=declared_class(name), why=why) for name, why in left_out.items())
+        return OrdersReport(orders=tuple(orders), left_out=tuple(told))
 
     @routes.get(
         "/v1/endpoints",

@@ -6,7 +6,6 @@ them every two seconds.
 
 from collections.abc import Callable
 
-from poise.errors import Conflict
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import HearServices
 from poise.model.events import Event, ServicesMeasured
@@ -64,27 +63,28 @@ class Hearing:
         self._told.clear()
         self._first = self._last = 0
 
-    def hear(self, message: HearServices, now: int) -> None:
-        """Take the report of a gateway. Raises `Conflict` if its tenant would have too many services, or a service too
-        many gateways.
+    def hear(self, message: HearServices, now: int) -> dict[str, str]:
+        """Take the report of a gateway. Return why services are left out, by name: its tenant would have too many, or
+        a service too many gateways.
         """
         known = {name for name in (*self._ledger.services, *self._told) if tenant_of_class(name) == message.tenant}
-        if len(known | message.services.keys()) > MAX_SERVICES:
-            what, need = f"tenant {message.tenant} has too many services", f"at most {MAX_SERVICES}"
-            raise Conflict(what, field="services", need=need, have=str(len(known | message.services.keys())))
+        new = sorted(message.services.keys() - known)[max(0, MAX_SERVICES - len(known)) :]
+        left_out = dict.fromkeys(new, f"tenant {message.tenant} has {MAX_SERVICES} services already")
         if not self._last or now - self._last >= STALLED_AFTER:
             self._first = now
         self._last = now
         all_report = now - self._first >= ALL_REPORT_IN
         for name in sorted(message.services.keys() & self._told.keys()):
+            told = self._told[name]
             if all_report:
-                self._told[name].forget_silent(now)
-            self._check_gateways(name, message.gateway)
+                told.forget_silent(now)
+            if message.gateway not in told.at_gateways and len(told.at_gateways) >= MAX_GATEWAYS:
+                left_out[name] = f"it has {MAX_GATEWAYS} gateways already"
         found: dict[str, tuple[int, ...]] = {}
-        for name, state in sorted(message.services.items()):
-            told = self._told.get(name)
-            if told is None or told.is_old(now):
-                told = self._told[name] = _Told(now)
+        for name in sorted(message.services.keys() - left_out.keys()):
+            if name not in self._told or self._told[name].is_old(now):
+                self._told[name] = _Told(now)
+            told, state = self._told[name], message.services[name]
             told.at_gateways[message.gateway] = now, state
             late = not all_report and any(at < self._first for at, _ in told.at_gateways.values())
             if late or now - told.first < ALL_REPORT_IN:
@@ -95,6 +95,7 @@ class Hearing:
                 found[name] = whole.values
         if found:
             self._commit(ServicesMeasured(at=now, services=found))
+        return left_out
 
     def tick(self, now: int) -> None:
         """Forget services that no gateway reports any more."""
@@ -108,14 +109,6 @@ class Hearing:
             silent = (name for name, of in self._ledger.services.items() if now - of.at >= GONE_AFTER)
             if gone := tuple(sorted(silent)):
                 self._commit(ServicesMeasured(at=now, gone=gone))
-
-    def _check_gateways(self, name: str, gateway: str) -> None:
-        """Raise `Conflict` if a service has no room for another gateway."""
-        told = self._told[name]
-        if gateway not in told.at_gateways and len(told.at_gateways) >= MAX_GATEWAYS:
-            what, need = f"service {name} has too many gateways", f"at most {MAX_GATEWAYS}"
-            hint = "a service of another name at the other gateways"
-            raise Conflict(what, field="gateway", need=need, have=str(len(told.at_gateways) + 1), hint=hint)
 
 
 __all__ = ["Hearing"]

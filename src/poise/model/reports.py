@@ -722,6 +722,22 @@ class ServiceOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     share: float = 0.0
 
 
+class ServiceLeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A service that a gateway reported and the control plane did not record, and why."""
+
+    service: str
+    why: str
+
+
+class OrdersReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to a report of a gateway: what rules ask of the services of its tenant, and the reported services that
+    were `left_out`.
+    """
+
+    orders: tuple[ServiceOrder, ...] = ()
+    left_out: tuple[ServiceLeftOut, ...] = ()
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a running attempt of a task; of a gang, that of its first member. `part` is its number in an array.
     `address` is that of its node, empty if the node is the machine of the control plane and no other machine joins.

@@ -38,24 +38,36 @@ def report(desk: Desk, who: str = "ann", job: str = "j1", service: str = "chat",
 
 def test_a_report_is_recorded_under_the_tenant_and_answered_with_its_orders(desk: Desk) -> None:
     for _ in range(3):
-        assert report(desk, waiting=9).value == []
+        assert report(desk, waiting=9).value == {}
         desk.world.after("2s")
     assert desk.world.ledger.services["ann:chat"].state.waiting == 9
     desk.world.after("10s")
-    assert report(desk, waiting=9).value == [{"service": "chat", "rule": "slow", "by": 2}]
+    assert report(desk, waiting=9).value == {"orders": [{"service": "chat", "rule": "slow", "by": 2}]}
     for _ in range(3):
-        assert report(desk, who="bob", job="j2").value == [], "orders of others are not shown"
+        assert report(desk, who="bob", job="j2").value == {}, "orders of others are not shown"
         desk.world.after("2s")
     assert set(desk.world.ledger.services) == {"ann:chat", "bob:chat"}
 
 
-def test_a_service_whose_replica_is_no_job_of_the_tenant_is_refused(desk: Desk) -> None:
-    before = desk.world.ledger.revision
-    for job in ("j2", "j99", ""):
-        answer = report(desk, job=job)
-        assert (answer.status, answer.value["error"]["field"]) == (404, "services[0].job")
-        assert answer.value["error"]["message"] == f"no job {job} serves `chat`"
-    assert desk.world.ledger.revision == before
+def test_a_service_whose_replica_is_no_job_of_the_tenant_is_left_out(desk: Desk) -> None:
+    """The others are recorded, and the orders are answered."""
+    for _ in range(6):
+        services = [
+            {"service": "chat", "job": "j1", "state": {"waiting": 9}},
+            {"service": "other", "job": "j2", "state": {}},
+            {"service": "old", "job": "j99", "state": {}},
+        ]
+        data = json.dumps({"gateway": "g", "services": services}).encode()
+        answer = desk.call("POST", PATH, data, who="ann")
+        desk.world.after("2s")
+    assert answer.value == {
+        "orders": [{"service": "chat", "rule": "slow", "by": 2}],
+        "left_out": [
+            {"service": "other", "why": "there is no job j2 of tenant ann"},
+            {"service": "old", "why": "there is no job j99 of tenant ann"},
+        ],
+    }
+    assert set(desk.world.ledger.services) == {"ann:chat"}
 
 
 @pytest.mark.parametrize(

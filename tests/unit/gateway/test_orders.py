@@ -7,7 +7,7 @@ import pytest
 
 from poise.client import Client
 from poise.errors import Unreachable
-from poise.model.reports import ServiceOrder
+from poise.model.reports import OrdersReport, ServiceLeftOut, ServiceOrder
 from poise.model.served import GatewayNews, Served, ServiceNews
 from poise.model.servicefile import compile_service
 from poise_serve.kernel.batcher import Refuse
@@ -36,6 +36,7 @@ class Gateway:
         self.replicas = Replicas(declared, service, self.connect, {"env": {}}, "ann", self.said.append, notes)
         self.orders = Orders(self.connect, services, lambda: {"chat": self.replicas}, self.news, self.said.append)
         self.reachable = True
+        self.reported: list[ServiceNews] = []
 
     def connect(self) -> Client:
         reachable = self.reachable
@@ -49,13 +50,14 @@ class Gateway:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def news(self) -> GatewayNews:
+    def news(self) -> list[GatewayNews]:
         news = ServiceNews(service="chat", job="j1", state=Served(waiting=4, ready=2, wanted=3))
-        return GatewayNews(gateway="0a1b2c3d", services=(news,))
+        return [GatewayNews(gateway="0a1b2c3d", services=(news,)), GatewayNews(gateway="0a1b2c3d")]
 
-    def service_orders(self, news: GatewayNews) -> list[ServiceOrder]:
-        self.reported = news
-        return [ServiceOrder(service="chat", rule="night", by=-1)]
+    def service_orders(self, news: GatewayNews) -> OrdersReport:
+        self.reported += news.services
+        left_out = tuple(ServiceLeftOut(service=one.service, why="there is no job") for one in news.services)
+        return OrdersReport(orders=(ServiceOrder(service="chat", rule="night", by=-1),), left_out=left_out)
 
     def answers(self, times: int) -> None:
         for number in range(times):
@@ -155,9 +157,10 @@ def test_without_an_answer_the_last_orders_stay(tmp_path: Any, monkeypatch: pyte
     async def followed() -> int:
         gateway.loop, gateway.asked = asyncio.get_running_loop(), asyncio.Event()
         following = asyncio.create_task(gateway.orders.follow())
-        await gateway.asked.wait()
+        for _ in range(3):
+            await gateway.asked.wait()
+            gateway.asked.clear()
         gateway.reachable = False
-        gateway.asked.clear()
         await gateway.asked.wait()
         await asyncio.sleep(0.02)
         stays = gateway.replicas.ordered
@@ -166,5 +169,6 @@ def test_without_an_answer_the_last_orders_stay(tmp_path: Any, monkeypatch: pyte
         return stays
 
     assert asyncio.run(followed()) == -1
-    assert gateway.reported == gateway.news(), "its report goes with the question"
+    assert set(gateway.reported) == set(gateway.news()[0].services), "its report goes with the question"
+    assert gateway.said.count("chat: rules get no signals of it: there is no job") == 1
     assert gateway.replicas.ordered == 0
