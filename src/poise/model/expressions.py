@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 
 from poise.errors import SpecError
 from poise.model.document import near
-from poise.units import HOUR, format_duration, parse_duration
+from poise.units import HOUR, SECOND, format_duration, parse_duration
 
-Kind = Literal["share", "number", "flag"]
+Kind = Literal["share", "number", "time", "flag"]
 Scope = Literal["node", "service", "fleet"]
 
 
@@ -42,7 +42,7 @@ SIGNALS: Mapping[str, Signal] = {
     "failures": Signal("node", "share", "attempts lost or failed on the node, smoothed"),
     "hot": Signal("node", "flag", "CPU use has been high for a sustained window"),
     "service_rate": Signal("service", "number", "requests per second that clients send", True),
-    "service_p99": Signal("service", "number", "P99 latency in seconds", True),
+    "service_p99": Signal("service", "time", "P99 latency in seconds", True),
     "service_p99_of_objective": Signal("service", "share", "P99 latency in relation to the objective", True),
     "service_refused": Signal("service", "share", "requests that the gateway refuses", True),
     "service_waiting": Signal("service", "number", "requests that wait", True),
@@ -257,12 +257,22 @@ class _Parser:
         if token.kind != "number":
             self._at -= 1
             raise self._wrong("a value is missing", need="a number", hint=f"{read.signal} > 1")
+        if kind == "time" and token.unit not in ("", "%"):
+            return self._seconds(token, read)
         wanted = "%" if kind == "share" else ""
         if token.unit != wanted:
-            need = "a percentage" if wanted else "a number without a unit"
-            what = f"`{read.signal}` is {'a share' if wanted else 'a number'}"
-            raise self._wrong(what, need=need, hint=f"{read.signal} > {token.text}{wanted}", at=token)
+            unit = "s" if kind == "time" else wanted
+            need = {"share": "a percentage", "time": "a time such as 500ms"}.get(kind, "a number without a unit")
+            what = f"`{read.signal}` is a {kind}"
+            raise self._wrong(what, need=need, hint=f"{read.signal} > {token.text}{unit}", at=token)
         return float(token.text) / 100 if wanted else float(token.text)
+
+    def _seconds(self, token: _Token, read: Read) -> float:
+        try:
+            return parse_duration(f"{token.text}{token.unit}") / SECOND
+        except ValueError:
+            what, hint = f"`{read.signal}` is a time", f"{read.signal} > {token.text}s"
+            raise self._wrong(what, need="a time such as 500ms", hint=hint, at=token) from None
 
     def _read(self) -> tuple[Read, Kind]:
         token = self._next()

@@ -13,6 +13,7 @@ A rule fires for a subject, which is a node, a service or the fleet, once its tr
 ends once `clear` has held for as long, and its actions are undone. Each rule is off until its file sets another mode.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
@@ -22,7 +23,7 @@ import msgspec
 from poise.errors import SpecError
 from poise.model.document import Findings, near
 from poise.model.expressions import SIGNALS, Both, Condition, Not, Read, Scope, cost_of, parse_condition, reads_of
-from poise.model.fields import Quantity, parse_or_raise
+from poise.model.fields import NAME, Quantity, parse_or_raise
 from poise.model.rule_actions import (
     ACTIONS,
     CORDON,
@@ -49,6 +50,8 @@ MAX_RULES = 100
 MAX_ACTIONS = 8
 MAX_NAMED = 10_000
 MAX_TOTAL_COST = 20_000
+
+_SERVICE = re.compile(f"(?:{NAME}:)?{NAME}")
 
 
 class RuleSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -198,6 +201,10 @@ def _rule(spec: RuleSpec, at: str, every: int, found: Findings) -> Rule | None:
         what = "the scope names the nodes of a rule about nodes, or the services of a rule about services"
         need, hint = "names of nodes or services", "leave `scope` out for the whole fleet"
         found.add(SpecError(what, field=f"{at}.scope", need=need, have=str(spec.scope)[:80], hint=hint))
+    if spec.scope is not None and scope == "service":
+        for bad in [name for name in spec.scope if not _SERVICE.fullmatch(name)][:1]:
+            what, need = "this is no name of a service", "a name, or that of its tenant before it"
+            found.add(SpecError(what, field=f"{at}.scope", need=need, have=bad[:80], hint="scope: [chat, ann:image]"))
     subjects = frozenset(spec.scope) if spec.scope is not None else None
     if subjects is not None and scope == "service":
         subjects = frozenset(map(service_in_full, subjects))

@@ -40,6 +40,19 @@ def test_comparisons_and_functions() -> None:
     )
 
 
+def test_a_latency_is_compared_with_a_time() -> None:
+    half = parse_condition("service_p99 > 0.5", "trigger", SECOND)
+    assert parse_condition("service_p99 > 500ms", "trigger", SECOND) == half
+    [(field, _)] = refused(of(rule(trigger={"service_p99": "> 500ds"}, actions=[{"notify": True}])))
+    assert field == "rules[0].trigger.service_p99"
+
+
+def test_a_scope_has_names_of_services() -> None:
+    slow = rule(trigger="service_waiting > 3", actions=[{"notify": True}])
+    for name in ("bad name!", "", "a:b:c", "chat\n"):
+        assert refused(of(slow | {"scope": ["chat", name]})) == [("rules[0].scope", "this is no name of a service")]
+
+
 def test_a_mapping_is_all_of_its_comparisons() -> None:
     made = compile_rules(of(rule(trigger={"gpu_utilization": ">80%", "memory_usage": ">75%"})))
     assert made.rules[0].trigger == parse_condition("gpu_utilization > 80% and memory_usage > 75%", "", SECOND)
@@ -53,6 +66,9 @@ def test_a_mapping_is_all_of_its_comparisons() -> None:
         ("cpu_usage", "a comparison is missing"),
         ("cpu_usage > 80", "is a share, at column 13"),
         ("waiting > 5%", "is a number, at column 11"),
+        ("service_p99 > 5%", "is a time, at column 15"),
+        ("service_p99 > 5x", "is a time, at column 15"),
+        ("service_rate > 5s", "is a number, at column 16"),
         ("cpu_usage > 80% and", "a signal is missing"),
         ("(cpu_usage > 80%", "`)` is missing"),
         ("cpu_usage > 80% load > 2", "does not end here, at column 17"),
