@@ -108,6 +108,10 @@ def tune(
             raise InputError("`--world` is for a service", field="--world", have=str(world), hint="`--service FILE`")
         run = on_jobs(*_jobs_to_simulate(file, compiled, source, fleet, policy))
     else:
+        for flag, given in (("--fleet", fleet), ("--policy", policy)):
+            if given is not None:
+                what, hint = f"`{flag}` is for jobs, not for a service", f"leave `{flag}` out"
+                raise InputError(what, field=flag, need="nothing", have=str(given), hint=hint)
         found = _service_to_simulate(service, world, source)
         run, document = on_service(found), _loops_of(found.name, file, compiled, document)
     told = tune_loops(document, run, lambda text: say(f"poise: {text}"))
@@ -167,7 +171,11 @@ def _loops_of(service: str, file: Path, compiled: "Rules", document: dict[str, A
 
 def _draw_loop(loop: "TunedLoop") -> None:
     click.echo(f"{loop.rule}: {loop.knob}, so that {loop.signal} is {loop.target:g}")
-    if not loop.period:
+    if not any(one.steps for one in loop.responses):
+        click.echo(
+            "  no gains: the rule never fired, or its signal was never known; use a longer trace, or another trigger"
+        )
+    elif not loop.period:
         click.echo("  no gains: the signal does not oscillate under a relay; use a longer trace, or wider limits")
     else:
         click.echo(f"  under a relay, it oscillates with a period of {loop.period:.1f} steps of {loop.every:g} s")

@@ -63,6 +63,14 @@ def test_the_command_takes_a_service(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "`--service` needs `--world`" in capsys.readouterr().err
     assert main(["rules", "tune", str(RULES), "--from", "poisson:jobs=5"]) == 1
     assert "the loop of rule `hold-latency` needs a service" in capsys.readouterr().err
+    for flag in ("--fleet", "--policy"):
+        assert main([*line, "--world", str(WORLD), *requests, flag, "x"]) == 1
+        assert f"`{flag}` is for jobs, not for a service" in capsys.readouterr().err
+    never = tmp_path / "never.yaml"
+    never.write_text(RULES.read_text().replace('{nodes_up: ">0"}', '{nodes_up: ">9"}'))
+    few = ["--world", str(WORLD), "--from", "poisson:rate=6,requests=300"]
+    assert main(["rules", "tune", str(never), *line[3:], *few]) == 0
+    assert "no gains: the rule never fired" in capsys.readouterr().out
     other = tmp_path / "other.yaml"
     other.write_text(SERVICE.read_text().replace("captions", "other"))
     assert main(["rules", "tune", str(RULES), "--service", str(other), "--world", str(WORLD), *requests]) == 1
