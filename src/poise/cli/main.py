@@ -30,7 +30,7 @@ COMMANDS = {
     "explain": ("poise.cli.explain", "Explain why a job waits or runs where it does, and find what would start it now"),
     "why-not": ("poise.cli.explain", "Show every reason why a node does not run a job"),
     "eta": ("poise.cli.eta", "Forecast when jobs start and end"),
-    "forecast": ("poise.cli.forecast", "Forecast the load of the next hours by tenant, class or priority"),
+    "forecast": ("poise.cli.forecast", "Forecast the load of the next hours by tenant, class, priority or service"),
     "what-if": ("poise_lab.cli.what_if", "Compare the forecast with a what-if scenario"),
     "plan": ("poise.cli.explain", "Show what a submission would do, without submitting"),
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
