@@ -134,6 +134,7 @@ def service_in_full(service: str) -> str:
 __all__ = [
     "GONE_AFTER",
     "KNOWN_FOR",
+    "LEAST",
     "MAX_AMOUNT",
     "MAX_AT_ONCE",
     "MAX_GATEWAYS",

@@ -10,7 +10,7 @@ from poise.kernel.messages import HearServices, SetRules
 from poise.model.events import Event, Noticed, RuleFired, RuleOver, RuleSteered, ServicesMeasured, encode_event
 from poise.model.reports import ServiceOrder
 from poise.model.rules import compile_rules
-from poise.model.served import GONE_AFTER, MAX_AMOUNT, MAX_GATEWAYS, MAX_SERVICES, Served
+from poise.model.served import GONE_AFTER, LEAST, MAX_AMOUNT, MAX_GATEWAYS, MAX_SERVICES, Served
 from poise.testing import World
 from poise.units import DAY, MILLISECOND, MINUTE, SECOND
 
@@ -60,7 +60,9 @@ def test_a_service_is_recorded_after_a_change_or_a_minute() -> None:
 
 
 def test_the_log_grows_by_a_known_amount() -> None:
-    """A steady service costs less than 150 kB a day. One that changes all the time costs less than 0.9 MB."""
+    """A steady service costs less than 150 kB a day. One that changes all the time costs less than 0.9 MB, or 2.1 MB
+    with the longest names and the largest figures.
+    """
     steady, restless = World(check=False), World(check=False)
     for minute in range(10):
         told(steady, 60, digits=state(250))
@@ -69,6 +71,9 @@ def test_the_log_grows_by_a_known_amount() -> None:
     days = [len(b"".join(map(encode_event, recorded(of)))) * DAY / (10 * MINUTE) for of in (steady, restless)]
     assert days[0] < 150_000
     assert days[1] < 900_000
+    most = Served(**dict.fromkeys(Served.__struct_fields__, MAX_AMOUNT) | {"refused": 1000})
+    largest = ServicesMeasured(at=2**62, services={f"{'t' * 63}:{'s' * 63}": most.values})
+    assert len(encode_event(largest)) * DAY / LEAST < 2_100_000
 
 
 def test_gateways_with_the_same_service_count_together() -> None:
