@@ -112,7 +112,7 @@ def await_end(home: Home) -> None:
     """
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
-        is_leaving = home.left.exists() and supervised(home)
+        is_leaving = supervised(home) and home.left.exists()
         if not is_leaving and not is_ending(home.supervisor):
             break
         time.sleep(0.02)
