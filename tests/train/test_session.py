@@ -142,8 +142,7 @@ def test_who_leads_after_another_tells_what_that_one_knew(workers: Workers, tmp_
     workers.options["pause"] = 3.0  # for so long its first word can be read
     workers.start("b", "c")
     workers.after("c", step + 1)
-    known = _told(workers, "b")
-    assert known.checkpoint is not None
+    known = until(lambda: (told := _told(workers, "b")).checkpoint and told)
     assert (known.checkpoint.step, known.checkpoint.kept) == (step, 1)
     assert known.safe == 1_000_000 * 64 * step // 4000
     assert known.restored.startswith(f"the checkpoint of step {step}, of ")

@@ -71,10 +71,10 @@ def supervised(home: Home) -> bool:
 
 
 def may_be_asked(home: Home) -> bool:
-    """Return whether to ask a control plane instead of the log: this home's, or another one that answers now. One that
-    is leaving because it was idle answers no more, so wait until it has left.
+    """Return whether to ask a control plane instead of the log: this home's, or another one that answers now. An idle
+    one that leaves no longer answers, so wait until it has left.
     """
-    await_end(home)
+    _wait_while(lambda: _leaves(home))
     if home.elsewhere is not None or running_here(home) or supervised(home):
         return True
     deadline = time.monotonic() + RESTART_SECONDS
@@ -107,14 +107,18 @@ def connected(home: Home) -> Client:
 
 
 def await_end(home: Home) -> None:
-    """Wait until a supervisor that is shutting down, or whose control plane is leaving because it was idle, has exited,
-    up to a time limit.
-    """
+    """Wait until a supervisor that is shutting down, or whose idle control plane leaves, has exited, up to a limit."""
+    _wait_while(lambda: _leaves(home) or is_ending(home.supervisor))
+
+
+def _leaves(home: Home) -> bool:
+    """Return whether the control plane exits because it was idle, while its supervisor still runs."""
+    return supervised(home) and home.left.exists()
+
+
+def _wait_while(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + END_SECONDS
-    while time.monotonic() < deadline:
-        is_leaving = supervised(home) and home.left.exists()
-        if not is_leaving and not is_ending(home.supervisor):
-            break
+    while holds() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""What rules that have fired ask of services, for their gateways."""
+"""The orders of fired rules to services, for their gateways."""
 
 from poise.kernel.ledger import Ledger
 from poise.kernel.rules import Engine

@@ -1,4 +1,4 @@
-"""What gateways report of their services: which reports to record, and when a service is gone.
+"""Decides which reports of gateways about their services to record, and when a service is gone.
 
 The reports of the gateways with the same service count together. They are kept in memory, because each gateway repeats
 them every two seconds.
@@ -31,7 +31,7 @@ appear silent. Each service waits for the gateways that it had before.
 
 
 class _Told:
-    """What gateways tell of a service, with the instant of each report. `first`: that of the first report."""
+    """The latest report of each gateway about a service, with its instant. `first` is that of the first report."""
 
     __slots__ = ("at_gateways", "first")
 

@@ -5,11 +5,11 @@ In a class, work within a guarantee goes before work that borrows. Among borrowe
 weight. Levels are compared from the top of the tree down, among the children of one parent, as in Slurm's Fair Tree.
 Within a leaf the order is that of the policy.
 
-A unit of one leaf is preempted for a unit of another leaf only if the two nodes below their common parent allow it: the
-one that loses borrows, and the one that gains is within its guarantee afterwards. Or the level of the one that gains is
-then no higher than the other's, and the other still holds all of its guarantee, which it would take back at once. The
-same rule cannot reverse such a change, so no two nodes preempt each other in turn. Other work that comes or ends may.
-So a unit runs for a minute before it is preempted for another leaf.
+A unit of one leaf is preempted for a unit of another leaf only if the two nodes below their common parent allow it.
+Either the node that loses borrows, and the node that gains is within its guarantee afterwards. Or the node that gains
+has no higher level than the other afterwards, and the other still holds all of its guarantee, which it would take back
+at once. The same rule cannot reverse such a change, so no two nodes preempt each other in turn. When other work comes
+or ends, it can. So a unit runs for a minute before it is preempted for another leaf.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

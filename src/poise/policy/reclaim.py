@@ -302,15 +302,13 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> Floats
         may = one.preemptible and one.running and not one.stopping and not one.serves
         asked_from = may_be_asked(one, rules) if may else NEVER
         width = one.shape.gpus * one.size
-        return [asked_from, one.checkpoint, one.kept, one.restore, one.priority, one.weight, may, width]
+        return [asked_from, one.priority, one.weight, may, width]
 
     prices = np.full(len(running.units.number), inf)
     if not running.residents:
         return prices
-    asked_from, checkpoint, kept, restore, priority, weight, may, width = running.each(rules, terms)
-    elapsed = running.elapsed
-    by_interval = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed)
-    lost = np.where(kept > 0, np.maximum(0, draft.view.now - kept), by_interval) + restore
+    asked_from, priority, weight, may, width = running.each(rules, terms)
+    lost = running.lost
     worths = np.array(CLASS_WEIGHT)[priority] * weight / 1000
     delays = 1 + width * crowding(draft) / np.maximum(worths, LEAST)
     if not plain:

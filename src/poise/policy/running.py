@@ -126,6 +126,14 @@ class Running:
         return found
 
     @cached_property
+    def lost(self) -> Ints:
+        """(A,): the `lost_work` of each attempt that runs."""
+        kept, checkpoint, restore = self.each("lost", lambda one: [one.kept, one.checkpoint, one.restore])
+        by_interval = np.where(checkpoint > 0, self.elapsed % np.maximum(1, checkpoint), self.elapsed)
+        lost: Ints = np.where(kept > 0, np.maximum(0, self._now - kept), by_interval) + restore
+        return lost
+
+    @cached_property
     def first(self) -> Ints:
         """(U,): the first attempt of each unit."""
         order, begins = self._by_unit

@@ -18,7 +18,7 @@ from poise.policy.reclaim import Preemption
 
 
 class Spared:
-    """The units that may not be preempted for one that gains; each is judged when it is asked for."""
+    """The units that another unit may not preempt. Each is judged when it is asked for."""
 
     def __init__(
         self, trial: Standing, gains: Claim, held: Callable[[str], Claim], is_young: Callable[[str], bool]
@@ -149,15 +149,12 @@ class Shared:
     @cached_property
     def _cheapest_first(self) -> list[tuple[float, Resident]]:
         """The running units that may be preempted, each with its cost, the cheapest first; then the latest first."""
-        running, now = self._draft.running, self._draft.view.now
+        running = self._draft.running
         first = running.first
         if not len(first):
             return []
-        may, since, ordinal, kept, checkpoint, restore, worth = running.each("cost", _terms)[:, first]
-        elapsed = running.elapsed[first]
-        by_interval = np.where(checkpoint > 0, elapsed % np.maximum(1, checkpoint), elapsed)
-        lost = np.where(kept > 0, np.maximum(0, now - kept), by_interval) + restore
-        costs = lost.astype(float) * worth
+        may, since, ordinal, worth = running.each("cost", _terms)[:, first]
+        costs = running.lost[first].astype(float) * worth
         order = np.lexsort((ordinal, -since, costs))
         order = order[may[order] > 0]
         residents = running.residents
@@ -231,9 +228,9 @@ class Shared:
 
 
 def _terms(one: Resident) -> list[int]:
-    """Return whether a unit may be preempted, and what its cost follows from (`reclaim.cost_of`)."""
+    """Return whether a unit may be preempted, its order among equals, and the weight of its lost work (`cost_of`)."""
     may, worth = one.preemptible and one.running and not one.stopping, one.size * CLASS_WEIGHT[one.priority]
-    return [may, one.since, one.ordinal, one.kept, one.checkpoint, one.restore, worth]
+    return [may, one.since, one.ordinal, worth]
 
 
 __all__ = ["Shared"]

@@ -128,7 +128,7 @@ def tune(
 def _jobs_to_simulate(
     file: Path, compiled: "Rules", source: Path | None, fleet: Path | None, policy: str | None
 ) -> "tuple[Workload, Sequence[Node], ClusterPolicy, Settings]":
-    """Return the jobs for the loops of a file. Raises an error if there is no loop, or one that needs a service."""
+    """Return the jobs that the loops of a file act on. Raises an error without a loop, and for a loop of a service."""
     from poise.model.expressions import SIGNALS
 
     loops = [(rule.name, rule.control) for rule in compiled.rules if rule.control is not None]

@@ -10,7 +10,7 @@ from poise.model.fleet import Fleet, Resident
 from poise.model.profiles import Profile, estimate_each, estimate_run
 from poise.model.resources import Shape
 from poise.policy.predict import Speeds
-from poise.policy.running import Running
+from poise.policy.running import Running, lost_work
 from poise.testing import node
 from poise.units import HOUR, MINUTE
 
@@ -87,6 +87,14 @@ def test_what_is_left_follows_what_is_learned_and_who_runs() -> None:
         speeds = Speeds(here.models, learned, {})
         each = [speeds.both_of_attempt(one)[0] for one in now.residents]
         assert now.varies.tolist() == [one.deviation / max(1, one.mean) for one in each]
+
+
+def test_the_work_that_all_lose_is_what_each_loses() -> None:
+    saves = [{}, {"checkpoint": 7 * MINUTE}, {"kept": NOW - MINUTE}, {"checkpoint": MINUTE, "kept": NOW + MINUTE}]
+    every = [resident(number, restore=number, **of) for number, of in enumerate(saves * 2)]
+    here = fleet(tuple(every))
+    running = Running(here, Speeds(here.models, {}, {}), NOW)
+    assert running.lost.tolist() == [lost_work(one, NOW) for one in every]
 
 
 def test_a_unit_holds_all_devices_of_its_attempts_on_a_node() -> None:
