@@ -8,7 +8,6 @@ all of them together.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from heapq import nlargest
 
 import numpy as np
 
@@ -20,21 +19,23 @@ def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[
     """Return the numbers of the units that are worth most together on these devices; each takes its width."""
     wide = np.array(widths)
     densities = np.array(worths) / wide
-    order = np.argsort(-densities, kind="stable")
-    fit = int(np.searchsorted(wide[order].cumsum(), devices, "right"))  # the number of units that fit, in order
+    order = (-densities).argsort(kind="stable")
+    total = wide[order].cumsum()
+    fit = int(total.searchsorted(devices, "right"))  # the number of units that fit, in order
     chosen: list[int] = order[:fit].tolist()
-    room = devices - int(wide[chosen].sum())
-    rest = order[fit:][wide[order[fit:]] <= devices]
-    place, more = 0, list[int]()  # of those that fit beside them, in order
-    while room and (fits := wide[rest[place:]] <= room).any():
+    room = devices - (int(total[fit - 1]) if fit else 0)
+    rest = order[fit:]
+    rest = rest[wide[rest] <= devices]
+    left_out: list[int] = rest.tolist()
+    place = 0
+    while room and (fits := wide[rest[place:]] <= room).any():  # those that fit beside them, in order
         place += int(fits.argmax())
-        more.append(place)
-        chosen.append(number := int(rest[place]))
+        chosen.append(number := left_out[place])
         room -= widths[number]
-        place += 1
-    left_out: list[int] = np.delete(rest, more).tolist()
-    ranks = (-densities[chosen]).tolist()  # of the chosen units, in their order
-    for number in nlargest(TRIED, left_out, key=worths.__getitem__):
+        rest = np.concatenate((rest[:place], rest[place + 1 :]))
+        del left_out[place]
+    ranks: list[float] | None = None  # of the chosen units, in their order
+    for number in sorted(left_out, key=worths.__getitem__, reverse=True)[:TRIED]:
         worth, needed, price, going = worths[number], widths[number] - room, 0.0, list[int]()
         for other in reversed(chosen):  # the lowest worth per device first
             if needed <= 0 or price >= worth:
@@ -43,9 +44,13 @@ def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[
             needed, price = needed - widths[other], price + worths[other]
         if needed > 0:
             continue
-        going = _spared(going, needed, worths, widths)
-        if sum([worths[other] for other in going]) >= worth:
+        if needed < 0:  # more comes free than is needed
+            going = _spared(going, needed, worths, widths)
+            price = sum([worths[other] for other in going])
+        if price >= worth:
             continue
+        if ranks is None:
+            ranks = (-densities[chosen]).tolist()
         for other in going:
             place = chosen.index(other)
             room += widths[other]

@@ -4,8 +4,9 @@ Most attempts, and their estimates, are the same from one view to the next. So e
 (`Fleet.runs`), and are valid as long as the same attempts run there with the same profiles.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from itertools import chain
 from operator import is_
 from typing import NamedTuple
 
@@ -17,12 +18,14 @@ from poise.model.profiles import Profile, estimate_each, remaining_each
 from poise.model.resources import WHOLE
 from poise.policy.predict import MEASURED, NOTHING, Speeds, likely_each
 
-SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, GPUS, WIDTH, STAYS, DECLARED, CLASS, LEARNS = (
-    range(14)
-)
+(
+    SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, GPUS, WIDTH, STAYS, KEPT, CHECKPOINT,
+    RESTORE, DECLARED, CLASS, LEARNS,
+) = range(17)  # fmt: skip
 """Rows of the columns. `HOLDS` are thousandths of devices, `GPUS` the devices of the attempt, and `WIDTH` those of its
 unit, 0 if it shares devices; `STAYS` marks attempts with devices that lose all work when preempted, or may not be
-preempted. `CLASS` is the number of the class and model; `LEARNS` is that of `Speeds.learns`."""
+preempted. `KEPT`, `CHECKPOINT` and `RESTORE` are those of the attempt. `CLASS` is the number of the class and model;
+`LEARNS` is that of `Speeds.learns`."""
 
 MOST_CLASSES = 4096
 """Maximum number of classes that are numbered; after that, everything is looked up again."""
@@ -37,14 +40,20 @@ def lost_work(resident: Resident, now: int) -> int:
     return lost + resident.restore
 
 
+Rows = list[tuple[Resident, ...]]
+"""The attempts of each row."""
+
+_NONE = np.zeros(1, np.int64)
+
+
 class _Seen(NamedTuple):
-    """The estimates of the attempts in `columns` (14, A), by these profiles. `rows` are the attempts of each row, and
+    """The estimates of the attempts in `columns` (17, A), by these profiles. `rows` are the attempts of each row, and
     `classes` numbers the classes and models.
     """
 
     profiles: Mapping[str, Profile]
     throughputs: object
-    rows: list[tuple[Resident, ...]]
+    rows: Rows
     columns: Ints
     classes: dict[tuple[str, str], int]
 
@@ -77,8 +86,59 @@ class Holders(NamedTuple):
     devices: Ints
 
 
-_Each = tuple[list[tuple[tuple[Resident, ...], Ints] | None], Ints | None]
-"""Cached values of each attempt: by row with its attempts, and all together."""
+_Each = tuple[Rows, Ints]
+"""Cached values of each attempt, and the attempts of each row."""
+
+
+class _Layout:
+    """The attempts in order of their rows, and what depends on nothing else; cached while all attempts are the same."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.residents = list(chain.from_iterable(rows))
+
+    @cached_property
+    def first(self) -> Ints:
+        """(N + 1,): where the attempts of each row begin."""
+        return np.cumsum([0, *map(len, self.rows)])
+
+    @cached_property
+    def row(self) -> Ints:
+        """(A,): the row of each attempt."""
+        return np.repeat(np.arange(len(self.rows)), np.diff(self.first))
+
+    @cached_property
+    def number(self) -> Ints:
+        """(A,): the number of each attempt on its row."""
+        number: Ints = np.arange(len(self.row)) - self.first[self.row]
+        return number
+
+    @cached_property
+    def units(self) -> Units:
+        names = [one.unit for one in self.residents]
+        unique = dict.fromkeys(names)
+        number = dict(zip(unique, range(len(unique)), strict=True))
+        alone = len(number) == len(names)
+        return Units(number, np.arange(len(names)) if alone else np.array([number[name] for name in names], np.int64))
+
+    @cached_property
+    def holders(self) -> Holders:
+        number, of = self.units
+        devices = np.array([one.shape.gpus for one in self.residents], np.int64)
+        if len(number) == len(of):
+            return Holders(self.row, of, devices)
+        keys, inverse = np.unique(self.row * len(number) + of, return_inverse=True)
+        held = np.zeros(len(keys), np.int64)
+        np.add.at(held, inverse, devices)
+        return Holders(keys // len(number), keys % len(number), held)
+
+
+def _layout_of(fleet: Fleet) -> _Layout:
+    known: _Layout | None = fleet.runs.get("layout")
+    rows = fleet.residents
+    if known is None or len(known.rows) != len(rows) or not all(map(is_, known.rows, rows)):
+        known = fleet.runs["layout"] = _Layout(rows.copy())
+    return known
 
 
 class Running:
@@ -86,49 +146,48 @@ class Running:
 
     def __init__(self, fleet: Fleet, speeds: Speeds, now: int) -> None:
         self._fleet, self._speeds, self._now = fleet, speeds, now
-        self.residents = [one for on in fleet.residents for one in on]
+        self._layout = _layout_of(fleet)
+        self.residents = self._layout.residents  # read-only
         self._endings_on: dict[int, list[tuple[int, int]]] = {}
+        self._moved: tuple[Rows, Ints] | None = None
 
     def each(self, name: object, make: Callable[[Resident], list[int]]) -> Ints:
-        """Return the values of `make` for each attempt, in columns; cached under this `name` while the attempts of a
-        row are the same.
+        """Return the values of `make` for each attempt, in columns; cached under this `name` while the attempts are the
+        same.
         """
-        remembered: _Each | None = self._fleet.runs.get(name)
-        if remembered is None or len(remembered[0]) != len(self._fleet):
-            remembered = [None] * len(self._fleet), None
-        known, all_of_it = remembered
-        for row, residents in enumerate(self._fleet.residents):
-            of = known[row]
-            if of is None or of[0] is not residents:
-                if known is remembered[0]:
-                    known, all_of_it = known.copy(), None
-                known[row] = residents, np.array([make(one) for one in residents], np.int64).T
-        if all_of_it is None:
-            parts = [of[1] for of in known if of is not None and of[0]]
-            all_of_it = np.concatenate(parts, axis=1) if parts else np.zeros((0, 0), np.int64)
-            self._fleet.runs[name] = known, all_of_it
-        return all_of_it
+        seen: _Each | None = self._fleet.runs.get(name)
+        if seen is None or len(seen[0]) != len(self._fleet):
+            seen = [()] * len(self._fleet), np.zeros((0, 0), np.int64)
+        before, values = seen
+        if before is self._layout.rows:
+            return values
+        at = self._places(before)
+        new = (at < 0).nonzero()[0].tolist()
+        made = np.array([make(self.residents[place]) for place in new], np.int64).T
+        if len(new) == len(at):
+            values = made if new else np.zeros((0, 0), np.int64)
+        else:
+            values = values[:, at]
+            if new:
+                values[:, new] = made
+        self._fleet.runs[name] = self._layout.rows, values
+        return values
 
-    @cached_property
+    def _places(self, before: Rows) -> Ints:
+        """Return the place of each attempt in an earlier view with these rows, -1 if it is new or has changed."""
+        if self._moved is None or self._moved[0] is not before:
+            self._moved = before, _known(before, self._layout.rows)
+        return self._moved[1]
+
+    @property
     def units(self) -> Units:
         """The units of the attempts; read-only."""
-        known: tuple[list[tuple[Resident, ...]], Units] | None = self._fleet.runs.get("units")
-        rows = self._fleet.residents
-        if known is not None and len(known[0]) == len(rows) and all(map(is_, known[0], rows)):
-            return known[1]
-        names = [one.unit for one in self.residents]
-        number = {name: place for place, name in enumerate(dict.fromkeys(names))}
-        of = (
-            np.arange(len(names)) if len(number) == len(names) else np.array([number[name] for name in names], np.int64)
-        )
-        found = Units(number, of)
-        self._fleet.runs["units"] = rows.copy(), found
-        return found
+        return self._layout.units
 
     @cached_property
     def lost(self) -> Ints:
         """(A,): the `lost_work` of each attempt that runs."""
-        kept, checkpoint, restore = self.each("lost", lambda one: [one.kept, one.checkpoint, one.restore])
+        kept, checkpoint, restore = self._columns[KEPT : RESTORE + 1]
         by_interval = np.where(checkpoint > 0, self.elapsed % np.maximum(1, checkpoint), self.elapsed)
         lost: Ints = np.where(kept > 0, np.maximum(0, self._now - kept), by_interval) + restore
         return lost
@@ -167,23 +226,15 @@ class Running:
         widths[self.units.of] = self._columns[WIDTH]
         return widths
 
-    @cached_property
+    @property
     def rows(self) -> Ints:
-        """(A,): the row of each attempt."""
-        counts = np.fromiter(map(len, self._fleet.residents), np.int64, len(self._fleet))
-        rows: Ints = np.repeat(np.arange(len(counts)), counts)
-        return rows
+        """(A,): the row of each attempt; read-only."""
+        return self._layout.row
 
-    @cached_property
+    @property
     def holders(self) -> Holders:
         """The units that run on each row; read-only."""
-        number, of = self.units
-        if len(number) == len(of):
-            return Holders(self.rows, of, self._columns[GPUS])
-        keys, inverse = np.unique(self.rows * len(number) + of, return_inverse=True)
-        devices = np.zeros(len(keys), np.int64)
-        np.add.at(devices, inverse, self._columns[GPUS])
-        return Holders(keys // len(number), keys % len(number), devices)
+        return self._layout.holders
 
     @cached_property
     def any_stopping(self) -> bool:
@@ -238,16 +289,14 @@ class Running:
     @cached_property
     def _endings(self) -> _Endings:
         """The attempts by estimated end; attempts that overran are estimated again."""
-        columns = self._columns
-        row = self.rows
-        first = row.searchsorted(np.arange(len(self._fleet) + 1))
-        number = np.arange(len(row)) - first[row]
-        elapsed = np.where(columns[RUNS] > 0, self.elapsed, 0)
+        columns, layout = self._columns, self._layout
+        first, elapsed = layout.first, self.elapsed * columns[RUNS]
         left = remaining_each(elapsed, columns[MEAN], columns[DEVIATION])
-        at = self._now + np.where(columns[STOPPING] > 0, GRACE, left)
-        order = np.lexsort((number, at, row))
-        freed = np.concatenate(([0], np.cumsum(columns[HOLDS][order])))
-        return _Endings(first, np.append(at[order], 0), number[order], freed[1:], freed[first[:-1]])
+        at = self._now + (np.where(columns[STOPPING] > 0, GRACE, left) if self.any_stopping else left)
+        order = np.lexsort((at, layout.row))
+        freed = np.zeros(len(order) + 1, np.int64)
+        columns[HOLDS][order].cumsum(out=freed[1:])
+        return _Endings(first, np.concatenate((at[order], _NONE)), layout.number[order], freed[1:], freed[first[:-1]])
 
     @cached_property
     def _columns(self) -> Ints:
@@ -261,22 +310,21 @@ class Running:
             or len(seen.classes) > MOST_CLASSES
         ):
             seen = _Seen({}, speeds.throughputs, [()] * len(fleet), np.zeros((LEARNS + 1, 0), np.int64), {})
-        known = _known(seen.rows, fleet.residents)
-        if known is None and seen.profiles is speeds.profiles:
+        rows = self._layout.rows
+        if seen.rows is rows and seen.profiles is speeds.profiles:
             return seen.columns
         columns, again = seen.columns, np.zeros(len(self.residents), bool)
-        if known is not None:
-            at = np.array(known, np.int64)
+        if seen.rows is not rows:
+            at = self._places(seen.rows)
             again = at < 0
             columns = columns[:, at] if columns.shape[1] else np.zeros((len(columns), len(at)), np.int64)
         changed = changed_profiles(seen.profiles, speeds.profiles)
         if changed:
-            columns = columns if known is not None else columns.copy()
+            columns = columns if seen.rows is not rows else columns.copy()
             again |= self._learned(columns, ~again, changed, seen.classes)
         new = again.nonzero()[0].tolist()
         if new:
             columns[:, new] = np.array([self._foreseen(self.residents[at], seen.classes) for at in new], np.int64).T
-        rows = fleet.residents.copy()
         fleet.runs["running"] = _Seen(speeds.profiles, speeds.throughputs, rows, columns, seen.classes)
         return columns
 
@@ -312,25 +360,28 @@ class Running:
             resident.shape.gpus,
             resident.shape.gpus * resident.size if resident.shape.share == WHOLE else 0,
             resident.shape.gpus > 0 and not (resident.checkpoint and resident.preemptible),
+            resident.kept,
+            resident.checkpoint,
+            resident.restore,
             resident.declared,
             classes.setdefault((resident.kind, resident.model), len(classes)),
             self._speeds.learns(resident),
         ]
 
 
-def _known(before: Sequence[tuple[Resident, ...]], rows: Sequence[tuple[Resident, ...]]) -> list[int] | None:
-    """Return the place of each attempt in the earlier view, -1 if it is new or changed; None if none has changed."""
-    if all(map(is_, before, rows)):
-        return None
-    known, place = list[int](), 0
+def _known(before: Rows, rows: Rows) -> Ints:
+    """Return the place of each attempt in the earlier view, -1 if it is new or changed."""
+    known: list[Ints] = []
+    since = place = 0  # the attempts from `since` to `place` are the same, and not in `known` yet
     for then, now in zip(before, rows, strict=True):
-        if then is now:
-            known += range(place, place + len(now))
-        else:
+        if then is not now:
             places = {id(one): number for number, one in enumerate(then, place)}
-            known += [places.get(id(one), -1) for one in now]
+            known.append(np.arange(since, place))
+            known.append(np.array([places.get(id(one), -1) for one in now], np.int64))
+            since = place + len(then)
         place += len(then)
-    return known
+    known.append(np.arange(since, place))
+    return np.concatenate(known)
 
 
 def changed_profiles(before: Mapping[str, Profile], now: Mapping[str, Profile]) -> set[str]:
