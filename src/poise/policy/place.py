@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from poise.model.decisions import Reason, Spot, Why
-from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Floats, Ints, PoolView
+from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Floats, Ints, PoolView
 from poise.model.profiles import BRIEF, Estimate
 from poise.model.resources import WHOLE, Shape, Where
 from poise.model.views import Candidate, Snapshot
@@ -156,6 +156,8 @@ class Draft:
         """The instants at which rows will have devices for a task of a shape (None: never); valid as long as `ranked`.
         """
         self._kind: list[int] = fleet.kind.tolist()
+        self._could_hold: dict[Shape, Bools] = {}
+        self._keeps_for: set[str] = set()
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
@@ -182,6 +184,20 @@ class Draft:
     def able(self, shape: Shape) -> Ability:
         """Return which nodes and devices could hold the shape if they were free."""
         return ability(self.fleet, shape)
+
+    @cached_property
+    def open(self) -> Bools:
+        """(N,): whether each node is open; read-only."""
+        is_open: Bools = self.fleet.closed == 0
+        return is_open
+
+    def could_hold(self, shape: Shape) -> Bools:
+        """Return (N,): whether each node is open and could hold a task of the shape when empty; read-only."""
+        found = self._could_hold.get(shape)
+        if found is None:
+            able = self.able(shape)
+            found = self._could_hold[shape] = self.open if able.everywhere else self.open & able.where
+        return found
 
     def room(self, row: int) -> Room:
         """Return the node's room, less what this draft has placed. Read-only; change it through `take` only."""
@@ -281,8 +297,10 @@ class Draft:
         if known is None:
             room = capacity(self.fleet, shape, able, *arrays)
         else:
-            room = known[0]
-            rows = np.array([row for row in set(self._changed[known[1] :]) if room[row]], np.int64)
+            room, seen = known
+            if seen == len(self._changed):
+                return room
+            rows = np.array([row for row in set(self._changed[seen:]) if room[row]], np.int64)
             if len(rows):
                 room[rows] = capacity_on(rows, self.fleet, shape, able, *arrays)
         self._capacity[shape] = (room, len(self._changed))
@@ -343,19 +361,20 @@ class Draft:
         units that end by `until`.
         """
         self.kept.setdefault(row, []).append(Kept(unit, shape, tasks, until))
+        self._keeps_for.add(unit)
         self._add(row, shape, tasks)
         if shape.share != WHOLE:  # else others could take whole devices
             self.free[DEVICES, row] -= shape.gpus * tasks
 
     def whole_devices_free(self, model: int = -1) -> int:
         """Return how many devices of open nodes are wholly free; of one model only, if `model` is given."""
-        free = (self.share == WHOLE) & (self.fleet.closed == 0)[:, None]
+        free = (self.share == WHOLE) & self.open[:, None]
         return int((free if model < 0 else free & (self.fleet.device_model == model)).sum())
 
     def kept_now(self, unit: str) -> int:
         """Return for how many tasks of a unit its kept room is free already."""
         tasks = 0
-        for row, keeps in self.kept.items():
+        for row, keeps in self.kept.items() if unit in self._keeps_for else ():
             if all(kept.unit != unit for kept in keeps):
                 continue
             room = self.room(row).copy()
@@ -377,7 +396,7 @@ class Draft:
         found, examined = self._meanwhile.get(shape, ([], 0))
         if examined < len(self.kept):
             able = self.able(shape)
-            could = able.where & (self.fleet.closed == 0)
+            could = self.could_hold(shape)
             since = islice(self.kept, examined, None)
             found += [row for row in since if could[row] and self.room(row).pick(shape, able.models) is not None]
             self._meanwhile[shape] = found, len(self.kept)

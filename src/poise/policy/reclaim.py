@@ -38,6 +38,9 @@ from poise.units import MINUTE, SECOND
 HYSTERESIS = 1.2
 """Minimum ratio of gain to loss for a preemption: estimates are uncertain, and every preemption costs something."""
 
+CLASS_WEIGHTS = np.array(CLASS_WEIGHT)
+"""The weight of each class, as an array."""
+
 LEAST = 1e-9
 """Lower limit of a weight, to avoid division by zero."""
 
@@ -182,8 +185,9 @@ class Prices:
         self._draft, self._fleet, self._holders = draft, draft.fleet, draft.running.holders
         self._number = draft.running.units.number
         self._prices = of[self._holders.numbers]
-        self._rows: dict[int, list[int]] = {}
+        self._rows: dict[int, Ints] = {}
         self._least: dict[int, Floats] = {}
+        self._each: dict[int, list[tuple[float, int]]] = {}
         self.least = float(of.min(initial=inf))
 
     def price(self, unit: str) -> float:
@@ -204,7 +208,7 @@ class Prices:
         of[[self._number[unit] for unit in known]] = [prices[unit] for unit in known]
         return Prices(of, self._draft)
 
-    def rows(self, devices: int) -> list[int]:
+    def rows(self, devices: int) -> Ints:
         """Return the rows where `devices` devices could be free on one node, in ascending order of the total price of
         the cheapest holdings that free them.
         """
@@ -213,7 +217,7 @@ class Prices:
             places, enough = offers.reaching(devices - self._fleet.free[DEVICES, offers.rows])
             costs = offers.costs[enough, places]
             rows = offers.rows[enough]
-            self._rows[devices] = rows[np.lexsort((rows, costs))].tolist()
+            self._rows[devices] = rows[np.lexsort((rows, costs))]
         return self._rows[devices]
 
     def at_least(self, devices: int) -> Floats:
@@ -233,7 +237,10 @@ class Prices:
         price per device, could yield in part (Dantzig, 1957).
         """
         lacks, total = devices - int(self._fleet.free[DEVICES, row]), 0.0
-        for cost, frees in self._offers.each(row):
+        each = self._each.get(row)
+        if each is None:
+            each = self._each[row] = self._offers.each(row)
+        for cost, frees in each:
             if lacks <= 0:
                 break
             total += cost * min(frees, lacks)
@@ -242,13 +249,14 @@ class Prices:
 
     @cached_property
     def _offers(self) -> "_Offers":
-        could = np.flatnonzero(self._prices < inf)
+        could = (self._prices < inf).nonzero()[0]
         rows, prices, devices = self._holders.rows[could], self._prices[could], self._holders.devices[could]
         order = np.lexsort((devices, prices, rows))
         rows, prices, devices = rows[order], prices[order], devices[order]
-        ends = np.append(rows[1:] != rows[:-1], True)[: len(rows)].nonzero()[0] + 1
-        first = np.append(0, ends)[:-1]
-        here, counts = rows[first], ends - first
+        on = np.bincount(rows, minlength=1)
+        here = on.nonzero()[0]
+        counts = on[here]
+        first = counts.cumsum() - counts
         place = np.repeat(np.arange(len(here)), counts), np.arange(len(rows)) - np.repeat(first, counts)
         by_price = np.full((len(here), counts.max(initial=1)), inf)
         frees = np.zeros(by_price.shape, np.int64)
@@ -273,12 +281,12 @@ class _Offers(NamedTuple):
         in order of price, and the indices of these rows.
         """
         enough = self.freed >= lacks[:, None]
-        could = np.flatnonzero(enough[:, -1])
+        could = enough[:, -1].nonzero()[0]
         return enough[could].argmax(axis=1), could
 
     def each(self, row: int) -> list[tuple[float, int]]:
         """Return the preemptible holdings of a row as (price per device, devices), cheapest first."""
-        place = int(np.searchsorted(self.rows, row))
+        place = int(self.rows.searchsorted(row))
         if place == len(self.rows) or self.rows[place] != row:
             return []
         offers = zip(self.prices[place].tolist(), self.frees[place].tolist(), strict=True)
@@ -309,7 +317,7 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> Floats
         return prices
     asked_from, priority, weight, may, width = running.each(rules, terms)
     lost = running.lost
-    worths = np.array(CLASS_WEIGHT)[priority] * weight / 1000
+    worths = CLASS_WEIGHTS[priority] * weight / 1000
     delays = 1 + width * crowding(draft) / np.maximum(worths, LEAST)
     if not plain:
         lost = lost * delays + UNSURE * running.varies * np.minimum(lost, running.left)
@@ -324,9 +332,9 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> Floats
 def crowding(draft: Draft) -> float:
     """Return the waiting weight per device, of units that wait for devices: repeated work delays all of them."""
     fleet, columns = draft.fleet, draft.waiting.columns
-    devices = int(fleet.total[DEVICES, fleet.closed == 0].sum())
-    who = columns[GPUS] > 0
-    weights = np.array(CLASS_WEIGHT)[columns[PRIORITY, who]] * columns[WEIGHT, who] / 1000
+    devices = int(fleet.total[DEVICES, draft.open].sum())
+    who = (columns[GPUS] > 0).nonzero()[0]
+    weights = CLASS_WEIGHTS[columns[PRIORITY, who]] * columns[WEIGHT, who] / 1000
     return float(weights.cumsum()[-1]) / max(1, devices) if len(weights) else 0.0  # added up one by one, in order
 
 
@@ -355,8 +363,13 @@ def worth(priority: int, weight: int) -> float:
 def reserve(shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
     """Return the earliest start of the unit if nothing else were placed; None if it could never start."""
     now = draft.view.now
+    ahead = _earliest(draft, shape, tasks)
+    if tasks == 1 and ahead:
+        at, row = min(ahead)
+        if openings_on(draft, row, shape, 1, now, at, at) == [at]:  # no other row is sooner
+            return Reservation({row: 1}, at)
     slots: list[tuple[int, int]] = []  # the earliest openings found so far
-    for earliest, row in _earliest(draft, shape, tasks):
+    for earliest, row in sorted(ahead):
         before = slots[-1][0] if len(slots) == tasks else None
         if before is not None and (earliest, row) > slots[-1]:
             break
@@ -416,7 +429,7 @@ def take_from(
     room for `tasks` tasks; None if there is none. On nodes with kept room, count the room of units in `asked` as free
     and subtract the kept room; if that is enough, there are no victims.
     """
-    able = draft.able(shape).where & (draft.fleet.closed == 0)
+    able = draft.could_hold(shape)
     rooms = {row: _beside_kept(draft, row, asked) for row in draft.kept if able[row]}
     most = rules.at_most(shape, tasks)
     if tasks == 1:
@@ -521,10 +534,15 @@ def make_way(
         return None
     near = _cheapest_rows(draft, shape, tasks, prices)
     most = rules.at_most(shape, tasks) - len(asked)
-    at_least = dict(zip(near, np.where(free[near] > 0, 0.0, bounds[near]).tolist(), strict=True))
+    found = np.where(free[near] > 0, 0.0, bounds[near])
+    if tasks == 1:  # the others are never examined
+        near, found = near[found < worth], found[found < worth]
+    at_least = dict(zip(near.tolist(), found.tolist(), strict=True))
     for row, bound in at_least.items():
         if 0.0 < bound < worth:
             at_least[row] = max(bound, prices.covering(row, devices))
+    if tasks == 1 and min(at_least.values(), default=inf) >= worth:
+        return None
     return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: prices.price(resident.unit), worth)
 
 
@@ -724,7 +742,7 @@ def _ranked(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | Non
     if yielding_to is not None:
         for lower in range(yielding_to.priority + 1, CLASSES):
             free += fleet.yielding[lower][resources]
-    mask: Bools = able.where & (fleet.closed == 0)
+    mask = draft.could_hold(shape)
     needs = np.array([[need] for need in asks.values() if need])
     if _most_on(shape, tasks) > 1 and yielding_to is None:
         needs = needs * np.clip(able.room[fleet.kind], 1, tasks)
@@ -733,7 +751,7 @@ def _ranked(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | Non
     else:
         lacks = np.maximum(0.0, 1 - free / needs).sum(axis=0) if resources else np.zeros(len(fleet))
     if yielding_to is not None:
-        mask &= lacks <= 0
+        mask = mask & (lacks <= 0)
     rows = mask.nonzero()[0]
     ranked: Ints = rows[lacks[rows].argsort(kind="stable")]
     return ranked
@@ -761,39 +779,34 @@ def _most_on(shape: Shape, tasks: int) -> int:
     return 1 if shape.where.spread else tasks
 
 
-def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> list[int]:
+def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> Ints:
     """Return rows that could hold a task: for a gang first those with room, then those with the cheapest victims."""
-    fleet, able = draft.fleet, draft.able(shape)
-    could = able.where & (fleet.closed == 0)
-    could[list(draft.kept)] = False
-    if shape.where.groups and tasks > 1:
-        rows = np.flatnonzero(could & (draft.capacity(shape) > 0)).tolist()
-        ordered = np.array(
-            list(dict.fromkeys([*rows, *(row for row in prices.rows(shape.gpus) if could[row])])), np.int64
-        )
-        found: list[int] = _of_groups(draft, shape, ordered, tasks)[: LOOKED_AT + tasks - 1].tolist()
-        return found
-    most = LOOKED_AT + tasks - 1
-    rows = np.flatnonzero(could & (draft.capacity(shape) > 0))[:most].tolist() if tasks > 1 else []
-    known = set(rows)
-    for row in prices.rows(shape.gpus):
-        if len(rows) >= most:
-            break
-        if could[row] and row not in known:
-            rows.append(row)
-    return rows
+    could, most = draft.could_hold(shape), LOOKED_AT + tasks - 1
+    if draft.kept:
+        could = could.copy()
+        could[list(draft.kept)] = False
+    rows = prices.rows(shape.gpus)
+    rows = rows[could[rows]]
+    if tasks == 1:
+        return rows[:most]
+    first = (could & (draft.capacity(shape) > 0)).nonzero()[0]
+    if len(first):
+        rows = np.concatenate((first, rows[~np.isin(rows, first)]))
+    if shape.where.groups:
+        rows = _of_groups(draft, shape, rows, tasks)
+    return rows[:most]
 
 
 def _earliest(draft: Draft, shape: Shape, tasks: int) -> list[tuple[int, int]]:
-    """Return (instant, row) of the rows that will have devices for one task, the soonest first."""
+    """Return (instant, row) of the rows that will have devices for one task, in no order."""
     rows, known = _nearest(draft, shape, tasks), draft.soonest.setdefault(shape, {})
-    if not known.keys() >= set(rows):
+    if any(row not in known for row in rows):
         ahead = draft.ranked[shape, tasks][: LOOKED_AT + tasks + len(draft.kept) + RESERVED_NEXT].tolist()
         unknown = [row for row in dict.fromkeys((*rows, *ahead)) if row not in known]
         free = np.maximum(draft.share[unknown], 0).sum(axis=1)
         ats = draft.running.soonest(np.array(unknown), shape.gpus * shape.share - free)
         known.update(zip(unknown, ats, strict=True))
-    return sorted([(at, row) for row in rows if (at := known[row]) is not None])
+    return [(at, row) for row in rows if (at := known[row]) is not None]
 
 
 def openings_on(

@@ -207,7 +207,7 @@ class _Round:
         self._reservations = 0
         self._soonest_of: dict[tuple[int, Shape], tuple[int, Reservation | None]] = {}  # and the changes included
         self._occupied = any(view.fleet.residents)
-        self._open = view.fleet.closed == 0
+        self._open = draft.open
         self._all_open = bool(self._open.all())
         self._searches = 0
         self._until: int | None = None
