@@ -174,7 +174,8 @@ def estimate_each(profile: Profile, declared: Any) -> tuple[Any, Any]:
     closer = 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
     counts = declared > 0
     if not closer:
-        counts &= np.array([_is_unlike(profile, one) for one in mean.tolist()], bool)
+        usual, limit = max(1, profile.mean), UNLIKE * _varies(profile)
+        counts &= np.array([abs(log(max(1, one) / usual)) > limit for one in mean.tolist()], bool)
     means[counts] = np.maximum(1, mean[counts])
     deviations[counts] = mean[counts] * profile.ratio_deviation // profile.ratio
     return means, deviations
@@ -185,8 +186,12 @@ def _is_unlike(profile: Profile, mean: int) -> bool:
     the variation of the class nor that of the declarations explains. Both errors are factors: half as long is as far
     away as twice as long.
     """
-    varies = profile.ratio_deviation / profile.ratio + profile.deviation / max(1, profile.mean)
-    return abs(log(max(1, mean) / max(1, profile.mean))) > UNLIKE * varies
+    return abs(log(max(1, mean) / max(1, profile.mean))) > UNLIKE * _varies(profile)
+
+
+def _varies(profile: Profile) -> float:
+    """Return the variation of a class and of its declarations together, as a part of the run time."""
+    return profile.ratio_deviation / profile.ratio + profile.deviation / max(1, profile.mean)
 
 
 def remaining(elapsed: int, expected: int, deviation: int) -> int:

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from poise.model.fleet import Floats, Ints
+
 TRIED = 16
 """Maximum number of left-out units that are tried again."""
 
 
-def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[int]:
+def choose(worth_of: Floats, wide: Ints, devices: int) -> set[int]:
     """Return the numbers of the units that are worth most together on these devices; each takes its width."""
-    wide = np.array(widths)
-    densities = np.array(worths) / wide
+    worths: list[float] = worth_of.tolist()
+    widths: list[int] = wide.tolist()
+    densities = worth_of / wide
     order = (-densities).argsort(kind="stable")
     total = wide[order].cumsum()
     fit = int(total.searchsorted(devices, "right"))  # the number of units that fit, in order

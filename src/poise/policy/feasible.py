@@ -164,13 +164,15 @@ def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, sh
     possibly with hypothetical work on them.
     """
     mask: Bools = free[CPU] >= shape.cpu
+    if shape.gpus and shape.share == WHOLE:
+        mask &= free[DEVICES] >= shape.gpus
+        if not mask.any():
+            return mask.nonzero()[0]
     mask &= fleet.closed == 0
     if shape.memory:
         mask &= free[MEMORY] >= shape.memory
     if shape.network:
         mask &= free[NETWORK] >= shape.network
-    if shape.gpus and shape.share == WHOLE:
-        mask &= free[DEVICES] >= shape.gpus
     if not able.everywhere:
         mask &= able.where
     rows = mask.nonzero()[0]

@@ -32,14 +32,11 @@ from poise.policy.rank import candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
 from poise.policy.running import lost_work
 from poise.policy.timely import RISK
-from poise.policy.waiting import GPUS, NEVER, PRIORITY, STARVES, WEIGHT
+from poise.policy.waiting import CLASS_WEIGHTS, GPUS, NEVER, PRIORITY, STARVES, WEIGHT
 from poise.units import MINUTE, SECOND
 
 HYSTERESIS = 1.2
 """Minimum ratio of gain to loss for a preemption: estimates are uncertain, and every preemption costs something."""
-
-CLASS_WEIGHTS = np.array(CLASS_WEIGHT)
-"""The weight of each class, as an array."""
 
 LEAST = 1e-9
 """Lower limit of a weight, to avoid division by zero."""
@@ -334,7 +331,9 @@ def crowding(draft: Draft) -> float:
     fleet, columns = draft.fleet, draft.waiting.columns
     devices = int(fleet.total[DEVICES, draft.open].sum())
     who = (columns[GPUS] > 0).nonzero()[0]
-    weights = CLASS_WEIGHTS[columns[PRIORITY, who]] * columns[WEIGHT, who] / 1000
+    if len(who) < columns.shape[1]:
+        columns = columns[:, who]
+    weights = CLASS_WEIGHTS[columns[PRIORITY]] * columns[WEIGHT] / 1000
     return float(weights.cumsum()[-1]) / max(1, devices) if len(weights) else 0.0  # added up one by one, in order
 
 

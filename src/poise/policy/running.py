@@ -6,7 +6,7 @@ Most attempts, and their estimates, are the same from one view to the next. So e
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from operator import is_
 from typing import NamedTuple
 
@@ -100,12 +100,14 @@ class _Layout:
     @cached_property
     def first(self) -> Ints:
         """(N + 1,): where the attempts of each row begin."""
-        return np.cumsum([0, *map(len, self.rows)])
+        return np.array([0, *accumulate(map(len, self.rows))])
 
     @cached_property
     def row(self) -> Ints:
         """(A,): the row of each attempt."""
-        return np.repeat(np.arange(len(self.rows)), np.diff(self.first))
+        first = self.first
+        row: Ints = np.arange(len(self.rows)).repeat(first[1:] - first[:-1])
+        return row
 
     @cached_property
     def number(self) -> Ints:
@@ -127,10 +129,10 @@ class _Layout:
         devices = np.array([one.shape.gpus for one in self.residents], np.int64)
         if len(number) == len(of):
             return Holders(self.row, of, devices)
-        keys, inverse = np.unique(self.row * len(number) + of, return_inverse=True)
-        held = np.zeros(len(keys), np.int64)
-        np.add.at(held, inverse, devices)
-        return Holders(keys // len(number), keys % len(number), held)
+        order = np.lexsort((of, self.row))
+        row, of = self.row[order], of[order]
+        begins = np.concatenate(([0], ((row[1:] != row[:-1]) | (of[1:] != of[:-1])).nonzero()[0] + 1))
+        return Holders(row[begins], of[begins], np.add.reduceat(devices[order], begins))
 
 
 def _layout_of(fleet: Fleet) -> _Layout:

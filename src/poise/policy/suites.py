@@ -204,6 +204,7 @@ class _Round:
         self._left: dict[Shape, int] = {}
         self._empty_room: dict[Shape, int] = {}
         self._gang_room: dict[Shape, int] = {}  # upper bounds: room only shrinks in a round
+        self._guesses: dict[str, bool] = {}
         self._reservations = 0
         self._soonest_of: dict[tuple[int, Shape], tuple[int, Reservation | None]] = {}  # and the changes included
         self._occupied = any(view.fleet.residents)
@@ -464,17 +465,17 @@ class _Round:
         running work.
         """
         draft, free = self.draft, self.draft.whole_devices_free()
-        widths: list[int] = draft.waiting.columns[WIDTH][waiting].tolist()
-        if sum(widths) <= free:  # all have room, whatever their worth
+        widths = draft.waiting.columns[WIDTH][waiting]
+        if widths.sum() <= free:  # all have room, whatever their worth
             return waiting[:0]
         prices, held = self._prices.of, draft.running.widths
-        may = (held > 0) & (prices < _ANY)
-        running: list[int] = held[may].tolist()
-        devices = free + sum(running)
-        worths = prices[may].tolist() + draft.waiting.values(waiting, draft.waits)
-        chosen = choose(worths, running + widths, devices)
+        may = ((held > 0) & (prices < _ANY)).nonzero()[0]
+        running = held[may]
+        devices = free + int(running.sum())
+        worths = np.concatenate((prices[may], draft.waiting.values(waiting, draft.waits)))
+        chosen = choose(worths, np.concatenate((running, widths)), devices)
         first = len(running)
-        fits = [first + number not in chosen and width <= devices for number, width in enumerate(widths)]
+        fits = [first + number not in chosen and width <= devices for number, width in enumerate(widths.tolist())]
         return waiting[fits]  # units that are too wide now keep their order and reserve room
 
     @cached_property
@@ -994,7 +995,11 @@ class _Round:
 
     def _is_guess(self, candidate: Candidate) -> bool:
         """Return whether the unit's run time is unknown on all devices."""
-        return all(estimate.source == "default" for estimate in self.draft.estimates(candidate, candidate.shape))
+        known = self._guesses.get(candidate.unit)
+        if known is None:
+            estimates = self.draft.estimates(candidate, candidate.shape)
+            known = self._guesses[candidate.unit] = all(estimate.source == "default" for estimate in estimates)
+        return known
 
     def _ask_to_yield(
         self,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from poise.model.fleet import Ints
+from poise.model.fleet import Floats, Ints
 from poise.model.jobs import CLASS_WEIGHT
 from poise.model.profiles import Profile, estimate_each
 from poise.model.resources import WHOLE
@@ -28,6 +28,9 @@ run time for each class: a long unit does not pass short ones after a small wait
 
 STARVES = 10
 """Wait, in own run times, that doubles a unit's worth; the worth grows linearly with the wait."""
+
+CLASS_WEIGHTS = np.array(CLASS_WEIGHT)
+"""The weight of each class, as an array."""
 
 NEVER = 2**62
 """An instant after all others."""
@@ -106,15 +109,15 @@ class Waiting:
         places = ordinals.argsort(kind="stable")
         return ordinals[places], places
 
-    def values(self, places: Ints, waits: float) -> list[float]:
+    def values(self, places: Ints, waits: float) -> Floats:
         """Return the worth of starting each of these now, as in `reclaim.value`."""
         columns, runs = self.columns[:, places], self.runs[places]
         classes = np.maximum(0, self.classes[places])
-        weights = np.array(CLASS_WEIGHT)[classes] * columns[WEIGHT] / 1000
+        weights = CLASS_WEIGHTS[classes] * columns[WEIGHT] / 1000
         longs_for = 1 + self.waited[places] / (STARVES * np.maximum(SECOND, runs))
         if waits != 1.0:
             longs_for = np.array([more**waits for more in longs_for.tolist()])
-        values: list[float] = (weights * longs_for / (np.maximum(1, runs) / SECOND)).tolist()
+        values: Floats = weights * longs_for / (np.maximum(1, runs) / SECOND)
         return values
 
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,8 @@ class Item(NamedTuple):
 
 def choose(items: list[Item], devices: int) -> set[str]:
     """The names of those that are chosen."""
-    chosen = knapsack.choose([item.worth for item in items], [item.width for item in items], devices)
+    worths, widths = np.array([item.worth for item in items]), np.array([item.width for item in items])
+    chosen = knapsack.choose(worths, widths, devices)
     return {items[number].name for number in chosen}
 
 
