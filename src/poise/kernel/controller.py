@@ -1743,16 +1743,16 @@ class Controller:
         resized: dict[str, UnitState] = {}
         refused = above_share(self.ledger, plan.decisions, now)
         for number, decision in enumerate(plan.decisions):
-            if number in refused:
+            if isinstance(decision, Hold):
+                self._hold(decision, now)
+            elif number in refused:
                 self._reject("preempt", refused[number], stale=stale)
             elif isinstance(decision, Place):
                 self._place(decision, now, launches, stale=stale)
             elif isinstance(decision, Preempt):
                 self._preempt(decision, now, stale=stale)
-            elif isinstance(decision, Resize):
-                self._resize(decision, now, launches, resized, stale=stale)
             else:
-                self._hold(decision, now)
+                self._resize(decision, now, launches, resized, stale=stale)
         if sum(len(batch) for batch in launches.values()) >= self._head and self.ledger.queues.pending:
             self._dirty = True  # all shown units may have been placed: show the rest
         if plan.memory is not None:

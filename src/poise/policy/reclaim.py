@@ -341,7 +341,10 @@ def value(candidate: Candidate, run: int, now: int, *, waits: float = 1.0) -> fl
     """Return the worth of starting a unit: its weight divided by its estimated run time `run`, in nanoseconds. A wait
     of `STARVES` run times doubles the worth (before the power `waits`).
     """
-    return values(candidate, (run,), now, waits=waits)[0]
+    longs_for: float = 1 + (now - candidate.ready) / (STARVES * (run if run > SECOND else SECOND))
+    if waits != 1.0:
+        longs_for = longs_for**waits
+    return worth(effective_class(candidate, now), candidate.weight) * longs_for / ((run if run > 1 else 1) / SECOND)
 
 
 def values(candidate: Candidate, runs: Collection[int], now: int, *, waits: float = 1.0) -> list[float]:
@@ -748,7 +751,7 @@ def _ranked(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | Non
     if len(resources) == 1:
         lacks = np.maximum(0.0, 1 - free[0] / needs[0])
     else:
-        lacks = np.maximum(0.0, 1 - free / needs).sum(axis=0) if resources else np.zeros(len(fleet))
+        lacks = np.add.reduce(np.maximum(0.0, 1 - free / needs), axis=0) if resources else np.zeros(len(fleet))
     if yielding_to is not None:
         mask = mask & (lacks <= 0)
     rows = mask.nonzero()[0]
@@ -802,7 +805,7 @@ def _earliest(draft: Draft, shape: Shape, tasks: int) -> list[tuple[int, int]]:
     if any(row not in known for row in rows):
         ahead = draft.ranked[shape, tasks][: LOOKED_AT + tasks + len(draft.kept) + RESERVED_NEXT].tolist()
         unknown = [row for row in dict.fromkeys((*rows, *ahead)) if row not in known]
-        free = np.maximum(draft.share[unknown], 0).sum(axis=1)
+        free = np.add.reduce(np.maximum(draft.share[unknown], 0), axis=1)
         ats = draft.running.soonest(np.array(unknown), shape.gpus * shape.share - free)
         known.update(zip(unknown, ats, strict=True))
     return [(at, row) for row in rows if (at := known[row]) is not None]

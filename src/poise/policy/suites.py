@@ -122,6 +122,8 @@ NOBODY: tuple[Resident, ...] = ()
 NO_PICKS: Mapping[str, str] = {}
 
 _is_recovering = attrgetter("recovering")
+_serves = attrgetter("serves")
+_least = attrgetter("least")
 _queue = attrgetter("queue")
 _NEVER = np.iinfo(np.int64).max
 
@@ -178,7 +180,7 @@ class Suite:
             if plan is not None:
                 return plan
             draft = self._draft(view)
-        if self.recipe.preempt is not None and any(one.serves for one in view.candidates):
+        if self.recipe.preempt is not None and any(map(_serves, view.candidates)):
             ordered = _serving_first(list(ordered))
         return _Round(self, draft, picks, note).decide(ordered)
 
@@ -425,6 +427,8 @@ class _Round:
         each unit gets one of them, so at least one unit must be known to be faster on some model.
         """
         if not (self.recipe.elastic and self._weighs_worth):
+            return False
+        if not (self.view.elastic or any(map(_least, ordered))):
             return False
         elastic: Iterable[Resident | Candidate] = chain(self.view.elastic, (one for one in ordered if one.least))
         of_devices = (one for one in elastic if one.shape.gpus)
@@ -1070,8 +1074,10 @@ class _Round:
         if not shape.gpus:
             return True
         now = self.view.now
-        room = self.draft.capacity(shape)
-        free = sum(min(int(room[row]), tasks) for row, tasks in soonest.rows.items())
+        room: list[int] = self.draft.capacity(shape)[list(soonest.rows)].tolist()
+        free = sum(map(min, room, soonest.rows.values()))
+        if not free:
+            return True
         run = self.draft.speeds.shortest(candidate, self.draft.able(shape).models)
         waited = now - candidate.ready
         return free * (soonest.at - now) <= IDLES * (candidate.least or candidate.tasks) * (run + waited / STARVES)
