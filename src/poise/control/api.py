@@ -21,7 +21,6 @@ from poise.control.captures import capture
 from poise.control.chances import Chances
 from poise.control.consoles import Attendance, Consoles, running_tasks, takes_input
 from poise.control.deciders import Deciders
-from poise.control.foreseen import foresee
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import DASHBOARD, KEYED, PUBLIC, App, Guard, Scope, secret_of
 from poise.control.hot import CallerChannel, NodeChannel, Submission, Submissions, WorkerChannel, attempt_named
@@ -60,8 +59,6 @@ from poise.drivers.system import Effort
 from poise.drivers.tidy import remove_folders
 from poise.drivers.vault import Vault
 from poise.drivers.worlds import Asked, read_asked, read_told, write_asked
-from poise.engine.keeping import chance_of
-from poise.engine.lookahead import LookAhead
 from poise.engine.paired import in_words, not_to_promote, world_report
 from poise.errors import (
     Conflict,
@@ -839,6 +836,8 @@ def make_app(
     )
     async def explanation(bearer: Bearer, name: str, all_: bool = False) -> Explanation:
         async def ask() -> Callable[[ClusterPolicy], Explanation]:
+            from poise.engine.lookahead import LookAhead  # not at the start: only forecasts need the twin
+
             view, asked = await asked_about(bearer, name, all_)
             ahead = LookAhead(plane.ledger, view.now, Effort())
 
@@ -899,6 +898,8 @@ def make_app(
         plane.controller.would_submit(compiled, user)  # raises any refusal before the request waits for its turn
 
         async def ask() -> Callable[[ClusterPolicy], tuple[PlanReport, str]]:
+            from poise.engine.lookahead import LookAhead
+
             await plane.settled()
             now = plane.clock.now()
             job = plane.controller.would_submit(compiled, user)
@@ -1272,6 +1273,8 @@ def make_app(
         tree = compile_shares(data.document)
 
         async def ask() -> Callable[[ClusterPolicy], SharesForeseen]:
+            from poise.control.foreseen import foresee
+
             ledger = await plane.settled()
             return foresee(ledger, tree if tree.named else None, plane.clock.now(), Effort())
 
@@ -1300,6 +1303,8 @@ def make_app(
     )
     async def reservation(bearer: Bearer, name: str) -> ReservationReport:
         async def ask() -> Callable[[ClusterPolicy], ReservationReport]:
+            from poise.engine.keeping import chance_of
+
             ledger, now = await plane.settled(), plane.clock.now()
             of = find_reservation(ledger, name, bearer)
             report, fork = reservation_report(ledger, of, now, bearer), ledger.fork()

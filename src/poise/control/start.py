@@ -234,11 +234,12 @@ def _start(home: Home, options: Sequence[str]) -> None:
 def _when_ready(home: Home) -> Client:
     deadline = time.monotonic() + START_SECONDS
     client = Client(msgspec.structs.replace(home, others=()), patience=0.0)
+    socket = home.socket
     while time.monotonic() < deadline:
         failure = failure_of(home)
         if failure is not None:
             raise failure
-        listening = made(home.socket)
+        listening = made(socket)
         try:
             client.status()
         except (Unreachable, Fault) as error:
@@ -247,7 +248,7 @@ def _when_ready(home: Home) -> Client:
             if not running_here(home) and not supervised(home) and time.monotonic() > deadline - START_SECONDS + 2:
                 raise Unreachable("the control plane has ended", field=str(home.root), hint="`poise up`") from None
             again = time.monotonic() + ASK_SECONDS
-            while made(home.socket) == listening and time.monotonic() < again:
+            while made(socket) == listening and time.monotonic() < again:
                 time.sleep(LOOK_SECONDS)
         else:
             client.close()

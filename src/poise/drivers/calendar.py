@@ -7,9 +7,6 @@ the same.
 
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-from cronsim import CronSim
 
 from poise.errors import SpecError
 from poise.model.rrule import DAY_SECONDS as DAY
@@ -21,6 +18,8 @@ def around(cron: str, zone: str, wall: int) -> tuple[int, int]:
     """The latest time of the expression at or before `wall`, and the first one after it; all in nanoseconds since 1970.
     Raises SpecError for a time zone that is not known here, and for an expression without any time in 50 years.
     """
+    from cronsim import CronSim  # imported late: most control planes have no schedule
+
     within = _zone(zone)
     past = CronSim(cron, _moment(wall + SECOND, within), reverse=True)
     to_come = CronSim(cron, _moment(wall, within))
@@ -73,6 +72,8 @@ def _nanoseconds(moment: datetime) -> int:
 def _zone(name: str, field: str = "time-zone") -> tzinfo:
     if name == "UTC":
         return UTC
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # imported late: it reads the system's configuration
+
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

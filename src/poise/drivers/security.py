@@ -5,6 +5,7 @@ commands; and tokens that an admin creates for others.
 import contextlib
 import os
 import sys
+from binascii import b2a_base64
 from pathlib import Path
 
 from poise.config import Home
@@ -13,6 +14,8 @@ from poise.errors import Denied, InputError
 from poise.model.messages import Attempt
 
 TOKEN_BYTES = 32
+
+_FOR_URLS = bytes.maketrans(b"+/", b"-_")
 
 ASK = "ask the owner for a token (`poise token add`), and write nothing but it into the file POISE_TOKEN_FILE names"
 """Hint for an invalid token that is not the token of the user's own home."""
@@ -101,14 +104,12 @@ def own_account() -> str:
 
 def new_secret() -> str:
     """Return a random token that cannot be guessed."""
-    import secrets  # imported here and below, because it loads OpenSSL, which most commands do not need
-
-    return secrets.token_urlsafe(TOKEN_BYTES)
+    return b2a_base64(os.urandom(TOKEN_BYTES), newline=False).rstrip(b"=\n").translate(_FOR_URLS).decode()
 
 
 def digest(secret: str) -> str:
     """Return the stored form of a token: its SHA-256 in hexadecimal. A secret of 256 random bits needs no salt."""
-    import hashlib
+    import hashlib  # imported here, because it loads OpenSSL, which most commands do not need
 
     return hashlib.sha256(secret.encode()).hexdigest()
 
