@@ -7,11 +7,14 @@ import os
 import sys
 from binascii import b2a_base64
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from poise.config import Home
 from poise.drivers.sockets import check_shared
 from poise.errors import Denied, InputError
-from poise.model.messages import Attempt
+
+if TYPE_CHECKING:  # every command imports this module, and few know attempts
+    from poise.model.messages import Attempt
 
 TOKEN_BYTES = 32
 
@@ -151,7 +154,7 @@ def whole_token(token: str, field: str, remedy: str) -> str:
     raise Denied(f"this is not a token: {why}", field=field, hint=remedy)
 
 
-def worker_key(token: str, attempt: Attempt) -> str:
+def worker_key(token: str, attempt: "Attempt") -> str:
     """Return the key that authenticates one attempt that serves calls, until it is over."""
     import hmac
 
