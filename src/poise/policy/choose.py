@@ -31,8 +31,8 @@ def choose(worth_of: Floats, wide: Ints, devices: int) -> set[int]:
     rest = rest[wide[rest] <= devices]
     left_out: list[int] = rest.tolist()
     place = 0
-    while room and (fits := wide[rest[place:]] <= room).any():  # those that fit beside them, in order
-        place += int(fits.argmax())
+    while room and len(fits := (wide[rest[place:]] <= room).nonzero()[0]):  # those that fit beside them, in order
+        place += int(fits[0])
         chosen.append(number := left_out[place])
         room -= widths[number]
         rest = np.concatenate((rest[:place], rest[place + 1 :]))

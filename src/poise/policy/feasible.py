@@ -165,9 +165,11 @@ def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, sh
     """
     mask: Bools = free[CPU] >= shape.cpu
     if shape.gpus and shape.share == WHOLE:
-        mask &= free[DEVICES] >= shape.gpus
-        if not mask.any():
-            return mask.nonzero()[0]
+        enough: Bools = free[DEVICES] >= shape.gpus
+        rows: Ints = enough.nonzero()[0]
+        if not len(rows):
+            return rows
+        mask &= enough
     mask &= fleet.closed == 0
     if shape.memory:
         mask &= free[MEMORY] >= shape.memory

@@ -183,7 +183,7 @@ class Prices:
         self._number = draft.running.units.number
         self._prices = of[self._holders.numbers]
         self._rows: dict[int, Ints] = {}
-        self._least: dict[int, Floats] = {}
+        self._least: dict[int, tuple[Floats, float]] = {}
         self._each: dict[int, list[tuple[float, int]]] = {}
         self.least = float(of.min(initial=inf))
 
@@ -217,17 +217,19 @@ class Prices:
             self._rows[devices] = rows[np.lexsort((rows, costs))]
         return self._rows[devices]
 
-    def at_least(self, devices: int) -> Floats:
-        """Return (N,): a lower bound of the price to free `devices` devices on one node: the price of the last of the
+    def at_least(self, devices: int) -> tuple[Floats, float]:
+        """Return (N,), and the least of all: a lower bound of the price to free `devices` devices on one node: the price of the last of the
         cheapest holdings that together free enough. Without that one or a dearer one, too few come free. The bound is
         infinite where that many devices never come free.
         """
-        if devices not in self._least:
+        known = self._least.get(devices)
+        if known is None:
             offers = self._offers
             places, enough = offers.reaching(devices - self._fleet.free[DEVICES, offers.rows])
-            found = self._least[devices] = np.full(len(self._fleet), inf)
-            found[offers.rows[enough]] = offers.prices[enough, places]
-        return self._least[devices]
+            prices, bounds = offers.prices[enough, places], np.full(len(self._fleet), inf)
+            bounds[offers.rows[enough]] = prices
+            known = self._least[devices] = bounds, float(prices.min(initial=inf))
+        return known
 
     def covering(self, row: int, devices: int) -> float:
         """Return a lower bound of the price to free `devices` devices on a node, as if the last victim, in order of
@@ -531,8 +533,8 @@ def make_way(
 
     free = draft.capacity(shape)
     devices = shape.gpus if shape.share == WHOLE else 0
-    bounds = prices.at_least(devices)
-    if not free.any() and bounds.min(initial=inf) >= worth:
+    bounds, least = prices.at_least(devices)
+    if least >= worth and not free.any():
         return None
     near = _cheapest_rows(draft, shape, tasks, prices)
     most = rules.at_most(shape, tasks) - len(asked)
