@@ -218,9 +218,9 @@ class Prices:
         return self._rows[devices]
 
     def at_least(self, devices: int) -> tuple[Floats, float]:
-        """Return (N,), and the least of all: a lower bound of the price to free `devices` devices on one node: the price of the last of the
-        cheapest holdings that together free enough. Without that one or a dearer one, too few come free. The bound is
-        infinite where that many devices never come free.
+        """Return (N,): a lower bound of the price to free `devices` devices on one node, and the least of these. The
+        bound is the price of the last of the cheapest holdings that together free enough: without that one or a dearer
+        one, too few come free. It is infinite where that many devices never come free.
         """
         known = self._least.get(devices)
         if known is None:
@@ -251,7 +251,7 @@ class Prices:
         could = (self._prices < inf).nonzero()[0]
         rows, prices, devices = self._holders.rows[could], self._prices[could], self._holders.devices[could]
         order = np.lexsort((devices, prices, rows))
-        rows, prices, devices = rows[order], prices[order], devices[order]
+        prices, devices = prices[order], devices[order]  # `rows` are in ascending order already
         on = np.bincount(rows, minlength=1)
         here = on.nonzero()[0]
         counts = on[here]
@@ -804,7 +804,7 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> In
 def _earliest(draft: Draft, shape: Shape, tasks: int) -> list[tuple[int, int]]:
     """Return (instant, row) of the rows that will have devices for one task, in no order."""
     rows, known = _nearest(draft, shape, tasks), draft.soonest.setdefault(shape, {})
-    if any(row not in known for row in rows):
+    if not all(map(known.__contains__, rows)):
         ahead = draft.ranked[shape, tasks][: LOOKED_AT + tasks + len(draft.kept) + RESERVED_NEXT].tolist()
         unknown = [row for row in dict.fromkeys((*rows, *ahead)) if row not in known]
         free = np.add.reduce(np.maximum(draft.share[unknown], 0), axis=1)

@@ -7,7 +7,7 @@ Most attempts, and their estimates, are the same from one view to the next. So e
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate, chain
-from operator import is_
+from operator import attrgetter, is_
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,8 @@ Rows = list[tuple[Resident, ...]]
 """The attempts of each row."""
 
 _NONE = np.zeros(1, np.int64)
+
+_unit = attrgetter("unit")
 
 
 class _Seen(NamedTuple):
@@ -96,6 +98,7 @@ class _Layout:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self.residents = list(chain.from_iterable(rows))
+        self._holders: Holders | None = None
 
     @cached_property
     def first(self) -> Ints:
@@ -117,16 +120,21 @@ class _Layout:
 
     @cached_property
     def units(self) -> Units:
-        names = [one.unit for one in self.residents]
+        names = list(map(_unit, self.residents))
         unique = dict.fromkeys(names)
         number = dict(zip(unique, range(len(unique)), strict=True))
-        alone = len(number) == len(names)
-        return Units(number, np.arange(len(names)) if alone else np.array([number[name] for name in names], np.int64))
+        if len(number) == len(names):
+            return Units(number, np.arange(len(names)))
+        return Units(number, np.fromiter(map(number.__getitem__, names), np.int64, len(names)))
 
-    @cached_property
-    def holders(self) -> Holders:
+    def holders(self, devices: Ints) -> Holders:
+        """Return the units on each row; `devices` are those of each attempt."""
+        if self._holders is None:
+            self._holders = self._find_holders(devices)
+        return self._holders
+
+    def _find_holders(self, devices: Ints) -> Holders:
         number, of = self.units
-        devices = np.array([one.shape.gpus for one in self.residents], np.int64)
         if len(number) == len(of):
             return Holders(self.row, of, devices)
         order = np.lexsort((of, self.row))
@@ -236,7 +244,7 @@ class Running:
     @property
     def holders(self) -> Holders:
         """The units that run on each row; read-only."""
-        return self._layout.holders
+        return self._layout.holders(self._columns[GPUS])
 
     @cached_property
     def any_stopping(self) -> bool:

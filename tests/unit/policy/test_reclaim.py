@@ -1,5 +1,6 @@
 """When room comes by itself, who yields for whom, and at what cost."""
 
+from math import inf
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from poise.model.decisions import Place, Preempt
-from poise.model.fleet import Fleet, Resident
+from poise.model.fleet import DEVICES, Fleet, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import Profile, remaining
 from poise.model.resources import WHOLE, Shape
@@ -21,10 +22,12 @@ from poise.policy.reclaim import (
     MIN_RUN,
     RENEWED,
     Preemption,
+    Prices,
     cost_of,
     ends,
     find_yielding,
     gain_of,
+    make_way,
     may_be_asked,
     reserve,
     service,
@@ -65,6 +68,65 @@ def draft(*of_nodes: list[Resident], cpu: int = 2, profiles: dict[str, Profile] 
         revision=1, now=NOW, fleet=fleet, candidates=(), backlog={}, profiles=profiles or {}
     )  # fmt: skip
     return Draft(view, {"first": 1.0}, TERMS)
+
+
+# --- whose place is worth least ---------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9) | st.just(0)), max_size=3), min_size=1, max_size=9
+    ),
+    st.lists(st.integers(0, 8), max_size=3),
+    st.integers(1, 4),
+    st.integers(1, 12),
+)
+def test_the_search_finds_the_cheapest_node(
+    nodes: list[list[tuple[int, int]]], kept: list[int], gpus: int, worth: int
+) -> None:
+    """On each node of 4 devices run units with the given devices and prices (0: not to be preempted). The search looks
+    only at nodes that could be cheap enough, and finds the same price as a look at all of them.
+    """
+    fleet, prices = Fleet([node(f"n{row}", gpus=4) for row in range(len(nodes))]), dict[str, float]()
+    for row, runs in enumerate(nodes):
+        here: list[Resident] = []
+        for devices, price in runs:
+            held = tuple(range(sum(one.shape.gpus for one in here), sum(one.shape.gpus for one in here) + devices))
+            if held[-1] < 4:
+                one = resident(f"u{len(prices)}", shape=Shape(cpu=0, gpus=devices), devices=held)
+                prices[one.unit] = price or inf
+                here.append(one)
+                fleet.device_share[row, list(held)] = 0
+                fleet.free[DEVICES, row] -= devices
+        fleet.residents[row] = tuple(here)
+    view = Snapshot(revision=1, now=NOW, fleet=fleet, candidates=(), backlog={}, profiles={})
+    trial, shape = Draft(view, {"first": 1.0}, TERMS), Shape(cpu=0, gpus=gpus)
+    closed = {row for row in kept if row < len(nodes)}
+    for row in closed:
+        trial.keep(row, "u98", Shape(cpu=0, gpus=1), NOW)
+
+    def cheapest(row: int) -> float:
+        """The price of the units that go, lowest first, without those whose devices are not needed."""
+        free, going = int(fleet.free[DEVICES, row]), list[Resident]()
+        for one in sorted(fleet.residents[row], key=lambda one: (prices[one.unit], -one.since, one.ordinal)):
+            if free >= gpus:
+                break
+            going.append(one)
+            free += one.shape.gpus
+        for one in going[:-1]:
+            if free - one.shape.gpus >= gpus:
+                going.remove(one)
+                free -= one.shape.gpus
+        return sum(prices[one.unit] for one in going) if free >= gpus else inf
+
+    of = np.array([prices[unit] for unit in trial.running.units.number], float)
+    found = make_way(shape, trial, 1, Preemption(by="value"), Prices(of, trial), worth, ())
+    offers = [cheapest(row) for row in range(len(nodes)) if row not in closed and fleet.residents[row]]
+    wanted = min((offer for offer in offers if 0 < offer < worth), default=None)
+    if any(offer == 0 for offer in offers):  # there is room: nobody searches then
+        return
+    assert (found.price if found is not None else None) == wanted
+    assert found is None or sum(prices[one.unit] for one in found.victims) == found.price
 
 
 # --- what is foreseen ------------------------------------------------------------------------------------------------

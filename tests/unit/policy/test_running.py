@@ -84,9 +84,35 @@ def test_what_is_left_follows_what_is_learned_and_who_runs() -> None:
         assert now.left.tolist() == anew.left.tolist()
         assert now.varies.tolist() == anew.varies.tolist()
         assert [now.endings(row) for row in range(3)] == [anew.endings(row) for row in range(3)]
+        assert now.lost.tolist() == anew.lost.tolist()
+        assert [of.tolist() for of in now.holders] == [of.tolist() for of in anew.holders]
         speeds = Speeds(here.models, learned, {})
         each = [speeds.both_of_attempt(one)[0] for one in now.residents]
         assert now.varies.tolist() == [one.deviation / max(1, one.mean) for one in each]
+
+
+def test_values_of_each_are_made_again_only_for_who_has_changed() -> None:
+    made: list[str] = []
+
+    def make(one: Resident) -> list[int]:
+        made.append(one.unit)
+        return [one.ordinal, 2 * one.ordinal]
+
+    here = fleet((resident(1), resident(2)), (), (resident(3),))
+    speeds = Speeds(here.models, {}, {})
+    Running(here, speeds, NOW).each("twice", make)
+    steps: tuple[tuple[list[tuple[Resident, ...]], list[str]], ...] = (
+        ([(resident(4),), here.residents[0], here.residents[2]], ["j4.main", "j1.main", "j2.main"]),
+        ([(), (), ()], []),
+        ([(), (resident(5),), (resident(6),)], ["j5.main", "j6.main"]),
+    )
+    for rows, anew in steps:
+        made.clear()
+        here.residents = rows
+        running = Running(here, speeds, NOW)
+        wanted = [[one.ordinal, 2 * one.ordinal] for one in running.residents]
+        assert running.each("twice", make).T.tolist() == wanted
+        assert made == anew
 
 
 def test_the_work_that_all_lose_is_what_each_loses() -> None:
