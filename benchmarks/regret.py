@@ -103,7 +103,7 @@ def _make(seed: str, about: dict[str, Any]) -> tuple[list[Node], Workload]:
     count = max(1, about["devices"] // about["wide"])
     names = [models[number * len(models) // count] for number in range(count)]
     nodes = [_node(f"n{number:03}", name, about["wide"]) for number, name in enumerate(names)]
-    here = {name: names.count(name) * about["wide"] for name in set(names)}
+    here = {name: names.count(name) * about["wide"] for name in dict.fromkeys(names)}
     classes = [_class(number, about, draw) for number in range(10)]
     jobs = []
     for number in range(JOBS):

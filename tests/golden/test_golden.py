@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from golden.make import state_of
+from golden.make import state_of, unsaid
 from poise.drivers.logfile import LogFile, open_log, write_log
 from poise.errors import InputError, StoreDamaged, StoreNewer
 from poise.kernel.ledger import Ledger
@@ -24,20 +23,6 @@ def ledger_of(events: Iterable[Event]) -> Ledger:
     for event in events:
         ledger.apply(event)
     return ledger
-
-
-RETIRED = {"wakes"}
-"""Fields that were written once and read by nobody: a reason said after which events to ask again."""
-
-
-def unsaid(then: Any, now: Any, at: str = "") -> list[str]:
-    """Where what was said then is not what is said now. More may be said now: fields that there were none of."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        said = [key for key in then if key not in RETIRED]
-        return [miss for key in said for miss in unsaid(then[key], now.get(key), f"{at}.{key}")]
-    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        return [miss for place, of in enumerate(then) for miss in unsaid(of, now[place], f"{at}[{place}]")]
-    return [] if then == now else [f"{at}: {then!r} then, {now!r} now"]
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -482,6 +482,7 @@ class Controller:
             fair=True,
             fixed=is_fixed(self.settings.policy),
             asked=self.settings.asked,
+            learning=1,
         )
         self._commit(began)
         if self._calendar is not None:

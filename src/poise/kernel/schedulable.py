@@ -21,7 +21,7 @@ from poise.kernel.fitting import strangers
 from poise.model import graph
 from poise.model.fleet import CPU, DEVICES, Bools, Fleet
 from poise.model.jobs import Unit
-from poise.model.profiles import CERTAIN, expected_run
+from poise.model.profiles import CERTAIN, COMBINED, expected_run
 from poise.model.resources import WHOLE, Shape
 from poise.model.spec import Compiled, Cut, compile_spec
 from poise.model.tenants import DEFAULT
@@ -187,7 +187,7 @@ def shortest_run(unit: Unit, speeds: Speeds, fleet: Fleet) -> int:
             if not could:
                 continue
             is_measured = estimate.source == "declared" and estimate.mean != unit.expect
-            if is_measured or estimate.source in ("history", "throughput table"):
+            if is_measured or estimate.source in ("history", "throughput table", COMBINED):
                 shortest.append(max(0, estimate.mean - CERTAIN * estimate.deviation))
             elif estimate.source == "declared":
                 shortest.append(estimate.mean)

@@ -27,7 +27,10 @@ from poise.model.training import Training
 class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
     """A control plane took over the log. `term` fences its predecessors. `history` is the number of finished jobs to
     retain: the latest ones or, if `fair`, the latest of each tenant, with the retained jobs balanced between tenants.
-    `history_tasks` also limits the total number of their tasks (0: unlimited).
+    `history_tasks` also limits the total number of their tasks (0: unlimited). `learning` numbers the rules by which
+    run times are learned and expected, so that logs of earlier versions keep theirs: with 0, a class learns from each
+    task, and the more certain one of its mean and a declared time counts; with 1 it learns from each unit, and both
+    count.
 
     `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for display only.
 
@@ -53,6 +56,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     fixed: bool = False
     asked: float = 0.0
     history_tasks: int = 0
+    learning: int = 0
 
 
 class Configured(msgspec.Struct, frozen=True, tag="configured", kw_only=True, omit_defaults=True):

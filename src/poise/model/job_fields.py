@@ -646,11 +646,11 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     expect: Annotated[
         Quantity | None,
         Field(
-            "Estimated run time, used until runs of its class have finished. For an elastic gang, the run time with "
-            "its minimum of workers. It does not apply to the `merge`.",
+            "Estimated run time. Once runs of its class have finished, both count. For an elastic gang, the run time "
+            "with its minimum of workers. It does not apply to the `merge`.",
             example="10m",
             form=DURATION,
-            flag=Flag("--expect", "TIME", "Estimated run time, used until there is history."),
+            flag=Flag("--expect", "TIME", "Estimated run time; runs of its class correct it."),
             read=duration,
         ),
     ] = None

@@ -1,6 +1,7 @@
 """Profiles of classes of tasks, learned from finished attempts: run time, memory, CPU and device use."""
 
-from math import log
+from collections.abc import Callable
+from math import exp, sqrt
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,6 +40,15 @@ logarithms, in summed relative mean deviations. Of estimates with lognormal nois
 in ten exceeds `CERTAIN`.
 """
 
+
+COMBINED = "declared and history"
+"""Source of an estimate from a declared time and from the runs of its class."""
+
+PARTS = 16
+"""Weights of the two are rounded to this fraction."""
+
+FURTHEST = 100.0
+"""Upper limit of a logarithm: its exponential is far above any ratio of run times."""
 
 EXACT = 2**62
 """Products up to this are exact as int64."""
@@ -102,6 +112,18 @@ class Profile(msgspec.Struct, frozen=True):
             *ratio,
         )
 
+    def observe_use(self, ending: Ending) -> "Profile":
+        """Return the profile with the resources that another task of the same run used."""
+        cpu = ending.cpu * 1000 // ending.run if ending.run >= BRIEF else self.cpu
+        memory, memory_deviation = _follow(self.memory, self.memory_deviation, ending.peak)
+        of_cpu, cpu_deviation = _follow(self.cpu, self.cpu_deviation, cpu)
+        device, device_deviation = _follow(self.device, self.device_deviation, ending.device)
+        return msgspec.structs.replace(
+            self, peak=max(self.peak, ending.peak), memory=memory, memory_deviation=memory_deviation,
+            cpu=of_cpu, cpu_deviation=cpu_deviation, device=device, device_deviation=device_deviation,
+            device_memory=max(self.device_memory, ending.device_peak),
+        )  # fmt: skip
+
     @property
     def missed_by(self) -> tuple[float, float]:
         """Mean relative deviation of runs from their declared run times, times the weight of the observations, and that
@@ -141,22 +163,64 @@ def expected_run(profile: Profile | None, declared: int) -> int:
     return estimate_run(profile, declared).mean
 
 
-def estimate_run(profile: Profile | None, declared: int) -> Estimate:
-    """Return the expected run time with its uncertainty: as observed, half of a declared time, and all of a default. If
-    runs of the class stay closer to their declared times than to their mean, the declared time is used; and also if it
-    differs so much that the run cannot be like its class.
+def estimate_run(profile: Profile | None, declared: int, *, combine: bool = True) -> Estimate:
+    """Return the expected run time with its uncertainty: as observed, half of a declared time, and all of a default. A
+    declared time of a class that has run is corrected by the class's ratio, and combined with the class's mean
+    (`_Combined`). If one of them is much more certain, it is used alone; and the declared one, if it differs so much
+    that the run cannot be like its class.
     """
     if profile is not None and profile.count:
         if declared and profile.ratio:
             mean = declared * profile.ratio // 1000
             deviation = mean * profile.ratio_deviation // profile.ratio
-            closer = 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
-            if closer or _is_unlike(profile, mean):
+            both = _combined_by(profile) if combine else None
+            if _is_unlike(profile, mean) or (both is None and _keeps_to_declared(profile)):
                 return Estimate(max(1, mean), deviation, "declared")
+            if both is not None:
+                mean = max(1, int(max(1, mean) * _power(profile.mean / max(1, mean), both.part, sqrt)))
+                return Estimate(mean, int(mean * both.varies), COMBINED)
         return Estimate(max(1, profile.mean), profile.deviation, "history")
     if declared:
         return Estimate(declared, declared // 2, "declared")
     return Estimate(DEFAULT_RUN, DEFAULT_RUN, UNKNOWN)
+
+
+class _Combined(NamedTuple):
+    """How the mean of a class and a declared time are combined: the weighted geometric mean of both, since errors are
+    factors, with weights of one over the square of each one's relative deviation. That is the most likely run time if
+    both errors are lognormal and independent. `part` is the weight of the class's mean, in `PARTS`; `varies` is the
+    relative deviation of the result.
+    """
+
+    part: int
+    varies: float
+
+
+def _combined_by(profile: Profile) -> _Combined | None:
+    """Return how to combine both; None if one of them has all the weight."""
+    of_class, of_declared = profile.deviation / max(1, profile.mean), profile.ratio_deviation / profile.ratio
+    if not (of_class and of_declared):
+        return None
+    weights = 1 / (of_class * of_class), 1 / (of_declared * of_declared)
+    part = round(PARTS * weights[0] / sum(weights))
+    return _Combined(part, 1 / sqrt(sum(weights))) if 0 < part < PARTS else None
+
+
+def _keeps_to_declared(profile: Profile) -> bool:
+    """Whether the declared times of a class are closer to its runs than its mean is."""
+    return 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
+
+
+def _power(of: Any, part: int, root: Callable[[Any], Any]) -> Any:
+    """Return the power `part / PARTS` of a number or of each of an array, by square roots alone: their result is the
+    same on every machine, and for a number and an array.
+    """
+    power: Any = 1.0
+    for bit in (PARTS >> step for step in range(1, PARTS.bit_length())):
+        of = root(of)
+        if part & bit:
+            power = power * of
+    return power
 
 
 def estimate_each(profile: Profile, declared: Any) -> tuple[Any, Any]:
@@ -170,28 +234,29 @@ def estimate_each(profile: Profile, declared: Any) -> tuple[Any, Any]:
     means, deviations = np.full(len(declared), max(1, profile.mean)), np.full(len(declared), profile.deviation)
     if not profile.ratio:
         return means, deviations
-    mean = declared * profile.ratio // 1000
-    closer = 0 < profile.ratio_deviation * profile.mean <= profile.deviation * profile.ratio
-    counts = declared > 0
-    if not closer:
-        usual, limit = max(1, profile.mean), UNLIKE * _varies(profile)
-        counts &= np.array([abs(log(max(1, one) / usual)) > limit for one in mean.tolist()], bool)
+    mean, counts = declared * profile.ratio // 1000, declared > 0
+    alone = _is_unlike(profile, mean)
+    if (both := _combined_by(profile)) is not None:
+        here = np.maximum(1, mean)
+        combined = np.maximum(1, (here * _power(profile.mean / here, both.part, np.sqrt)).astype(np.int64))
+        means = np.where(counts, combined, means)
+        deviations = np.where(counts, (combined * both.varies).astype(np.int64), deviations)
+        counts &= alone
+    elif not _keeps_to_declared(profile):
+        counts &= alone
     means[counts] = np.maximum(1, mean[counts])
     deviations[counts] = mean[counts] * profile.ratio_deviation // profile.ratio
     return means, deviations
 
 
-def _is_unlike(profile: Profile, mean: int) -> bool:
-    """Whether a run with this declared time cannot be like its class: it is longer or shorter by a factor that neither
-    the variation of the class nor that of the declarations explains. Both errors are factors: half as long is as far
-    away as twice as long.
+def _is_unlike(profile: Profile, mean: Any) -> Any:
+    """Whether a run with this declared time, or each of an array, cannot be like its class: it is longer or shorter by
+    a factor that neither the variation of the class nor that of the declarations explains. Both errors are factors:
+    half as long is as far away as twice as long.
     """
-    return abs(log(max(1, mean) / max(1, profile.mean))) > UNLIKE * _varies(profile)
-
-
-def _varies(profile: Profile) -> float:
-    """Return the variation of a class and of its declarations together, as a part of the run time."""
-    return profile.ratio_deviation / profile.ratio + profile.deviation / max(1, profile.mean)
+    varies = profile.ratio_deviation / profile.ratio + profile.deviation / max(1, profile.mean)
+    factor = exp(min(FURTHEST, UNLIKE * varies))
+    return (mean > profile.mean * factor) | (mean * factor < profile.mean)
 
 
 def remaining(elapsed: int, expected: int, deviation: int) -> int:

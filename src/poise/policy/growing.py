@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from poise.model.decisions import Spot, Why
+from poise.model.decisions import UNKNOWN, Spot, Why
 from poise.model.fleet import Resident
 from poise.model.jobs import Work
 from poise.model.resources import WHOLE, Shape
@@ -262,10 +262,11 @@ def _rates(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> tu
 
 def tells_models_apart(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> bool:
     """Return whether estimates exist that are specific to at least two of these models: a measurement on one of them is
-    not compared with a declared time for the others.
+    not compared with a declared time for the others. Guesses differ only by a throughput table.
     """
     of = draft.speeds.of(one.kind, one.shape.wants.precision, one.declared, one.work, devices=True)
-    return sum(of[model].source not in NOT_OF_A_MODEL for model in models) > 1
+    guesses = {of[model].mean for model in models if of[model].source == UNKNOWN}
+    return len(guesses) > 1 or sum(of[model].source not in NOT_OF_A_MODEL for model in models) > 1
 
 
 def _is_guess(draft: Draft, kind: str, shape: Shape, declared: int, work: Work) -> bool:

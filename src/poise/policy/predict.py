@@ -1,9 +1,10 @@
 """Run time estimates of a class of work on a device model, with their uncertainty and source.
 
-Sources, in order of precedence: measurements of the class there (`history`); measurements elsewhere, or a declared
-time, converted by a `throughput table`; a `roofline` of the declared work and the device's peaks; the user's `declared`
-time; measurements on another model, scaled by the devices' peaks (`history on A100-80, scaled`) or, if these are
-unknown, unscaled (`history elsewhere`). Without any of these, all devices count as equal (`default`).
+Sources, in order of precedence: measurements of the class there (`history`), with the declared time of this run
+(`declared and history`); measurements elsewhere, or a declared time, converted by a `throughput table`; a `roofline` of
+the declared work and the device's peaks; the user's `declared` time; measurements on another model, scaled by the
+devices' peaks (`history on A100-80, scaled`) or, if these are unknown, unscaled (`history elsewhere`). Without any of
+these, the run time is a guess (`default`), and only a throughput table tells devices apart.
 
 An estimate for an elastic unit is for its least tasks; with more tasks its run time is proportionally shorter.
 """
@@ -14,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from poise.model.decisions import UNKNOWN
 from poise.model.fleet import DeviceModel, Ints, Resident
 from poise.model.jobs import ALL, Work
-from poise.model.profiles import NO_END, Estimate, Profile, estimate_run, outlasting
+from poise.model.profiles import DEFAULT_RUN, NO_END, Estimate, Profile, estimate_run, outlasting
 from poise.model.resources import Shape
 from poise.model.tenants import declared_class
 from poise.model.views import Candidate, Snapshot
@@ -247,7 +249,9 @@ class Speeds:
         said = estimate_run(None, declared) if declared else None
         estimates = {}
         for index, model in looked_at.items():
-            if index in tabled and (declared or not measured):  # for this run, unless its class is better known
+            if index in tabled and not measured and anywhere.source == UNKNOWN:
+                estimates[index] = _guessed(index, tabled)
+            elif index in tabled and (declared or not measured):  # for this run, unless its class is better known
                 seen = [
                     _carried(index, of, tabled, estimate_run(measured[of], declared)) for of in measured if of in tabled
                 ]
@@ -399,6 +403,12 @@ def _by_table(index: int, tabled: Mapping[int, float], declared: int, varies: fl
     """Return the estimate from the time declared for the table's fastest device."""
     mean = declared * max(tabled.values()) / tabled[index]
     return Estimate(max(1, int(mean)), int(mean * varies), "throughput table")
+
+
+def _guessed(index: int, tabled: Mapping[int, float]) -> Estimate:
+    """Return the estimate of an unknown run: the table tells how fast a device is, and not how long a run is."""
+    mean = int(DEFAULT_RUN * max(tabled.values()) / tabled[index])
+    return Estimate(max(1, mean), mean, UNKNOWN)
 
 
 def _carried(index: int, of: int, tabled: Mapping[int, float], there: Estimate) -> Estimate:

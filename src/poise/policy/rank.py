@@ -152,7 +152,8 @@ def _in_lanes(
     """Sort by class, raised by waiting; then the few units past their patience that have waited longest, then by the
     nanoseconds `left` of their jobs. Units marked `by_density` go by worth per second of each device instead (Smith's
     rule, 1956, for jobs of unequal width), more the longer they wait. Units that must start now to be on time go before
-    all others. Computed for all at once: a bulk submission has tens of thousands.
+    all others, those with the least device time for their worth first: of a run time that nobody knows, its deadline is
+    the best hint. Computed for all at once: a bulk submission has tens of thousands.
     """
     ones, now, columns, waited = view.candidates, view.now, waiting.columns, waiting.waited
     ready, ordinals = columns[READY], columns[ORDINAL]
@@ -176,6 +177,8 @@ def _in_lanes(
             classes[index] = -1
             if by_density is None or not by_density[index]:
                 stage[index], rank[index], second[index] = 0, one.due - now, 0
+            else:
+                rank[index] = timely.pressed[one.unit]
     return [ones[index] for index in np.lexsort((ordinals, second, rank, stage, classes)).tolist()]
 
 

@@ -10,6 +10,7 @@ from math import erf, exp, pi, sqrt
 from typing import NamedTuple
 
 from poise.model.deadlines import can_meet
+from poise.model.decisions import UNKNOWN
 from poise.model.fleet import CPU, DEVICES, Resident
 from poise.model.jobs import CLASS_WEIGHT, GRACE
 from poise.model.profiles import CERTAIN, Estimate
@@ -39,8 +40,10 @@ SAFETY = 2.0
 """Safety margin of a start, in mean deviations of the estimate. Nine in ten runs are shorter than twice their declared
 time (lognormal errors with a P90 of 2, as the twin draws them)."""
 
+UNIFORM = 0.5
+"""Relative mean deviation of an unknown run: any time up to its deadline is as likely."""
 
-OF_CLASS = ("history", "default")
+OF_CLASS = ("history", UNKNOWN)
 """Prefixes of the sources of estimates that reflect only the class, not this run."""
 
 
@@ -61,13 +64,13 @@ class Promise(NamedTuple):
 
 
 class Timely(NamedTuple):
-    """Units with a kept deadline. `pressed` units wait and must start now. By unit: the `promised` deadline of a
-    running one, and the speed that an elastic one needs, relative to one task on the fastest device (`paces`). `next`
-    is the instant at which the next unit becomes pressed (0: none). Units whose deadline is not kept are in none of
-    these.
+    """Units with a kept deadline. `pressed` units wait and must start now; the one with the least device time for its
+    worth, in nanoseconds of a device, goes first. By unit: the `promised` deadline of a running one, and the speed that
+    an elastic one needs, relative to one task on the fastest device (`paces`). `next` is the instant at which the next
+    unit becomes pressed (0: none). Units whose deadline is not kept are in none of these.
     """
 
-    pressed: frozenset[str] = frozenset()
+    pressed: Mapping[str, float] = {}
     promised: Mapping[str, Promise] = {}
     paces: Mapping[str, float] = {}
     next: int = 0
@@ -119,6 +122,7 @@ class _Look:
         left = self._residents()
         starts: dict[str, int] = {}
         promised: dict[str, Promise] = {}
+        takes: dict[str, float] = {}
         is_open = fleet.closed == 0
         for on_devices in (True, False):
             runs = {unit: of for unit, of in left.items() if (of[0].shape.gpus > 0) == on_devices}
@@ -139,6 +143,7 @@ class _Look:
             starts |= latest_starts(kept, total, now, runs.keys())
             last = latest_starts([one._replace(margin=0) for one in kept], total, now, runs.keys())
             for one in kept:
+                takes[one.unit] = one.left * one.width / one.worth
                 if one.unit in runs:
                     resident, ns, varies = runs[one.unit]
                     time = last[one.unit] - now + one.left
@@ -146,7 +151,7 @@ class _Look:
         fleet.runs["owed"] = self.speeds, self._owed
         waits = {unit: start for unit, start in starts.items() if unit not in promised}
         return Timely(
-            frozenset(unit for unit, start in waits.items() if start <= now),
+            {unit: takes[unit] for unit, start in waits.items() if start <= now},
             promised,
             {unit: pace for unit, pace in self.paces.items() if unit in starts},
             min((start for start in waits.values() if start > now), default=0),
@@ -225,7 +230,7 @@ class _Look:
             return known.owed
         shape, tasks = one.shape, one.least or one.tasks
         of = self.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=shape.gpus > 0)
-        unknown = Estimate(one.expected, 0, "default")  # before any node has joined
+        unknown = Estimate(one.expected, 0, UNKNOWN)  # before any node has joined
         left, varies = one.expected, max(of, key=_mean, default=unknown)
         if shape.gpus:
             models = ability(self.view.fleet, shape).models
@@ -238,18 +243,21 @@ class _Look:
         uncertain, time = varies.deviation / max(1, varies.mean), one.due - self.view.now
         if not one.left and self._is_of_class(varies, one):
             most = int((one.due - one.ready - GRACE) * max(speeds) / speeds[max(1, one.least)])
-            left, deviation = _by_deadline(left, uncertain, most)
-            uncertain = deviation / left
+            if varies.source == UNKNOWN and most > 0:
+                left, uncertain = max(1, most // 2), UNIFORM
+            else:
+                left, deviation = _by_deadline(left, uncertain, most)
+                uncertain = deviation / left
         part = SAFETY * uncertain
         if one.least:
             work = left * speeds[one.least]
             tasks = _fewest(time - GRACE, work * (1 + part), one.least, speeds)
             self.paces[one.unit] = speeds[tasks]
             left = int(work / speeds[tasks])
-        margin = time if varies.source == "default" else int(part * left) + GRACE
+        margin = time if varies.source == UNKNOWN else int(part * left) + GRACE
         weight = CLASS_WEIGHT[one.priority] * one.weight
         owed = Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
-        if not one.least and varies.source != "default":  # for others it depends on the time
+        if not one.least and varies.source != UNKNOWN:  # for others it depends on the time
             self._owed[one.unit] = _OwedBy(one, of, owed)
         return owed
 

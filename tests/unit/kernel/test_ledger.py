@@ -473,10 +473,28 @@ def test_what_runs_is_seen_to_be_due_earlier_when_what_follows_is_learned_to_tak
     }
     world = World().nodes(2, cpu=1).graph("g", tasks=tasks).round().start("g.a", "g.c")
     assert world.unit("g.a").due == world.state("g").submitted + 111 * MINUTE
-    world.after("9m").finish("g.c", run="9m")  # nine times what was declared
-    assert world.unit("g.a").due == world.state("g").submitted + 39 * MINUTE
+    world.after("9m").finish("g.c", run="9m")  # nine times what was declared; so `b` takes 27m, between 9m and 81m
+    assert world.unit("g.a").due == world.state("g").submitted + 93 * MINUTE
     fleet = world.controller.snapshot(world.now).fleet
     assert [of.due for residents in fleet.residents for of in residents] == [world.unit("g.a").due]
+
+
+def test_a_class_learns_one_run_time_from_a_gang_and_the_resources_of_all_its_members() -> None:
+    world = World().nodes(4, cpu=1).job("g", workers=4, expect="1m", **{"class": "k"}).round()
+    members = [f"g.main[{rank}]" for rank in range(4)]
+    world.start(*members).after("2m").finish(*members[:3], run="2m", peak=100)
+    assert "k" not in world.ledger.profiles
+    world.finish(members[3], run="2m", peak=900)
+    known = world.ledger.profiles["k"]
+    assert (known.count, known.mean, known.deviation) == (1, 2 * MINUTE, MINUTE)
+    assert (known.peak, known.memory > 100) == (900, True)
+
+
+def test_a_gang_of_which_a_member_fails_teaches_nothing_of_its_run_time() -> None:
+    world = World().nodes(2, cpu=1).job("g", workers=2, **{"class": "k"}).round()
+    world.start("g.main[0]", "g.main[1]").after("1m")
+    world.finish("g.main[0]", run="1m", outcome="failed", code=1).finish("g.main[1]", run="1m")
+    assert "k" not in world.ledger.profiles
 
 
 def test_profiles_are_bounded_and_the_oldest_forgotten() -> None:

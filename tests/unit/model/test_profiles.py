@@ -1,9 +1,23 @@
+from math import sqrt
+
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
 from poise.model.jobs import Ending
-from poise.model.profiles import BRIEF, DEFAULT_RUN, Profile, estimate_run, expected_run, is_brief, remaining
+from poise.model.profiles import (
+    BRIEF,
+    COMBINED,
+    DEFAULT_RUN,
+    MOST_RATIO,
+    Profile,
+    estimate_each,
+    estimate_run,
+    expected_run,
+    is_brief,
+    remaining,
+)
 from poise.model.resources import Shape
 from poise.units import HOUR, MILLISECOND, MINUTE, SECOND
 
@@ -110,7 +124,7 @@ def test_what_is_declared_to_be_nothing_like_its_class_is_foreseen_as_declared()
     """Runs of the class take 130 hours, within 10; what their users declare is right within 40 %."""
     of_class = Profile(count=5, mean=130 * HOUR, deviation=10 * HOUR, ratio=1000, ratio_deviation=400)
     assert estimate_run(of_class, 3 * MINUTE) == (3 * MINUTE, 3 * MINUTE * 400 // 1000, "declared")
-    assert estimate_run(of_class, 100 * HOUR) == (130 * HOUR, 10 * HOUR, "history")
+    assert estimate_run(of_class, 100 * HOUR).mean == pytest.approx(100 * HOUR * 1.3 ** (15 / 16))
     assert estimate_run(of_class, 0) == (130 * HOUR, 10 * HOUR, "history")
 
 
@@ -123,3 +137,32 @@ def test_what_is_declared_is_as_unlike_its_class_when_it_is_half_as_when_it_is_d
         assert estimate_run(of_class, declared) == (10 * HOUR, 10 * MINUTE, "history")
     for declared in (HOUR, 100 * HOUR):
         assert estimate_run(of_class, declared) == (declared, declared * 400 // 1000, "declared")
+
+
+def test_a_class_and_a_declared_time_both_count_by_how_certain_they_are() -> None:
+    """Both are as certain: the estimate is their geometric mean, and its deviation that of two measurements."""
+    alike = Profile(count=5, mean=4 * HOUR, deviation=2 * HOUR, ratio=1000, ratio_deviation=500)
+    both = estimate_run(alike, HOUR)
+    assert (both.mean, both.source) == (2 * HOUR, COMBINED)
+    assert both.deviation == pytest.approx(2 * HOUR * 0.5 / sqrt(2), abs=1)
+    certain = Profile(count=5, mean=4 * HOUR, deviation=2 * HOUR, ratio=1000, ratio_deviation=10)
+    assert estimate_run(certain, HOUR) == (HOUR, HOUR // 100, "declared")
+    assert estimate_run(alike, HOUR, combine=False).source == "declared"  # as logs of earlier versions
+
+
+@given(
+    st.builds(
+        Profile,
+        count=st.integers(1, 50),
+        mean=st.integers(1, 2**50),
+        deviation=st.integers(0, 2**50),
+        ratio=st.integers(0, MOST_RATIO),
+        ratio_deviation=st.integers(0, MOST_RATIO),
+    ),
+    st.lists(st.integers(0, 2**50), min_size=1, max_size=5),
+)
+def test_estimates_of_many_are_those_of_each(profile: Profile, declared: list[int]) -> None:
+    means, deviations = estimate_each(profile, np.array(declared))
+    each = [estimate_run(profile, one) for one in declared]
+    assert means.tolist() == [one.mean for one in each]
+    assert deviations.tolist() == [one.deviation for one in each]

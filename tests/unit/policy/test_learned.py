@@ -67,7 +67,7 @@ def policy(of: Network) -> Any:
 
 def waiting(of: Network) -> World:
     """Three units of different shapes have waited for two devices that become free."""
-    world = World(policy(of)).nodes(1, gpus=2).job("first", gpu=2, expect="4h").round()
+    world = World(policy(of)).nodes(1, gpus=2).job("first", gpu=2, expect="4h", **{"class": "k"}).round()
     world.job("long", gpu=1, cpu=0.5, expect="30m").job("short", gpu=1, expect="10m").job("wide", gpu=2, expect="20m")
     return world.after("3h").finish("first", run="4h").round()
 
@@ -162,9 +162,9 @@ def stated(jobs: int, seed: int = 1) -> tuple[Workload, list[Node]]:
     return generate(parse(f"bursty:jobs={jobs},rate=30,burst=4,share=0.2,most=8,spread=1.6"), options), nodes
 
 
-def mean(chosen: Any) -> float:
+def mean(chosen: Any, seed: int = 1) -> float:
     """Mean completion time of 120 jobs, in seconds; all end."""
-    result = simulate(*stated(jobs=120), chosen)
+    result = simulate(*stated(jobs=120, seed=seed), chosen)
     assert not result.measures.unfinished
     return sum(result.completions) / len(result.completions)
 
@@ -173,8 +173,9 @@ def test_hostile_networks_cost_at_most_five_percent_and_more_without_the_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bad = (HOSTILE, network(7))
-    safe = mean(policy_named("poise"))
-    assert all(mean(policy(of)) <= 1.05 * safe for of in bad)
+    safe, other = mean(policy_named("poise")), mean(policy_named("poise"), seed=2)
+    for of in bad:
+        assert (mean(policy(of)) / safe + mean(policy(of), seed=2) / other) / 2 <= 1.05
     monkeypatch.setattr("poise.policy.learned.LEAST_WORTH", 0.0)
     monkeypatch.setattr("poise.policy.learned.BUDGET", 1e9)
     assert mean(policy(HOSTILE)) > 1.05 * safe

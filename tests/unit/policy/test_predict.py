@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import Ending, Work
-from poise.model.profiles import DEFAULT_RUN, Estimate, Profile, estimate_run
+from poise.model.profiles import COMBINED, DEFAULT_RUN, Estimate, Profile, estimate_run
 from poise.model.resources import Device, Shape
 from poise.policy.predict import Speeds, bound, likely, likely_each
 from poise.testing import World, node
@@ -82,31 +82,40 @@ def test_what_is_declared_of_this_run_goes_before_its_like_unless_these_are_know
     assert often["fast"] == Estimate(8 * SECOND, SECOND, "history")
 
 
-@pytest.mark.parametrize(("missed_by", "source", "varies"), [(0.3, "throughput table", 0.254), (1.4, "history", 0.5)])
+@pytest.mark.parametrize(
+    ("missed_by", "source", "seconds", "varies"),
+    [(0.3, "throughput table", 60, 0.254), (1.4, COMBINED, 60 * (8 / 60) ** (14 / 16), 0.471)],
+)
 def test_a_table_carries_over_what_is_declared_only_if_the_class_keeps_to_that(
-    missed_by: float, source: str, varies: float
+    missed_by: float, source: str, seconds: float, varies: float
 ) -> None:
     """After nine runs of 8 s, with a mean deviation of 4 s, 0.832 of the weight is of what was seen. Where runs miss
     what is declared by 0.3 of it in the mean, a declared time is off by (0.25 + 0.3 - 0.084) / 1.832 = 0.254; by 1.4,
-    (0.25 + 1.4 - 0.084) / 1.832 = 0.855, more than those runs differ.
+    (0.25 + 1.4 - 0.084) / 1.832 = 0.855, more than what both say together: 1 / sqrt(1 / 0.5^2 + 1 / 1.4^2) = 0.471.
     """
     profile = Profile(
         count=9, mean=8 * SECOND, deviation=4 * SECOND, ratio=1000, ratio_deviation=round(1000 * missed_by)
     )
     found = estimates(profiles={"k@fast": profile}, table={"k@fast": 1.0, "k@slow": 0.5}, declared=MINUTE)
     assert found["fast"].source == source
-    assert found["fast"].mean == (8 * SECOND if source == "history" else MINUTE)
+    assert found["fast"].mean == pytest.approx(seconds * SECOND)
     assert found["fast"].deviation == pytest.approx(varies * found["fast"].mean, rel=0.01)
     assert found["slow"].mean == 2 * found["fast"].mean
 
 
 def test_a_class_that_keeps_to_what_is_declared_is_foreseen_by_that() -> None:
     profile = Profile()
-    for declared in (10 * SECOND, 100 * SECOND, 1000 * SECOND):
+    for declared in (10 * SECOND, 100 * SECOND, 1000 * SECOND) * 4:
         profile = profile.observe(Ending(outcome="done", run=2 * declared), declared=declared)
     found = estimate_run(profile, 50 * SECOND)
-    assert found.mean == 100 * SECOND
+    assert found.mean == 100 * SECOND  # its runs differ so much that their mean has no weight
     assert found.source == "declared"
+
+
+def test_a_table_of_speeds_does_not_make_a_guess_certain() -> None:
+    found = estimates(table={"k@fast": 1.0, "k@slow": 0.25})
+    assert found["fast"] == Estimate(DEFAULT_RUN, DEFAULT_RUN, "default")
+    assert found["slow"] == Estimate(4 * DEFAULT_RUN, 4 * DEFAULT_RUN, "default")
 
 
 def test_a_table_carries_a_declared_time_over_from_its_fastest() -> None:

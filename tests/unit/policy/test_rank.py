@@ -55,7 +55,7 @@ def view(*candidates: Candidate) -> Snapshot:
 
 
 def urgency(*candidates: Candidate, pressed: tuple[str, ...] = ()) -> list[int]:
-    timely = Timely(pressed=frozenset(pressed))
+    timely = Timely(pressed=dict.fromkeys(pressed, 0.0))
     return [one.ordinal for one in by_urgency(view(*candidates), timely)]
 
 

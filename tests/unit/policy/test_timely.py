@@ -70,6 +70,13 @@ def test_with_nothing_known_of_its_length_work_with_a_deadline_starts_at_once() 
     assert world.status("due") in ("placed", "running")
 
 
+def test_of_work_of_unknown_length_the_nearest_deadline_goes_first() -> None:
+    world = World().nodes(1, gpus=1).job("long", gpu=1, expect="10h", checkpoint="30s").round().start("long")
+    world.after("40m").job("far", gpu=1, deadline="10h").job("near", gpu=1, deadline="20m").after("1s").round()
+    assert (world.status("far"), world.status("long")) == ("pending", "pending")
+    assert world.status("near") in ("placed", "running")
+
+
 def test_an_elastic_unit_gets_the_tasks_that_make_it_be_on_time() -> None:
     """Four hours on one device, 78 minutes on four. With the margin it takes all four, though the other is shorter."""
     world = World().nodes(1, cpu=8, gpus=4).job("other", gpu=1, workers="1..4", expect="1h")

@@ -41,7 +41,7 @@ def test_what_waits_starts_when_what_runs_has_ended() -> None:
     assert seconds(running.finish)[1] == pytest.approx(5, rel=0.5)
     assert seconds(waiting.start) == seconds(running.finish)
     assert seconds(waiting.finish)[1] == pytest.approx(15, rel=0.3)
-    assert (told.futures, told.units, told.sources, told.left_out) == (20, 3, {"history": 3}, 0)
+    assert (told.futures, told.units, told.sources, told.left_out) == (20, 3, {"declared and history": 3}, 0)
     assert etas(run, now, "j10", "j11").jobs == told.jobs  # the same seed
     run.twin.ledger.check()
 

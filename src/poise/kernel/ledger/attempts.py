@@ -4,9 +4,10 @@ from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.calls import Calls
 from poise.kernel.ledger.changes import Changes
 from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.lifecycle import Lifecycle
 from poise.kernel.ledger.nodes import Nodes
-from poise.kernel.ledger.profiles import Profiles
+from poise.kernel.ledger.profiles import Profiles, Run
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
 from poise.kernel.ledger.seats import Seats
@@ -37,10 +38,11 @@ class Attempts(Room):
         calls: Calls,
         seats: Seats,
         changes: Changes,
+        leader: Leader,
     ) -> None:
         self._jobs, self._active, self._nodes, self._profiles, self._training = jobs, active, nodes, profiles, training
         self._lifecycle, self._calls, self._seats, self._changes = lifecycle, calls, seats, changes
-        self._queues = queues
+        self._queues, self._leader = queues, leader
 
     def handlers(self) -> Handlers:
         return {Started: self._started, Finished: self._finished}
@@ -93,14 +95,25 @@ class Attempts(Room):
             self._settle(unit, event.at)
 
     def _learn(self, unit: UnitState, task: TaskState, ending: Ending) -> None:
-        """Update the profile of the class from a run."""
+        """Update the profile of the class from a run; that of a gang ends with its last member."""
         if ending.outcome == "done":
-            if self._jobs[unit.job].calls is None:  # the lifetime of a worker does not depend on its work
-                model = model_under(self._nodes[task.node].node, task.devices)
-                self._profiles.learn(unit, unit.run_in_size(task), ending, model)
-                self._queues.part(unit.spec.kind)
+            if self._jobs[unit.job].calls is not None:  # the lifetime of a worker does not depend on its work
+                return
+            ended = [task]
+            if self._leader.learning:
+                if any(other.active for other in unit.tasks) or deciding_ending(unit).outcome != "done":
+                    return
+                ended = [one for one in unit.tasks if one.ending is not None]
+            self._profiles.learn(unit, [run for one in ended if (run := self._run_of(unit, one)) is not None])
+            self._queues.part(unit.spec.kind)
         elif ending.outcome in ("failed", "signal", "oom", "hung", "timeout"):
             self._profiles.failed(unit.spec.kind)
+
+    def _run_of(self, unit: UnitState, task: TaskState) -> Run | None:
+        """Return the run of a task that has ended; None if its node was forgotten."""
+        if task.ending is None or task.node not in self._nodes:
+            return None
+        return Run(unit.run_in_size(task), task.ending, model_under(self._nodes[task.node].node, task.devices))
 
     def _lose_member(self, unit: UnitState, index: int, at: int) -> None:
         """Continue a gang without one of its tasks, which was lost or released."""

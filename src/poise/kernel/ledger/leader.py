@@ -51,6 +51,12 @@ class Leader(Room):
         return began is not None and began.fair
 
     @property
+    def learning(self) -> int:
+        """The number of the rules by which run times are learned and expected."""
+        began = self._state.began
+        return began.learning if began is not None else 0
+
+    @property
     def history(self) -> int:
         """Maximum number of finished jobs."""
         return self._state.history

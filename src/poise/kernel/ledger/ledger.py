@@ -85,7 +85,7 @@ class Ledger:
         self.reservations = Reservations(state, self.leader, changes)
         self.shares = Shares(state, self.jobs, self.active, self.queues, self.nodes, changes)
         self.budgets = Budgets(state, self.jobs, self.active, self.nodes, self.shares)
-        paths = Paths(self.profiles, self.queues, changes, plans=plans)
+        paths = Paths(self.profiles, self.queues, self.leader, changes, plans=plans)
         seats = Seats(self.active, self.nodes, self.quotas, self.shares, self.budgets, changes)
         self.training = Training(self.jobs, self.active, paths, changes)
         lifecycle = Lifecycle(self.jobs, self.parts, self.queues, self.leader, self.shares, paths, self.training)
@@ -104,6 +104,7 @@ class Ledger:
             calls,
             seats,
             changes,
+            self.leader,
         )
         self.shown = Shown(self.jobs, self.active, self.queues, self.nodes, self.quotas, self.training, changes)
         self.columns = Columns(

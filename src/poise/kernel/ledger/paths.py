@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.profiles import Profiles
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Room
@@ -18,8 +19,9 @@ class Paths(Room):
     `plans`.
     """
 
-    def __init__(self, profiles: Profiles, queues: Queues, changes: Changes, *, plans: bool) -> None:
-        self._profiles, self._queues, self._changes, self._plans = profiles, queues, changes, plans
+    def __init__(self, profiles: Profiles, queues: Queues, leader: Leader, changes: Changes, *, plans: bool) -> None:
+        self._profiles, self._queues, self._leader, self._changes = profiles, queues, leader, changes
+        self._plans = plans
 
     def plan(self, units: Sequence[UnitState], submitted: int) -> None:
         """Compute critical path and due times of a job from the current estimates."""
@@ -73,7 +75,8 @@ class Paths(Room):
         spec = unit.spec
         if unit.left:
             return unit.left + spec.restore
-        estimate = outlasting(estimate_run(self._profiles.get(spec.kind), spec.declared), unit.outlived)
+        known, combine = self._profiles.get(spec.kind), self._leader.learning > 0
+        estimate = outlasting(estimate_run(known, spec.declared, combine=combine), unit.outlived)
         if unit.progress:
             return max(1, estimate.mean * (ALL - unit.progress) // ALL) + spec.restore
         if not unit.saved:
