@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+from many import many
 
 from poise.drivers.calendar import shifts
 from poise.drivers.schemas import FILES, schema_of
@@ -34,7 +35,7 @@ from poise.policy.recipe import compile_recipe
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VALIDATORS = {kind: jsonschema.Draft202012Validator(schema_of(kind)) for kind in FILES}
-MUTATIONS = 600
+MUTATIONS = many(200, 600)
 """Of each kind of file."""
 
 

@@ -265,10 +265,10 @@ class LookAhead:
     """
 
     def __init__(
-        self, ledger: Ledger, now: int, clock: Clock, *, bounds: Bounds = AT_ONCE, job: Job | None = None
+        self, ledger: Ledger, now: int, clock: Clock, *, bounds: Bounds | None = None, job: Job | None = None
     ) -> None:
-        """Fork the ledger; `job` is submitted in the fork."""
-        self._now, self._clock, self._bounds = max(now, ledger.now), clock, bounds
+        """Fork the ledger; `job` is submitted in the fork. `bounds`: `AT_ONCE` if not given."""
+        self._now, self._clock, self._bounds = max(now, ledger.now), clock, bounds or AT_ONCE
         self._fork: Ledger | None = None
         if len(ledger.nodes) + ledger.jobs.unfinished_units() <= LARGEST:
             self._fork = ledger.fork()

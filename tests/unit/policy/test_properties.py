@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from many import many
 
 from poise.errors import InputError
 from poise.kernel.ledger import UnitState
@@ -446,7 +447,7 @@ class Story(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", ALL)
 def test_whatever_happens(policy: str) -> None:
     machine = type("Story", (Story,), {"policy": policy})
-    run_state_machine_as_test(machine, settings=settings(AS_DRAWN, max_examples=4))
+    run_state_machine_as_test(machine, settings=settings(AS_DRAWN, max_examples=many(2, 4)))
 
 
 def test_elastic_units_come_in_the_same_order_after_a_restart() -> None:

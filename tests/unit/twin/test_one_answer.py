@@ -6,6 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from many import many
 
 from poise.control.forecast import Eta, Target, foresee
 from poise.engine.lookahead import Range, view_settings
@@ -113,7 +114,7 @@ jobs = st.lists(
 
 
 @pytest.mark.parametrize("policy", ["poise", "fifo", "srtf"])
-@settings(max_examples=6)
+@settings(max_examples=many(3, 6))
 @given(jobs, st.integers(0, 5))
 def test_all_who_ask_about_a_random_world_are_told_the_same(
     policy: str, asked: list[dict[str, Any]], running: int
