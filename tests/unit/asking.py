@@ -16,12 +16,15 @@ from poise.testing import WALL, World
 BOUNDS = Bounds(futures=20, seconds=60.0)
 """As many futures as the control plane follows, however slow this machine is."""
 
+FEW = BOUNDS._replace(futures=8)
+"""For answers in which the figures are not what is tested."""
+
 
 def policy_of(world: World) -> ClusterPolicy:
     return policy_named(world.ledger.leader.policy)
 
 
-def explained(world: World, name: str, *, everything: bool = False, bounds: Bounds = BOUNDS) -> Explanation:
+def explained(world: World, name: str, *, everything: bool = False, bounds: Bounds = FEW) -> Explanation:
     """By the name or id of a job, or of a task of it (`g.a`); of any tenant."""
     view = world.controller.snapshot(world.now)
     found = find(world.ledger, world.state(name).id if "." not in name else name)
@@ -31,7 +34,7 @@ def explained(world: World, name: str, *, everything: bool = False, bounds: Boun
     return whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=everything)
 
 
-def expected(world: World, name: str, *, bounds: Bounds = BOUNDS) -> Start:
+def expected(world: World, name: str, *, bounds: Bounds = FEW) -> Start:
     """When a job starts of which all that waits asks for the same."""
     [waiting] = explained(world, name, bounds=bounds).waiting
     assert waiting.start is not None
@@ -39,7 +42,7 @@ def expected(world: World, name: str, *, bounds: Bounds = BOUNDS) -> Start:
 
 
 def planned(
-    world: World, document: dict[str, Any], *, tenant: str = DEFAULT, everything: bool = False, bounds: Bounds = BOUNDS
+    world: World, document: dict[str, Any], *, tenant: str = DEFAULT, everything: bool = False, bounds: Bounds = FEW
 ) -> PlanReport:
     compiled = world.controller.prepare(document, WALL, world.now, tenant)
     job = world.controller.would_submit(compiled)

@@ -2,6 +2,7 @@
 
 import re
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from poise.model.reports import Start
 from poise.policy.suites import policy_named
 from poise.testing import World
 from poise.units import MINUTE, SECOND
-from unit.asking import BOUNDS, expected, policy_of
+from unit import asking
+from unit.asking import BOUNDS, policy_of
+
+expected = partial(asking.expected, bounds=BOUNDS)
 
 
 def certain(policy: str, *runs: str) -> World:

@@ -16,7 +16,7 @@ from poise.model.resources import Device, Node
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World, node
 from poise.units import MINUTE, SECOND
-from unit.asking import BOUNDS, explained, planned
+from unit.asking import FEW, explained, planned
 
 
 def waits(world: World, job: str) -> Waiting:
@@ -54,7 +54,7 @@ def test_a_waiting_job_tells_who_is_in_its_way_and_until_when() -> None:
     assert told.start is not None
     assert told.start.earliest is not None and told.start.latest is not None
     assert 0 < told.start.earliest < 9 * MINUTE < told.start.latest
-    assert told.start.futures == BOUNDS.futures
+    assert told.start.futures == FEW.futures
     assert (told.count, told.named, told.asks) == (1, ("j3.main",), "1 CPU, 1 GPU")
 
 
@@ -561,7 +561,7 @@ def test_one_far_back_in_a_long_queue_is_told_how_many_come_first() -> None:
     for _ in range(300):
         world.job(cpu=2, expect="10s")
     world.round()
-    [told] = explained(world, "j301", bounds=BOUNDS._replace(futures=3)).waiting
+    [told] = explained(world, "j301", bounds=FEW._replace(futures=3)).waiting
     assert told.ahead == 299
     assert told.reasons[-1].sentence() == "waits behind 171 more of its kind, which came first"
     assert told.start is not None

@@ -14,9 +14,7 @@ from poise.errors import SpecError
 from poise.model.reports import Start
 from poise.testing import World
 from poise.units import MINUTE
-from unit.asking import BOUNDS, expected, explained, planned, policy_of
-
-FEW = BOUNDS._replace(futures=8)
+from unit.asking import FEW, expected, explained, planned, policy_of
 
 
 def foreseen(world: World, name: str) -> Eta:
@@ -54,9 +52,9 @@ def test_what_follows_what_runs_is_waited_for(policy: str, minutes: int) -> None
         "c": {"class": "c20m", "needs": ["b"]},
     }
     world.graph("g", tasks=tasks, priority="urgent").round().start("g.a")
-    [before] = planned(world, {"run": "true", **X}, bounds=FEW).waits
+    [before] = planned(world, {"run": "true", **X}).waits
     world.job("x", **X).round()
-    said = expected(world, "x", bounds=FEW)
+    said = expected(world, "x")
     assert said.likely is not None and abs(said.likely - minutes * MINUTE) < MINUTE
     assert range_of(said) == range_of(before.start) == foreseen(world, "x").start
 
@@ -66,9 +64,9 @@ def test_where_run_times_are_declared_the_intervals_are_the_same_too() -> None:
     world = World("fifo").nodes(1, cpu=1)
     tasks: dict[str, dict[str, Any]] = {"a": {"expect": "10m"}, "b": {"expect": "60m", "needs": ["a"]}}
     world.graph("g", tasks=tasks, priority="high").round().start("g.a")
-    [before] = planned(world, {"run": "true", "expect": "5m"}, bounds=FEW).waits
+    [before] = planned(world, {"run": "true", "expect": "5m"}).waits
     world.job("x", expect="5m").round()
-    said = expected(world, "x", bounds=FEW)
+    said = expected(world, "x")
     assert said.earliest is not None and said.likely is not None and said.latest is not None
     assert 20 * MINUTE < said.earliest < said.likely < said.latest
     assert range_of(said) == range_of(before.start) == foreseen(world, "x").start
@@ -78,7 +76,7 @@ def test_a_job_that_comes_after_another_is_waited_for() -> None:
     world = learned("fifo")
     world.job("a", **{"class": "c12m"}).round().start("a")
     world.job("b", after=["a"], priority="urgent", **{"class": "c60m"}).job("x", **X).round()
-    said = expected(world, "x", bounds=FEW)
+    said = expected(world, "x")
     assert said.likely is not None and abs(said.likely - 72 * MINUTE) < MINUTE
     assert range_of(said) == foreseen(world, "x").start
 
@@ -91,7 +89,7 @@ def test_what_needs_two_comes_up_after_the_later_one() -> None:
         "c": {"class": "c60m", "needs": ["a", "b"]},
     }
     world.graph("g", tasks=tasks, priority="urgent").round().start("g.a").job("x", **X).round()
-    said = expected(world, "x", bounds=FEW)
+    said = expected(world, "x")
     assert said.likely is not None and abs(said.likely - 92 * MINUTE) < MINUTE
     assert range_of(said) == foreseen(world, "x").start
 
@@ -129,11 +127,11 @@ def test_all_who_ask_about_a_random_world_are_told_the_same(
     for fields in asked[running:-1]:
         submit(world, fields)
     world.round()
-    plan = planned(world, document_of(asked[-1]), bounds=FEW) if fits(world, asked[-1]) else None
+    plan = planned(world, document_of(asked[-1])) if fits(world, asked[-1]) else None
     submit(world, asked[-1])
     names = list(world.ledger.jobs)
     for name in dict.fromkeys((names[-1], *names[:1])):
-        eta, waits = foreseen(world, name), explained(world, name, bounds=FEW).waiting
+        eta, waits = foreseen(world, name), explained(world, name).waiting
         assert [range_of(of.start) for of in waits] == [eta.start] * len(waits)
         assert [bool(of.start.guesses) for of in waits if of.start] == [eta.unknown == "start"] * len(waits)
     if plan is not None and plan.waits:
