@@ -2,8 +2,10 @@
 run, the files that took longest.
 """
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +36,21 @@ def etcd() -> "Iterator[EtcdServer]":
 
     with running() as server:
         yield server
+
+
+_last: list[Path] = []
+"""The file whose tests run."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Exclude from garbage collection what is there before a file of tests: thousands of collected tests, which code
+    that collects garbage by itself would search each time.
+    """
+    if _last != [item.path]:
+        _last[:] = [item.path]
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -215,7 +215,7 @@ def test_what_comes_again_with_too_much_is_not_foreseen() -> None:
     jobs = [
         of_parts(name, parts, 3600 * number + later)
         for number in range(5)
-        for name, parts, later in (("sweep", 200, 0), ("third", 60, 20), ("first", 60, 10), ("second", 40, 15))
+        for name, parts, later in (("sweep", 101, 0), ("third", 20, 20), ("first", 60, 10), ("second", 40, 15))
     ]
     run = Run("fifo", [node("n1")], jobs)
     run.twin.run(4 * HOUR + 10 * MINUTE)

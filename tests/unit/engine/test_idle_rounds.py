@@ -18,6 +18,8 @@ from poise.policy.suites import POLICIES, ClusterPolicy, policy_named
 from poise.units import SECOND
 
 NAMES = sorted(POLICIES.keys() - {"static"})
+FEWER = ("fifo", "sjf", "round-robin", "poise")
+"""Policies that leave out rounds in the worlds below."""
 
 
 class AtEachEvent:
@@ -73,7 +75,7 @@ class Run:
         self.twin.add_nodes(there)
         pause = 60 / sum(len(one.devices) for one in there) * 8
         at = 0.0
-        for _ in range(60):
+        for _ in range(40):
             at += random.expovariate(1 / pause)
             self.twin.arrive(arrival(random, at))
         if random.random() < 0.5:
@@ -98,13 +100,7 @@ def test_nothing_is_decided_otherwise(seed: int, name: str) -> None:
     """In a world of its own for each policy."""
     usual, always = Run(policy_named(name), seed), Run(AtEachEvent(policy_named(name)), seed)
     assert usual.happened() == always.happened()
-    assert usual.twin.rounds <= always.twin.rounds
-
-
-def test_rounds_that_change_nothing_are_not_run() -> None:
-    for name in ("fifo", "sjf", "round-robin", "poise"):
-        usual, always = Run(policy_named(name), 1), Run(AtEachEvent(policy_named(name)), 1)
-        assert usual.twin.rounds < always.twin.rounds, name
+    assert usual.twin.rounds <= always.twin.rounds - (name in FEWER), "rounds that change nothing are not run"
 
 
 def test_who_comes_first_is_not_recorded_anew_with_each_that_begins() -> None:

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given, settings
+from many import many
 
 from poise.model.decisions import Decision, Hold, Plan
 from poise.model.resources import Device, Node
@@ -153,7 +154,7 @@ def any_shares(chance: Random, tree: ShareTree, models: Sequence[str]) -> ShareV
     return ShareView(tree, tuple(held), debts)
 
 
-@settings(max_examples=30)
+@settings(max_examples=many(15, 30))
 @given(st.randoms(use_true_random=True))
 def test_each_share_by_itself_gives_the_order_of_merging_them_unit_by_unit(chance: Random) -> None:
     view = any_view(chance)
@@ -180,7 +181,7 @@ def crowded(chance: Random) -> Snapshot:
     return world.controller.snapshot(world.now)
 
 
-@settings(max_examples=10)
+@settings(max_examples=many(5, 10))
 @given(st.randoms(use_true_random=True))
 def test_the_decisions_are_those_of_the_whole_order(chance: Random) -> None:
     """Once all devices are held and no more are taken back, the rest comes in the order of the policy."""

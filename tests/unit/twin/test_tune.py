@@ -95,11 +95,11 @@ def test_what_is_told_of_the_same_policy_is_never_better() -> None:
 def test_the_same_seed_finds_the_same_with_any_number_of_processes() -> None:
     pytest.importorskip("optuna")
     told, again = (
-        tune(asked(), "poise", objectives_named("jct,p99wait"), evaluations=17, processes=processes)
+        tune(asked(), "poise", objectives_named("jct,p99wait"), evaluations=12, processes=processes)
         for processes in (1, 2)
     )
     assert told == again
-    assert (told.evaluations, told.jobs, told.told.jobs) == (17, (30, 30, 30), 30)
+    assert (told.evaluations, told.jobs, told.told.jobs) == (12, (30, 30, 30), 30)
     assert any(point.number == told.knee for point in told.front)
     assert front_of([tuple(point.objectives.values()) for point in told.front]) == list(range(len(told.front)))
     assert choose_document(told.document).recipe is not None
