@@ -1,5 +1,6 @@
 """Two real gateways and a real Redis: what is shared, for whom, for how long, and what a kill of it costs."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -76,12 +77,25 @@ class Stages:
 @pytest.fixture(scope="module")
 def gateways(home: Living, redis: RedisServer) -> Iterator[tuple[Stages, Stages]]:
     both = Stages(home, redis), Stages(home, redis)
+    they_share(*both)
     yield both
     assert [one.end() for one in both] == [0, 0]
 
 
-def written(redis: RedisServer, count: int) -> None:
-    until(lambda: len(redis.keys("poise:*:*:" + "[0-9a-f]" * 64)) >= count, "it is written")
+def they_share(one: Stages, other: Stages) -> None:
+    """Wait until the second gateway has what the first was answered: a gateway looks for Redis once a second."""
+    values = (f"shared {number}" for number in itertools.count())
+
+    def shared() -> bool:
+        value = next(values)
+        one.run(value, "perceive")
+        return other.run(value, "perceive") == [True]
+
+    until(shared, "they share")
+
+
+def written(redis: RedisServer) -> int:
+    return len(redis.keys("poise:*:*:" + "[0-9a-f]" * 64))
 
 
 def asked(home: Living, stage: str) -> int:
@@ -89,22 +103,49 @@ def asked(home: Living, stage: str) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+class Count:
+    """Counts of both gateways and of the models, since this was made."""
+
+    def __init__(self, home: Living, gateways: tuple[Stages, Stages]) -> None:
+        self._home, (self._one, self._other) = home, gateways
+        self._before = self._now()
+
+    def failures(self) -> float:
+        """Calls to Redis that failed or took longer than 50 ms: then a gateway asks the model instead."""
+        return self._now()[0] - self._before[0]
+
+    def asked(self) -> list[float]:
+        """How often each model was asked; hits of the second gateway in Redis, in its process, of all; what it keeps."""
+        return [now - before for now, before in zip(self._now()[1:], self._before[1:], strict=True)]
+
+    def _now(self) -> list[float]:
+        hits = [{"tier": "redis", "result": "hit"}, {"tier": "process", "result": "hit"}]
+        return [
+            sum(of.metric("cache_failures_total", tier="redis") for of in (self._one, self._other)),
+            *(asked(self._home, stage) for stage in ("perceived", "parsed", "counted")),
+            *(self._other.metric("cache_gets_total", deployment="perceive", **labels) for labels in hits),
+            self._other.metric("nv_cache_num_hits_per_model_total", deployment="perceive"),
+            self._other.metric("cache_size{", deployment="perceive", tier="process"),
+        ]
+
+
 def test_graphs_that_share_a_stage_share_what_it_made(
     home: Living, redis: RedisServer, gateways: tuple[Stages, Stages]
 ) -> None:
+    """Again with another image where Redis failed a gateway, which happens on a machine that stands still for 50 ms."""
     one, other = gateways
-    assert one.run("an image", "perceive", "parse") == [False, False]
-    written(redis, 2)
-    assert other.run("an image", "perceive", "count") == [True, False]
-    assert one.run("an image", "perceive", "parse") == [True, True]
-    assert (asked(home, "perceived"), asked(home, "parsed"), asked(home, "counted")) == (1, 1, 1)
-    told = other.ask("perceive", b'  "an image" ')
-    assert told.value == "an image perceived"
+    for number in range(10):
+        image, count, kept = f"image {number}", Count(home, gateways), written(redis)
+        first = one.run(image, "perceive", "parse")
+        until(lambda: written(redis) >= kept + 2 or count.failures(), "it is written")  # noqa: B023
+        second, third = other.run(image, "perceive", "count"), one.run(image, "perceive", "parse")
+        told = other.ask("perceive", f'  "{image}" '.encode())
+        if not count.failures():
+            break
+    assert (first, second, third) == ([False, False], [True, False], [True, True])
+    assert count.asked() == [1, 1, 1, 1, 1, 2, 1]
+    assert told.value == f"{image} perceived"
     assert told.headers["cache-status"].startswith("poise; hit; ttl=") and 0 <= int(told.headers["age"]) < 60
-    assert other.metric("cache_gets_total", deployment="perceive", tier="redis", result="hit") == 1
-    assert other.metric("cache_gets_total", deployment="perceive", tier="process", result="hit") == 1
-    assert other.metric("nv_cache_num_hits_per_model_total", deployment="perceive") == 2
-    assert other.metric("cache_size{", deployment="perceive", tier="process") == 1
 
 
 def test_what_a_request_may_say_of_it(home: Living, redis: RedisServer, gateways: tuple[Stages, Stages]) -> None:
@@ -142,14 +183,7 @@ def test_a_redis_that_is_killed_is_not_missed(redis: RedisServer, gateways: tupl
     assert one.metric("cache_failures_total", deployment="perceive", tier="redis") > 0
     assert one.forget("parse") == 202, "others are told once it is back"
     redis.start()
-    count = iter(range(10_000))
-
-    def shared() -> bool:
-        value = f"back {next(count)}"
-        one.run(value, "perceive")
-        return other.run(value, "perceive") == [True]
-
-    until(shared, "they share again")
+    they_share(one, other)
 
 
 def test_what_is_missing_for_it_is_told(home: Living) -> None:
