@@ -122,9 +122,9 @@ LONG = (
     *("train-with-other-trainers", "elastic-training", "train-under-torchrun", "many-machines"),
     *("check-a-machine", "multimodal", "train-in-a-pipeline", "make-a-model-smaller"),
     *("share-devices-between-training-and-services", "break-a-fleet", "try-a-fleet", "compare-policies"),
-    "fit-batch-and-precision",
+    *("fit-batch-and-precision", "rules", "ask-what-if", "replay-a-log", "share-a-fleet", "write-a-policy"),
 )
-"""Guides that train, measure or simulate for a while, or bring up a cluster: `make test-slow` runs them."""
+"""Guides that train, measure, simulate or wait for a while, or bring up a cluster: `make test-slow` runs them."""
 
 
 def marked(document: Path) -> Any:

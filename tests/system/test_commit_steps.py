@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from many import many
 
 from poise.errors import PoiseError
 from system.dying import STEPS
 from system.living import PATIENCE, Diary, Living, kill, until
 
 COUNTS = {"before-checkpoint": (1,), "in-checkpoint": (1,), "after-checkpoint": (2,)}
-"""At which of its passes a step kills, one control plane after the other; by default once at the start of a term, and
-once in the midst of work."""
+"""At which of its passes a step kills, one control plane after the other."""
+
+EARLY, LATE = 2, 9
+"""The same of all other steps: at the start of a term, and in the midst of work. Of few, each step has one of both."""
 
 
 class Killed:
@@ -75,7 +78,7 @@ def test_a_kill_at_this_step_loses_nothing_and_doubles_nothing(killed: Killed, s
     submitter = threading.Thread(target=submit)
     submitter.start()
     try:
-        for count in COUNTS.get(step, (2, 9)):
+        for count in COUNTS.get(step, (EARLY, LATE)[list(STEPS).index(step) % 2 :: many(2, 1)]):
             control = killed.control(step, str(count))
             assert control.wait(PATIENCE) == -9, killed.messages.read_text()[-3000:]
         control = killed.control()

@@ -343,25 +343,27 @@ def test_a_cluster_that_is_still_starting_ends_with_who_started_it(living: Livin
     up.communicate()
 
 
-def test_who_brings_it_up_is_told_that_there_is_no_ray(living: Living, on_ray: OnRay) -> None:
-    """Nothing answers, or it is a cluster whose secret is another: both are told where they are typed."""
+@pytest.mark.parametrize("there", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_who_brings_it_up_is_told_that_there_is_no_ray(living: Living, on_ray: OnRay, there: bool) -> None:
+    """Nothing answers, or it is `there` and its secret is another: both are told where they are typed."""
     (living.work / "token").write_text("0" * 64)
     (living.work / "token").chmod(0o600)
     other = {**on_ray.token, "RAY_AUTH_TOKEN_PATH": str(living.work / "token")}
-    for address, environment, what, hint in (
-        (f"127.0.0.1:{free_port()}", {}, "no Ray answers there", "ray start"),
-        (on_ray.address, other, "Ray does not let this machine in without its secret", "auth_token"),
-    ):
-        listen = f"127.0.0.1:{free_port()}"
-        done = living.poise("up", "--port", "0", "--on", f"ray:{address}", "--listen", listen, "--json", **environment)
-        assert (done.code, done.error["code"], done.error["message"]) == (2, "E214", what), living.messages()[-2000:]
-        assert address in done.error["have"]
-        assert hint in done.error["hint"]
-        doctor = living.poise("doctor", "--json")
-        [check] = [check for check in doctor.value["checks"] if check["name"] == "Ray"]
-        assert (doctor.code, check["status"]) == (1, "fail")
-        assert what in check["text"]
-        assert living.poise("down").code == 0
+    address, environment, what, hint = (
+        (on_ray.address, other, "Ray does not let this machine in without its secret", "auth_token")
+        if there
+        else (f"127.0.0.1:{free_port()}", {}, "no Ray answers there", "ray start")
+    )
+    listen = f"127.0.0.1:{free_port()}"
+    done = living.poise("up", "--port", "0", "--on", f"ray:{address}", "--listen", listen, "--json", **environment)
+    assert (done.code, done.error["code"], done.error["message"]) == (2, "E214", what), living.messages()[-2000:]
+    assert address in done.error["have"]
+    assert hint in done.error["hint"]
+    doctor = living.poise("doctor", "--json")
+    [check] = [check for check in doctor.value["checks"] if check["name"] == "Ray"]
+    assert (doctor.code, check["status"]) == (1, "fail")
+    assert what in check["text"]
+    assert living.poise("down").code == 0
     [check] = [check for check in on_ray.living.poise("doctor", "--json").value["checks"] if check["name"] == "Ray"]
     assert check["status"] == "ok"
 

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from system.living import Diary, Living, until
 from system.serving import Serving
 
@@ -46,6 +48,7 @@ def test_a_rule_closes_a_node_and_opens_it_again(living: Living) -> None:
     assert [change["over"] for change in tested["changes"]] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_rule_asks_and_is_allowed(living: Living) -> None:
     living.up()
     living.file("rules.yaml", RULES % "ask")

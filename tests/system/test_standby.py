@@ -50,12 +50,9 @@ Server = PostgresServer | EtcdServer
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> Server:
-    """PostgreSQL, unless a test is `on_both`."""
+    """PostgreSQL, unless a test names another."""
     server: Server = request.getfixturevalue(getattr(request, "param", "postgres"))
     return server
-
-
-on_both = pytest.mark.parametrize("server", ["postgres", "etcd"], indirect=True)
 
 
 class Pair:
@@ -259,7 +256,7 @@ def test_what_was_just_submitted_and_what_it_wrote_is_found_by_way_of_one_that_s
     assert told.value.record.code == "E120"
 
 
-@on_both
+@pytest.mark.parametrize("server", [pytest.param("postgres", marks=pytest.mark.slow), "etcd"], indirect=True)
 def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -> None:
     diary = Diary(pair.first.work / "diary")
     with Load(pair, diary) as load:
@@ -342,6 +339,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_calls_go_on_while_a_leader_stands_still(pair: Pair) -> None:
     """Its end of the connection is there still: whoever waits for an answer has to find out by itself."""
     script = pair.first.file("calls.py", CALLS)

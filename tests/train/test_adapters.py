@@ -79,7 +79,13 @@ print("from", begun, "to", trainer.global_step)
 """
 
 
-@pytest.mark.parametrize(("package", "script"), [("transformers", HUGGING_FACE), ("lightning", LIGHTNING)])
+@pytest.mark.parametrize(
+    ("package", "script"),
+    [
+        ("transformers", HUGGING_FACE),
+        pytest.param("lightning", LIGHTNING, marks=pytest.mark.slow),
+    ],
+)
 def test_a_trainer_that_is_asked_to_end_saves_itself_and_goes_on(package: str, script: str, tmp_path: Path) -> None:
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")

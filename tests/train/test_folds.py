@@ -139,7 +139,8 @@ def test_who_comes_in_the_second_session_has_what_the_first_came_to(workers: Wor
     assert workers.steps("a")[-1][2] == len(names)
 
 
-@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(3))
 def test_each_session_under_torchrun_has_all_its_workers(tmp_path: Path, turn: int) -> None:
     """More than once: the second one used to race for what the first had left."""
     options = ("--standalone", "--nproc-per-node", "2", str(SCRIPT))
