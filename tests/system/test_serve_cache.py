@@ -115,7 +115,7 @@ class Count:
         return self._now()[0] - self._before[0]
 
     def asked(self) -> list[float]:
-        """How often each model was asked; hits of the second gateway in Redis, in its process, of all; what it keeps."""
+        """How often each model was asked; hits of the second gateway in Redis, in its process, of all; its entries."""
         return [now - before for now, before in zip(self._now()[1:], self._before[1:], strict=True)]
 
     def _now(self) -> list[float]:
