@@ -27,6 +27,8 @@ FIRST := tests/docs tests/system
 REAL := $(FIRST) $(filter-out $(FIRST) $(LARGE) $(SIMULATED) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) \
   $(patsubst %,--ignore %,$(filter %.py,$(LARGE)))
 TIMED := $(shell grep --recursive --files-with-matches --include 'test_*.py' 'pytest.mark.timed' tests)
+# what draws more worlds, seeds and examples with MANY=1
+MANY_DRAWN := $(shell grep --recursive --files-with-matches --include 'test_*.py' 'from many import many' tests)
 # what takes seconds by itself, most of them spent waiting: its limits are of seconds too, and it may run beside its like
 CHAOS := tests/system/test_chaos.py
 
@@ -97,11 +99,11 @@ test-kubernetes: setup servers kubernetes-parts  ## Poise on that Kubernetes, wi
 test-clients: setup servers .peers/vllm/.ready .peers/kserve/.ready  ## OpenAI's and Anthropic's clients before two servers of vLLM (3 GB); KServe's own client
 	$(BIN)/python -m pytest tests/gateway/test_vllm.py tests/system/test_kserve_sdk.py
 
-# types and the tests in memory need nothing but processor time, and take what the real processes beside them leave;
-# these wait for most of their time, so three of them share a core
+# types and the tests in memory need nothing but processor time, and take what the real processes beside them leave, on
+# both cores to the end; these wait for most of their time, so three of them share a core
 test: setup style servers  ## style, layers, types; all tests: in memory beside real processes; then those that time something
 	@mkdir -p build; \
-	setsid nice sh -c '$(subst ','\'',$(TYPES)); types=$$?; $(BIN)/python -m pytest -p no:cacheprovider $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
+	setsid nice sh -c '$(subst ','\'',$(TYPES)); types=$$?; $(BESIDE) --numprocesses 2 -p no:cacheprovider $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
 	setsid $(BESIDE) --numprocesses 1 $(OF_LARGE) $(LARGE) > build/large.txt 2>&1 & large=$$!; \
 	trap "kill -- -$$memory -$$large" INT TERM; \
 	$(BESIDE) --numprocesses 5 $(REAL); real=$$?; \
@@ -111,8 +113,9 @@ test: setup style servers  ## style, layers, types; all tests: in memory beside 
 	$(BIN)/python -m pytest -m timed --numprocesses 5 --dist load $(CHAOS)
 	$(BIN)/python -m pytest -m timed $(filter-out $(CHAOS),$(TIMED))
 
-test-slow: setup servers  ## the longest tests with real processes, which `make test` leaves out
+test-slow: setup servers  ## the longest tests with real processes, and more seeds and worlds, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow tests/docs tests/gateway/test_vllm.py tests/system tests/train
+	MANY=1 $(BIN)/python -m pytest -m "not timed and not slow" $(MANY_DRAWN)
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults

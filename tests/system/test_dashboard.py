@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from many import many
 
 from poise.dashboard.recording import Recording
 from poise.drivers.http import Connection
@@ -346,17 +347,20 @@ def no_barrier(seen: Seen) -> None:
 
 
 def test_there_is_no_barrier_that_axe_finds(seen: Seen) -> None:
-    """No rule of Axe depends on both a width and a colour."""
+    """No rule of Axe depends on both a width and a colour. Axe looks at each page once, at every second one when it is
+    narrow and dark; at all of them both ways if there are to be many looks.
+    """
     report = seen.client.job("report")
     try:
-        for path in (*VIEWS, f"/jobs/{report.id}", "/jobs/learns", "/nodes/fast", "/unknown"):
+        for number, path in enumerate((*VIEWS, f"/jobs/{report.id}", "/jobs/learns", "/nodes/fast", "/unknown")):
             seen.go(path)
             seen.wait("document.getElementById('who').textContent !== ''")
-            for width, theme in ((360, "dark"), (1400, "light")):
+            for turn, (width, theme) in enumerate(((360, "dark"), (1400, "light"))):
                 size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
                 seen.browser.call("Emulation.setDeviceMetricsOverride", **size)
                 seen.browser.evaluate(f"document.documentElement.dataset.theme = {json.dumps(theme)}")
-                no_barrier(seen)
+                if (number + turn) % many(2, 1) == 0:
+                    no_barrier(seen)
                 wide = seen.browser.evaluate("document.documentElement.scrollWidth - innerWidth")
                 assert wide <= 0, (path, width, "scrolls sideways")
     finally:

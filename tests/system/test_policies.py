@@ -95,13 +95,13 @@ def fleets_of_theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     ("policy", "says"),
     [
         ("raises", "LookupError: I have no idea"),
-        ("leaves", "its process ended with code 5"),
+        pytest.param("leaves", "its process ended with code 5", marks=pytest.mark.slow),
         ("ends", "its process ended with code 6"),
         ("crashes", "its process was killed by signal 11"),
         ("waits", "no plan within 300 ms"),
         ("spins", "no plan within 300 ms"),
         ("eats", ""),  # out of its room, or out of time
-        ("no-plan", "gave a `list`, not a Plan"),
+        pytest.param("no-plan", "gave a `list`, not a Plan", marks=pytest.mark.slow),
         ("wrong-type", "the plan is malformed: Expected `array`, got `str` - at `$.decisions`"),
         ("unknown", "no unit that waits named `j77.main`"),
         ("lies", "gets 1 devices of"),
