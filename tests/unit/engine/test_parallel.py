@@ -1,6 +1,7 @@
 """Worlds beside a log: with the policy that decides they are what happens, with another what would have happened."""
 
 from collections.abc import Iterable
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -58,6 +59,12 @@ def lived(policy: str, arrivals: Iterable[Arrival], nodes: int = 2) -> Run:
     return run
 
 
+@cache
+def lived_as_drawn(policy: str, seed: int) -> Run:
+    """Several tests compare with it, and none changes it."""
+    return lived(policy, drawn(seed))
+
+
 class Beside:
     """Worlds that follow what was lived, from an instant on, by steps of the clock."""
 
@@ -102,7 +109,7 @@ def apart(ends: dict[str, int], others: dict[str, int]) -> dict[str, float]:
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "poise"])
 @pytest.mark.parametrize("step", [0.0, 7.0])
 def test_the_world_of_the_policy_that_decides_is_what_happens(policy: str, step: float) -> None:
-    run = lived(policy, drawn(1))
+    run = lived_as_drawn(policy, 1)
     assert apart(Beside(run).follow(step).ends(LIVE), ends_of(run.twin.ledger)) == {}
 
 
@@ -110,9 +117,8 @@ def test_the_world_of_the_policy_that_decides_is_what_happens(policy: str, step:
 @pytest.mark.parametrize("step", [0.0, 7.0])
 def test_the_world_of_another_policy_is_what_would_have_happened(policy: str, step: float) -> None:
     """Nothing that it needs to know is told before it was seen under the policy that decides."""
-    arrivals = drawn(2)
-    beside = Beside(lived("fifo", arrivals), policy).follow(step)
-    assert apart(beside.ends(policy), ends_of(lived(policy, arrivals).twin.ledger)) == {}
+    beside = Beside(lived_as_drawn("fifo", 2), policy).follow(step)
+    assert apart(beside.ends(policy), ends_of(lived_as_drawn(policy, 2).twin.ledger)) == {}
     assert not beside.worlds.worlds[policy].guessed
 
 

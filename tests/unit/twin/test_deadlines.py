@@ -19,19 +19,23 @@ from poise.units import MINUTE, SECOND
 POLICY = policy_named("poise")
 
 
+FEW = 30
+"""Futures where the chance need not be exact."""
+
+
 def asked(world: World, name: str, *units: str, **more: Any) -> DeadlineForecast:
     """Of a job of the log, on a copy of it."""
     job = world.state(name)
     names = units or tuple(unit.spec.name for unit in job.units)
-    question = DeadlineQuestion(units=names, now=world.now, known=job.id, seconds=60.0, **more)
+    question = DeadlineQuestion(units=names, now=world.now, known=job.id, seconds=60.0, futures=FEW, **more)
     return answer(Ledger.decode(world.ledger.encode()), POLICY, Settings(), question)
 
 
-def if_submitted(world: World, **fields: Any) -> DeadlineForecast:
+def if_submitted(world: World, futures: int = FEW, **fields: Any) -> DeadlineForecast:
     """Of a job that is not there yet."""
     job = compile_spec({"run": "true"} | fields, wall=WALL).job("j99", {})
     names = tuple(unit.name for unit in job.units if unit.deadline)
-    question = DeadlineQuestion(units=names, now=world.now, job=job, seconds=60.0)
+    question = DeadlineQuestion(units=names, now=world.now, job=job, seconds=60.0, futures=futures)
     return answer(Ledger.decode(world.ledger.encode()), POLICY, Settings(), question)
 
 
@@ -49,7 +53,7 @@ KNOWN = {"class": "known"}
 
 def test_the_chance_falls_with_the_time_that_is_left() -> None:
     world = learned()
-    chances = [if_submitted(world, deadline=by, **KNOWN) for by in ("30m", "10m", "5m")]
+    chances = [if_submitted(world, futures=100, deadline=by, **KNOWN) for by in ("30m", "10m", "5m")]
     assert [told.due for told in chances] == [30 * MINUTE, 10 * MINUTE, 5 * MINUTE]
     assert chances[0].chance > 950
     assert 200 < chances[1].chance < 900
@@ -71,7 +75,7 @@ def test_what_waits_and_runs_before_it_counts() -> None:
 
 def test_nothing_is_certain() -> None:
     """Of a hundred futures that are all on time, one more is not for sure."""
-    assert if_submitted(learned(), deadline="10h", **KNOWN).chance == 1000 * 101 // 102
+    assert if_submitted(learned(), futures=100, deadline="10h", **KNOWN).chance == 1000 * 101 // 102
 
 
 def test_where_nothing_is_known_of_run_times_no_chance_is_given() -> None:
