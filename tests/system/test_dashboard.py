@@ -430,6 +430,7 @@ def test_no_page_has_written_an_error_to_the_console(seen: Seen) -> None:
 
 def test_a_page_that_is_kept_shows_what_was_and_any_moment_of_it_without_a_server(seen: Seen, tmp_path: Path) -> None:
     recording = Recording(link(seen.living)["link"])
+    until(recording.heard, "the state before the job is recorded")
     job = seen.living.poise("submit", "--name", "soon", "--", "sleep", "1000").text.strip()
     until(lambda: job in str(recording.heard()), "it is recorded")
     assert seen.living.poise("cancel", job).code == 0
