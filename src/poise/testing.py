@@ -10,7 +10,7 @@ its invariants after every change.
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -129,6 +129,9 @@ class World:
     that the last plan named, and at each `poll` (ns) if one is set.
     """
 
+    check_each: ClassVar[int] = 1
+    """With `check`, invariants are checked at one of so many changes of the ledger."""
+
     def __init__(
         self, policy: str | ClusterPolicy = "poise", *, check: bool = True, poll: int = 0, **settings: Any
     ) -> None:
@@ -156,7 +159,8 @@ class World:
         self.orders: dict[Attempt, Orders] = {}
         self._requests = 0
         self._serials = 0
-        self._checked: tuple[Ledger, int] | None = None
+        self._seen: tuple[Ledger, int] | None = None
+        self._changes = 0
         self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
 
     @property
@@ -490,10 +494,12 @@ class World:
             self._check()
 
     def _check(self) -> None:
-        """Check all invariants if the ledger has changed since the last check."""
-        if self._checked is None or self._checked[0] is not self.ledger or self._checked[1] != self.ledger.revision:
-            self.ledger.check()
-            self._checked = self.ledger, self.ledger.revision
+        """Check all invariants if the ledger has changed since the last call, at each `check_each`th change."""
+        if self._seen is None or self._seen[0] is not self.ledger or self._seen[1] != self.ledger.revision:
+            self._seen = self.ledger, self.ledger.revision
+            self._changes += 1
+            if self._changes % self.check_each == 0:
+                self.ledger.check()
 
     def _append(self, append: Append) -> Sequence[Effect]:
         if append.expected != len(self.log):

@@ -6,6 +6,12 @@
 import os
 
 from hypothesis import HealthCheck, settings
+from many import many
+
+from poise.testing import World
+
+World.check_each = many(3, 1)
+"""A check takes 2 ms. What is wrong with a state is mostly wrong after the next change too."""
 
 settings.register_profile(
     "unit",
