@@ -28,7 +28,7 @@ REAL := $(FIRST) $(filter-out $(FIRST) $(LARGE) $(SIMULATED) %/__pycache__,$(pat
   $(patsubst %,--ignore %,$(filter %.py,$(LARGE)))
 TIMED := $(shell grep --recursive --files-with-matches --include 'test_*.py' 'pytest.mark.timed' tests)
 # what draws more worlds, seeds and examples with MANY=1
-MANY_DRAWN := $(shell grep --recursive --files-with-matches --include 'test_*.py' 'from many import many' tests)
+MANY_DRAWN := $(shell grep --recursive --files-with-matches --include 'test_*.py' 'from many import many' tests/fuzz tests/system)
 # what takes seconds by itself, most of them spent waiting: its limits are of seconds too, and it may run beside its like
 CHAOS := tests/system/test_chaos.py
 
@@ -115,7 +115,7 @@ test: setup style servers  ## style, layers, types; all tests: in memory beside 
 
 test-slow: setup servers  ## the longest tests with real processes, and more seeds and worlds, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow tests/docs tests/gateway/test_vllm.py tests/system tests/train
-	MANY=1 $(BIN)/python -m pytest -m "not timed and not slow" $(MANY_DRAWN)
+	MANY=1 $(BESIDE) --numprocesses 2 $(SIMULATED) $(MANY_DRAWN)
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults

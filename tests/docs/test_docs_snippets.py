@@ -17,9 +17,11 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from itertools import dropwhile, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 from system.forked import Forks
 from system.living import POISE
@@ -118,17 +120,12 @@ def without_columns(text: str) -> str:
     return "".join(lines)
 
 
-LONG = (
-    *("train-with-other-trainers", "elastic-training", "train-under-torchrun", "many-machines"),
-    *("check-a-machine", "multimodal", "train-in-a-pipeline", "make-a-model-smaller"),
-    *("share-devices-between-training-and-services", "break-a-fleet", "try-a-fleet", "compare-policies"),
-    *("fit-batch-and-precision", "rules", "ask-what-if", "replay-a-log", "share-a-fleet", "write-a-policy"),
-)
-"""Guides that train, measure, simulate or wait for a while, or bring up a cluster: `make test-slow` runs them."""
+FIRST = ("README", "first-job", "first-graph", "python", "share-a-machine", "shadow", "serve-a-model", "operate")
+"""Pages that `make test` runs: those that a reader opens first. `make test-slow` runs all others."""
 
 
 def marked(document: Path) -> Any:
-    return pytest.param(document, marks=[pytest.mark.slow] if document.stem in LONG else [], id=document.stem)
+    return pytest.param(document, marks=[pytest.mark.slow] if document.stem not in FIRST else [], id=document.stem)
 
 
 @pytest.mark.parametrize("document", [marked(one) for one in DOCUMENTS if any(steps(one.read_text(encoding="utf-8")))])
@@ -212,6 +209,62 @@ def run(folder: Path, command: str) -> str:
         check=False,
     )
     return done.stdout.replace(str(folder.resolve()), "/home/you")
+
+
+BEFORE = re.compile(r"[A-Za-z_]+=.*|until|while|if|do|then|time|!")
+"""Words of a shell before a command."""
+
+
+def commands(typed: str) -> Iterator[list[str]]:
+    """The words of each command of Poise in a line of a shell."""
+    typed = re.sub(r"\$\(([^()]|\([^()]*\))*\)", "1", typed.replace("\\\n", ""))
+    lexer = shlex.shlex(re.sub(r"\d?>(&\d)?", ";", typed), posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    for between, found in groupby(lexer, lambda word: not word.strip("();<>|&")):
+        words = list(dropwhile(BEFORE.fullmatch, found))
+        if not between and words[:1] == ["poise"]:
+            yield words[1:]
+
+
+def parse(words: list[str]) -> None:
+    """As the command does before it begins. Raises `click.UsageError`."""
+    from poise.cli.group import poise
+
+    command: click.Command | None = poise
+    name: str | None = "poise"
+    context: click.Context | None = None
+    while command is not None:
+        context = command.make_context(name, words, parent=context)
+        words = [*context._protected_args, *context.args]
+        if not isinstance(command, click.Group) or not words:
+            return
+        name, command, words = command.resolve_command(context, words)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
+def test_what_the_document_shows_can_be_typed(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only `make test-slow` runs it: each command is there, and takes these flags."""
+    monkeypatch.chdir(ROOT)
+    wrong = []
+    for step in steps(document.read_text(encoding="utf-8")):
+        for words in commands(step.command):
+            try:
+                parse(words)
+            except click.exceptions.Exit:  # it prints its help or version
+                pass
+            except click.UsageError as error:
+                wrong.append((step.line, words, error.format_message()))
+    assert wrong == []
+
+
+def test_what_cannot_be_typed_is_found() -> None:
+    assert list(commands("umask 077; HERE=1 poise ls --all 2> x | grep y && poise run -- true")) == [
+        ["ls", "--all"],
+        ["run", "--", "true"],
+    ]
+    for wrong in (["nothing"], ["ls", "--nothing"], ["show", "j1", "j2"], ["down", "--leave=1"]):
+        with pytest.raises(click.UsageError):
+            parse(wrong)
 
 
 def test_a_loose_comparison_still_compares() -> None:
