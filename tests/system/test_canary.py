@@ -147,7 +147,7 @@ def test_what_is_as_good_takes_over_while_nobody_notices(home: Living) -> None:
 @pytest.mark.parametrize(
     ("canary", "why"),
     [
-        ("model: models.py:Slow, share: [50%], after: 50", "ms beside"),
+        pytest.param("model: models.py:Slow, share: [50%], after: 50", "ms beside", marks=pytest.mark.slow),
         pytest.param("model: models.py:Other, shadow: 100%, after: 50", "answers the same", marks=pytest.mark.slow),
         ("model: models.py:Dies, share: [30%], after: 20", "errors"),
         pytest.param("model: models.py:Never, share: [50%]", "no weights here", marks=pytest.mark.slow),

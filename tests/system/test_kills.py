@@ -55,7 +55,7 @@ Victims = Callable[[Living, random.Random], list[int]]
         (_killed_control, True),
         (_killed_agent, True),
         (_killed_supervisor, True),
-        (_killed_both, True),
+        pytest.param(_killed_both, True, marks=pytest.mark.slow),
         (_killed_everything, True),
         (_killed_keeper, False),
         (_killed_task, False),

@@ -186,7 +186,11 @@ def test_down_ends_every_agent_and_the_fleet_stays_until_told_otherwise() -> Non
         living.close()
 
 
-@pytest.mark.parametrize("options", [("--no-fleet",), ("--fleet", "other.yaml")], ids=("none", "another"))
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(("--no-fleet",), marks=pytest.mark.slow), ("--fleet", "other.yaml")],
+    ids=("none", "another"),
+)
 def test_nodes_of_an_earlier_fleet_are_forgotten_and_what_ran_there_runs_elsewhere(
     living: Living, options: tuple[str, ...]
 ) -> None:

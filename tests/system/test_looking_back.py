@@ -136,7 +136,7 @@ def test_a_past_moment_is_shown_on_each_page_and_the_present_comes_back(seen: Se
     assert seen.living.poise("cancel", job).code == 0
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_there_is_no_barrier_on_a_narrow_page_of_the_past(seen: Seen, theme: str) -> None:
     at = moment(seen)
     seen.browser.call("Emulation.setDeviceMetricsOverride", width=360, height=900, deviceScaleFactor=1, mobile=False)

@@ -157,6 +157,7 @@ def test_a_bad_term_is_a_failure_of_the_policy(living: Living, packages: Path) -
     assert "the term `bad-term` gave something other" in events(living, "policy-failed")[0]["error"]
 
 
+@pytest.mark.slow
 def test_three_failures_in_a_row_and_it_rests(living: Living, packages: Path) -> None:
     start(living, packages, "raises")
     for _ in range(IN_A_ROW):
@@ -216,6 +217,7 @@ def test_the_policy_is_set_while_poise_is_up(living: Living, packages: Path) -> 
     assert [event["policy"] for event in events(living, "configured")] == ["fifo", last]
 
 
+@pytest.mark.slow
 def test_a_policy_in_shadow_is_compared_and_decides_nothing(living: Living, packages: Path) -> None:
     start(living, packages, "poise")
     assert living.poise("shadow").err.startswith("no policy is in shadow")

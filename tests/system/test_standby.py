@@ -269,6 +269,7 @@ def test_the_leader_is_killed_under_load_and_the_other_one_goes_on(pair: Pair) -
     assert not pair.leads(pair.first)
 
 
+@pytest.mark.slow
 def test_a_stream_of_submissions_goes_on_to_whoever_leads(pair: Pair) -> None:
     """It begins at the one that stands by, and goes on to it once it leads."""
     places = (pair.second.home.socket, pair.first.home.socket)

@@ -235,6 +235,7 @@ def json_text(error: dict[str, str]) -> str:
     return " ".join(error.values())
 
 
+@pytest.mark.slow
 def test_a_torn_tail_is_cut_and_said_loudly(living: Living) -> None:
     """The last commit was cut short by a power cut: what it held was never acknowledged."""
     jobs = history(living)
@@ -248,6 +249,7 @@ def test_a_torn_tail_is_cut_and_said_loudly(living: Living) -> None:
     living.poise("cancel", extra)
 
 
+@pytest.mark.slow
 def test_a_log_cut_before_what_was_acknowledged_is_refused(living: Living) -> None:
     history(living)
     cut(living.home)

@@ -177,7 +177,9 @@ def test_input_is_for_one_command(shared: Living) -> None:
     assert refused.error["field"] == "--interactive"
 
 
-@pytest.mark.parametrize("victims", [("control",), ("agent",), ("control", "agent")])
+@pytest.mark.parametrize(
+    "victims", [("control",), pytest.param(("agent",), marks=pytest.mark.slow), ("control", "agent")]
+)
 def test_input_goes_on_whoever_is_killed(living: Living, victims: tuple[str, ...]) -> None:
     living.up()
     process = piped(living, "run", "--", "cat")
