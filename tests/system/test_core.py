@@ -72,7 +72,8 @@ def test_limits_are_those_of_all_together(serving: Serving, home: Living) -> Non
         home.file("go", "")
         told = [one.result() for one in asked]
     assert sorted({one.status for one in told}) == [200, 503]
-    assert 3 <= sum(one.status == 200 for one in told) <= 4
+    answered = sum(one.status == 200 for one in told)
+    assert 2 <= answered <= 4, "two wait; up to two run, unless all eight came before the core had sent a batch"
     assert serving.metric("serve_deployment_queued_queries") == 0
 
 
