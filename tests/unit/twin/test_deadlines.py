@@ -48,7 +48,7 @@ def learned(runs: int = 12) -> World:
     return world
 
 
-KNOWN = {"class": "known"}
+KNOWN: dict[str, Any] = {"class": "known"}
 
 
 def test_the_chance_falls_with_the_time_that_is_left() -> None:
