@@ -49,6 +49,7 @@ def learned(runs: int = 12) -> World:
 
 
 KNOWN: dict[str, Any] = {"class": "known"}
+UNKNOWN: dict[str, Any] = {"class": "unknown"}
 
 
 def test_the_chance_falls_with_the_time_that_is_left() -> None:
@@ -83,7 +84,7 @@ def test_where_nothing_is_known_of_run_times_no_chance_is_given() -> None:
     told = if_submitted(world, deadline="10m")
     assert (told.chance, told.unknown, told.p50) == (-1, "run times", None)
     assert if_submitted(world, deadline="30m", expect="10m").chance > 800
-    assert if_submitted(learned(), deadline="30m", **{"class": "unknown"}).chance > 0, "other classes tell something"
+    assert if_submitted(learned(), deadline="30m", **UNKNOWN).chance > 0, "other classes tell something"
     tasks = {"a": {"run": "x"}, "b": {"run": "y", "needs": ["a"], "expect": "1m", "deadline": "10m"}}
     job = compile_spec({"kind": "graph", "tasks": tasks}, wall=WALL).job("j1", {})
     question = DeadlineQuestion(units=("b",), now=world.now, job=job, seconds=60.0)
