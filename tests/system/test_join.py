@@ -13,6 +13,7 @@ import pytest
 import poise
 from poise.cli.join import Joined, unit_text
 from poise.config import Home
+from poise.drivers.lock import holder
 from system.living import Living, free_port, until
 
 
@@ -56,7 +57,7 @@ def test_a_machine_joins_runs_work_and_leaves(listening: Living) -> None:
         until(lambda: status_of(listening, job) == "running", "it runs")
         for agent in listening.processes(b"poise.agent"):
             os.kill(agent, signal.SIGKILL)
-        until(lambda: not listening.processes(b"poise.agent"), "it is killed")
+        until(lambda: not holder(Home(home).node / "lock"), "it is killed, and has let its lock go")
         assert listening.poise(*joining, "--json").code == 0, "the same command starts it again"
         assert status_of(listening, job) == "running"
         listening.poise("cancel", job)
