@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from drivers.registry import Registry
@@ -13,8 +14,10 @@ from system.podman import IMAGE, Podman
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Podman:
-    return Podman(tmp_path_factory.mktemp("podman"))
+def podman() -> Iterator[Podman]:
+    """Below a short path: below a long one, podman waits 20 s for each container that has ended."""
+    with TemporaryDirectory(prefix="poise-", ignore_cleanup_errors=True) as at:
+        yield Podman(Path(at))
 
 
 @pytest.fixture(scope="module")
