@@ -76,15 +76,15 @@ def for_ever(folder: Path) -> None:
         save(workers, step, LARGE)
 
 
-def lived(child: Callable[[], None], first: Path | None = None, seconds: float = 0.0) -> bool:
-    """Whether a process that does this ends by itself; it is killed some seconds after it has made `first`."""
+def lived(child: Callable[[], None], folder: Path | None = None, seconds: float = 0.0) -> bool:
+    """Whether a process that does this ends by itself; it is killed some seconds after a checkpoint is in `folder`."""
     if (pid := os.fork()) == 0:
         try:
             child()
         finally:
             os._exit(0)
-    if first is not None:
-        while not first.exists():
+    if folder is not None:
+        while not any(path.name[5:].isdigit() for path in folder.glob("step-*")):  # any step: the next ones remove it
             time.sleep(0.001)
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
@@ -101,7 +101,7 @@ def main(folder: Path) -> None:
     for moment in range(MOMENTS):
         mine = folder / "moments" / str(moment)
         mine.mkdir(parents=True)
-        lived(lambda mine=mine: for_ever(mine), mine / "step-1", draw.uniform(0.0, 0.1))  # type: ignore[misc]
+        lived(lambda mine=mine: for_ever(mine), mine, draw.uniform(0.0, 0.1))  # type: ignore[misc]
 
 
 if __name__ == "__main__":
