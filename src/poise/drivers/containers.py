@@ -278,7 +278,10 @@ def left_over(podman: str, node: str) -> list[str]:
 
 def forget(podman: str, names: Iterable[str]) -> bool:
     """End and remove these containers, if they are there. Return whether podman has done it."""
+    names = list(names)
     done = _called(podman, "rm", "--force", "--ignore", "--time=0", *names)
+    if done is not None and done.returncode != 0:
+        _log.warning("podman has not removed %s: %s", ", ".join(names), done.stderr.strip())
     return done is not None and done.returncode == 0
 
 
