@@ -130,7 +130,7 @@ class World:
     """
 
     check_each: ClassVar[int] = 1
-    """With `check`, invariants are checked at one of so many changes of the ledger."""
+    """A world with `check` checks the invariants each time the ledger has changed this many times."""
 
     def __init__(
         self, policy: str | ClusterPolicy = "poise", *, check: bool = True, poll: int = 0, **settings: Any

@@ -60,24 +60,25 @@ class Lifetime:
         while self._until_idle:
             await asyncio.sleep(_LOOK_EVERY)
             now = self._plane.clock.now()
-            if self._requests or self._busy():
+            if self._stays():
                 idle_since = now
-            elif now - idle_since > Times().idle_exit and self._until_idle:
+            elif now - idle_since > Times().idle_exit:
                 await self._announce()
-                if self._requests or self._busy():
-                    self._home.left.unlink(missing_ok=True)
-                    idle_since = now
-                    continue
-                self._left_at = self._plane.ledger.revision
-                self.end()
-                return
+                if not self._stays():
+                    self._left_at = self._plane.ledger.revision
+                    self.end()
+                    return
+                self._home.left.unlink(missing_ok=True)
+                idle_since = now
 
     async def _announce(self) -> None:
         """Announce the exit, and answer for a while those who looked before the announcement. The others wait."""
         self._home.left.touch(mode=0o600)
         await asyncio.sleep(_LOOK_EVERY)
 
-    def _busy(self) -> bool:
+    def _stays(self) -> bool:
+        """Return whether there is or will be something to do, or the process is to stay up."""
         ledger = self._plane.ledger
         to_come = ledger.schedules.any_awaited or ledger.reservations
-        return bool(ledger.jobs.unfinished() or to_come or ledger.jobs.notifying or not self._until_idle)
+        busy = self._requests or ledger.jobs.unfinished() or to_come or ledger.jobs.notifying
+        return bool(busy) or not self._until_idle

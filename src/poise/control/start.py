@@ -71,8 +71,8 @@ def supervised(home: Home) -> bool:
 
 
 def may_be_asked(home: Home) -> bool:
-    """Return whether to ask a control plane instead of the log: this home's, or another one that answers now. An idle
-    one that leaves no longer answers, so wait until it has left.
+    """Return whether to ask a control plane instead of the log: this home's, or another one that answers now. If an
+    idle one is about to exit, wait until it has exited: it no longer answers.
     """
     _wait_while(lambda: _leaves(home))
     if home.elsewhere is not None or running_here(home) or supervised(home):

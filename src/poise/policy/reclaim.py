@@ -351,12 +351,7 @@ def value(candidate: Candidate, run: int, now: int, *, waits: float = 1.0) -> fl
 
 def values(candidate: Candidate, runs: Collection[int], now: int, *, waits: float = 1.0) -> list[float]:
     """Return the worth of starting a unit for each of several run times in nanoseconds."""
-    weight = worth(effective_class(candidate, now), candidate.weight)
-    waited = now - candidate.ready
-    longs_for: list[float] = [1 + waited / (STARVES * (run if run > SECOND else SECOND)) for run in runs]
-    if waits != 1.0:
-        longs_for = [more**waits for more in longs_for]
-    return [weight * more / ((run if run > 1 else 1) / SECOND) for more, run in zip(longs_for, runs, strict=True)]
+    return [value(candidate, run, now, waits=waits) for run in runs]
 
 
 def worth(priority: int, weight: int) -> float:

@@ -268,9 +268,9 @@ def _by_chance(owed: Owed, time: int, deviation: float) -> Owed:
 
 
 def _by_deadline(left: int, varies: float, most: int) -> tuple[int, float]:
-    """Return the remaining run time (at least 1) and its mean deviation, for a run of which only the class is known. A
-    user who sets a deadline expects that the run is shorter than the time for it, `most`. So assume one of the shorter
-    runs of its class, unless hardly any is that short.
+    """Return the remaining run time (at least 1) and its mean deviation. Only the class of the run is known. A user who
+    sets a deadline expects that the run is shorter than the time for it, `most`. So assume one of the shorter runs of
+    its class, unless hardly any is that short.
     """
     left, deviation = max(1, left), varies * left
     return shorter_than(left, deviation, most) if most > 0 and left - CERTAIN * deviation <= most else (left, deviation)
