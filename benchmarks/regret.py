@@ -1,6 +1,6 @@
 """Measure regret: the distance of each policy from the best of all, over random worlds and slices of real traces.
 
-    python benchmarks/regret.py [--first 1] [--worlds 60] [--traces] [--data ../shared/data]
+    python benchmarks/regret.py [--first 1] [--worlds 60] [--redraws 0] [--traces] [--data ../shared/data]
         [--policies poise,fifo,…] [--known FILE] [--each] [--json]
 
 A *world* is a fleet, a workload and the policies' knowledge of it, drawn from one seed: the size of the fleet and its
@@ -12,6 +12,10 @@ A policy's *regret* in a world is its distance from the best of all policies: in
 relative to the best (each second of a job is weighted by its class and weight), in deadlines met and in the worst
 finish-time fairness as a difference. Worlds on which a policy was tuned prove nothing: publish results with a `--first`
 of unused seeds. `--known` saves the measurements of the other policies in a file.
+
+The best of several policies in one world is in part the luckiest. `--redraws` draws other jobs of the same description
+for each world, and adds a table of the regrets of the averages over all draws of a world: geometric means of
+completions and waits, means of the rest. Luck has less effect on those, the more draws there are.
 """
 
 import argparse
@@ -21,7 +25,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import exp, inf
+from itertools import groupby
+from math import exp, inf, log
 from pathlib import Path
 from statistics import fmean
 from time import process_time
@@ -48,6 +53,7 @@ LONGEST = 60.0
 
 UNIT = "main"
 SERVICE = "service"
+AGAIN = " again "
 INFORMATION: tuple[Information, ...] = ("estimated", "none")
 
 
@@ -72,7 +78,8 @@ class Tells(msgspec.Struct, frozen=True):
 # --- worlds that are drawn -------------------------------------------------------------------------------------------
 
 
-def drawn(seed: int) -> World:
+def drawn(seed: int, again: int = 0) -> World:
+    """Return the world of a seed; with `again`, one of the same description with other jobs."""
     draw = random.Random(f"regret {seed}")
     pick = draw.choice
     about: dict[str, Any] = {
@@ -94,7 +101,8 @@ def drawn(seed: int) -> World:
         "restore": pick([0, 30, 120]),
         "services": pick([0.0, 0.0, 0.2]),
     }
-    return World(f"drawn {seed}", about, partial(_make, f"world {seed}", about))
+    which = f"{seed}{AGAIN}{again}" if again else f"{seed}"
+    return World(f"drawn {which}", about, partial(_make, f"world {which}", about))
 
 
 def _make(seed: str, about: dict[str, Any]) -> tuple[list[Node], Workload]:
@@ -367,6 +375,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
     parser.add_argument("--first", type=int, default=1, help="seed of the first world")
     parser.add_argument("--worlds", type=int, default=60)
+    parser.add_argument("--redraws", type=int, default=0, help="further draws of each world")
     parser.add_argument("--traces", action="store_true")
     parser.add_argument("--only", default="", help="worlds whose name contains this")
     parser.add_argument("--policies", default=POLICIES)
@@ -376,7 +385,8 @@ def main() -> None:
     given = parser.parse_args()
     policies = given.policies.split(",")
     known: dict[str, Any] = json.loads(given.known.read_text()) if given.known and given.known.exists() else {}
-    worlds = [drawn(seed) for seed in range(given.first, given.first + given.worlds)]
+    seeds = range(given.first, given.first + given.worlds)
+    worlds = [drawn(seed, again) for seed in seeds for again in range(1 + given.redraws)]
     worlds += list(traces(given.data, given.first)) if given.traces else []
     found: list[tuple[World, list[dict[str, Any]]]] = []
     for world in worlds:
@@ -396,8 +406,26 @@ def main() -> None:
             show_world(world, rows, policies[0])
     if given.json:
         print(json.dumps([{"world": world.name, "about": world.about, "trials": rows} for world, rows in found]))
-    else:
+        return
+    if not given.redraws:
         show(found, policies)
+        return
+    groups = [list(of) for _, of in groupby(found, key=lambda one: one[0].name.partition(AGAIN)[0])]
+    show([group[0] for group in groups], policies)
+    print("\nAverages of the draws of each world:")
+    show([(group[0][0], averaged([rows for _, rows in group])) for group in groups], policies)
+
+
+def averaged(draws: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the average figures of each policy over several draws of a world."""
+    return [
+        {
+            **of[0],
+            **{key: fmean(row[key] for row in of) for key in ("met", "worst_rho", "preempted", "missing", "due")},
+            **{key: exp(fmean(log(max(row[key], 1e-6)) for row in of)) for key in ("mean_h", "p99_wait_h")},
+        }
+        for of in zip(*draws, strict=True)
+    ]
 
 
 def show_world(world: World, rows: Sequence[dict[str, Any]], mine: str) -> None:

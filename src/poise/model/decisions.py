@@ -94,6 +94,7 @@ REASONS = {
     "FAILED_THERE": "it has failed there before, and another node is possible",
     "DEADLINE": "cannot end in time: {have} expected, {need} left",
     "LATE": "its deadline of {need} cannot be met any more ({have}): treated as ordinary work",
+    "LATE_ON": "it would miss its deadline there, and could not move: {have} expected, {need} left",
     "LATE_FOR": "the deadline of {subject} cannot be met any more ({have}): treated as ordinary work",
     "CANCELLED_LATE": "cancelled: its deadline of {need} could not be met any more ({have})",
     "CANCELLED_FOR": "cancelled: only {subject} needs it, whose deadline could not be met any more",

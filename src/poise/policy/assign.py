@@ -107,6 +107,11 @@ def assign(
     }
 
 
+def in_time(draft: Draft, candidate: Candidate, runs: Mapping[int, int]) -> dict[int, int]:
+    """Return those of a waiting unit's run times by model that end before it is due."""
+    return {model: run for model, run in runs.items() if draft.view.now + run <= candidate.due}
+
+
 def improve(entries: Iterable[Entry], target: dict[str, int], room: dict[int, int]) -> None:
     """Move a unit to a model that has room, or exchange two, while the total worth of `target` grows: each time the
     change with the largest gain.
@@ -183,14 +188,15 @@ def _running(draft: Draft, resident: Resident, here: int, standing: float, left:
 
 
 def _waiting(draft: Draft, candidate: Candidate) -> Entry:
-    """Return the entry of a waiting unit. One that must start now to be on time gets a model on which it is, if there
-    is one; for an elastic unit its size ensures that.
+    """Return the entry of a waiting unit. One whose deadline is kept gets a model on which it is on time, if there is
+    one. One that must start now is worth more; for an elastic unit its size ensures that it is on time.
     """
     shape = candidate.shape
     left, times = draft.speeds.left(candidate, shape, draft.able(shape).models), 1.0
+    if candidate.unit in draft.timely.waiting:
+        left = in_time(draft, candidate, left) or left
     if candidate.unit in draft.timely.pressed and not candidate.least:
-        in_time = {index: run for index, run in left.items() if draft.view.now + run <= candidate.due}
-        left, times = in_time or left, PRESSED
+        times = PRESSED
     gains = [times * gain for gain in values(candidate, left.values(), draft.view.now, waits=draft.waits)]
     devices = shape.gpus * (candidate.least or candidate.tasks)
     worths = list(zip(gains, left, strict=True))

@@ -22,7 +22,7 @@ from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
-from poise.policy.assign import PRESSED, Aim, Part, assign
+from poise.policy.assign import PRESSED, Aim, Part, assign, in_time
 from poise.policy.choose import choose
 from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.elasticflow import ElasticFlow
@@ -607,6 +607,9 @@ class _Round:
         told_apart = aim is not None and self._by_speed(candidate, candidate.shape)[0][1] is not None
         if aim is not None and told_apart and not candidate.others:
             shapes: tuple[Shape, ...] = (_on_model(candidate.shape, self.view.fleet.models[aim.model].name),)
+        elif late := self._late_on(candidate):
+            names = [model.name for model in self.view.fleet.models if model.name not in late]
+            shapes = (_on_models(candidate.shape, names),)
         else:
             shapes = (candidate.shape, *candidate.others)
         if candidate.tasks > 1 or candidate.least:
@@ -640,6 +643,17 @@ class _Round:
         self.allowance.take(candidate, shape, 1)
         self.decisions.append(Place(unit=candidate.unit, spots=(spot,), why=why, variant=variant))
         return True
+
+    def _late_on(self, candidate: Candidate) -> dict[str, int]:
+        """Return the device models on which a unit may not start, with its run time there: it would miss a deadline
+        that is kept, and could not move to a faster device without losing all of its work.
+        """
+        moves = candidate.checkpoint and candidate.preemptible
+        if moves or candidate.unit not in self.draft.timely.waiting or candidate.others or not self._is_uneven:
+            return {}
+        runs = self.draft.speeds.left(candidate, candidate.shape, self.draft.able(candidate.shape).models)
+        good = in_time(self.draft, candidate, runs)
+        return {self.view.fleet.models[index].name: run for index, run in runs.items() if good and index not in good}
 
     def _meanwhile(self, candidate: Candidate, shape: Shape) -> int | None:
         """Return a row with room kept for another unit, if this unit is known to end before that room is needed."""
@@ -1096,6 +1110,9 @@ class _Round:
             room = self._room_at_end(candidate.shape) + self.draft.kept_now(candidate.unit)
             have = min(needed - 1, room)
             reasons.append(gang_incomplete(self.view.fleet, candidate.shape.where, needed, have))
+        for model, run in self._late_on(candidate).items():
+            left = format_duration(candidate.due - self.view.now)
+            reasons.append(Reason(code="LATE_ON", subject=model, need=left, have=format_duration(run)))
         for shape in (candidate.shape, *candidate.others):
             known = self._told.get(shape)
             if known is None:

@@ -7,7 +7,9 @@ on time, or was given up so that more is, counts as ordinary work in every rule.
 
 from collections.abc import Mapping, Sequence
 from math import erf, exp, pi, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from poise.model.deadlines import can_meet
 from poise.model.decisions import UNKNOWN
@@ -16,7 +18,7 @@ from poise.model.jobs import CLASS_WEIGHT, GRACE
 from poise.model.profiles import CERTAIN, Estimate
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
-from poise.policy.deadlines import Owed, latest_starts, met
+from poise.policy.deadlines import ONE_POOL, Owed, latest_starts, met
 from poise.policy.elastic import speeds_with
 from poise.policy.feasible import ability
 from poise.policy.predict import Speeds, speeds_of
@@ -67,13 +69,15 @@ class Timely(NamedTuple):
     """Units with a kept deadline. `pressed` units wait and must start now; the one with the least device time for its
     worth, in nanoseconds of a device, goes first. By unit: the `promised` deadline of a running one, and the speed that
     an elastic one needs, relative to one task on the fastest device (`paces`). `next` is the instant at which the next
-    unit becomes pressed (0: none). Units whose deadline is not kept are in none of these.
+    unit becomes pressed (0: none). `waiting` has all units that wait. Units whose deadline is not kept are in none of
+    these.
     """
 
     pressed: Mapping[str, float] = {}
     promised: Mapping[str, Promise] = {}
     paces: Mapping[str, float] = {}
     next: int = 0
+    waiting: frozenset[str] = frozenset()
 
     def makes_late(self, resident: Resident, run: int, risk: float) -> bool:
         """Return whether waiting for such a run puts a kept deadline at more than this risk."""
@@ -113,9 +117,15 @@ class _Look:
     def __init__(self, view: Snapshot, speeds: Speeds, running: Running) -> None:
         self.view, self.speeds, self.running = view, speeds, running
         self.paces: dict[str, float] = {}
-        known: tuple[Speeds, dict[str, _OwedBy]] | None = view.fleet.runs.get("owed")
-        self._same, self._owed_before = (known[0] is speeds, known[1]) if known is not None else (False, {})
+        models = [model.called for model in view.fleet.models] if speeds.tells_models_apart(devices=True) else []
+        self.pools = {called: pool for pool, called in enumerate(dict.fromkeys(models))}
+        self.pool_of = [self.pools[called] for called in models]  # by device model: several can have one name
+        known: tuple[Speeds, dict[str, int], dict[str, _OwedBy]] | None = view.fleet.runs.get("owed")
+        self._same, self._owed_before = False, dict[str, _OwedBy]()
+        if known is not None and known[1] == self.pools:
+            self._same, self._owed_before = known[0] is speeds, known[2]
         self._owed: dict[str, _OwedBy] = {}
+        self._factors: dict[tuple[int, int], tuple[Any, Any, tuple[float, ...]]] = {}  # by what they come from
 
     def all(self, candidates: list[Candidate]) -> Timely:
         now, fleet = self.view.now, self.view.fleet
@@ -130,32 +140,69 @@ class _Look:
             running = self._first([self._running(one, ns, varies) for one, ns, varies in runs.values() if one.due])
             if not waiting and not running:
                 continue
-            row = DEVICES if on_devices else CPU
-            total = int(fleet.total[row, is_open].sum()) * (WHOLE if on_devices else 1)
+            looked_at, others = [*waiting[:LOOKED_AT], *running[:LOOKED_AT]], running[LOOKED_AT:]
+            pools = self._sizes(looked_at) if on_devices else []
+            if not pools:
+                row = DEVICES if on_devices else CPU
+                pools = [int(fleet.total[row, is_open].sum()) * (WHOLE if on_devices else 1)]
+                looked_at, others = ([one._replace(on=ONE_POOL) for one in of] for of in (looked_at, others))
+            places = {unit: self.pools.get(of[0].model, 0) if len(pools) > 1 else 0 for unit, of in runs.items()}
             taken = [
-                (now + ns, _width(one.shape, one.size))
+                (now + ns, _width(one.shape, one.size), places[one.unit])
                 for one, ns, _ in runs.values()
                 if not one.due and (one.serves or not one.preemptible)
             ]
-            others = running[LOOKED_AT:]
-            taken += [(now + one.left, one.width) for one in others]
-            kept = met([*waiting[:LOOKED_AT], *running[:LOOKED_AT]], total, now, taken) + others
-            starts |= latest_starts(kept, total, now, runs.keys())
-            last = latest_starts([one._replace(margin=0) for one in kept], total, now, runs.keys())
+            taken += [(now + one.left, one.width, places[one.unit]) for one in others]
+            kept = met(looked_at, pools, now, taken) + others
+            starts |= latest_starts(kept, pools, now, places)
+            last = latest_starts([one._replace(margin=0) for one in kept], pools, now, places)
             for one in kept:
                 takes[one.unit] = one.left * one.width / one.worth
                 if one.unit in runs:
                     resident, ns, varies = runs[one.unit]
                     time = last[one.unit] - now + one.left
                     promised[one.unit] = Promise(time, ns, varies * ns, lost_work(resident, now) + GRACE)
-        fleet.runs["owed"] = self.speeds, self._owed
+        fleet.runs["owed"] = self.speeds, self.pools, self._owed
         waits = {unit: start for unit, start in starts.items() if unit not in promised}
         return Timely(
             {unit: takes[unit] for unit, start in waits.items() if start <= now},
             promised,
             {unit: pace for unit, pace in self.paces.items() if unit in starts},
             min((start for start in waits.values() if start > now), default=0),
+            frozenset(waits),
         )
+
+    def _sizes(self, units: Sequence[Owed]) -> list[int]:
+        """Return the size of each pool of devices, in thousandths; none if the models are not told apart, or a unit is
+        so wide that it needs devices of several.
+        """
+        if not self.pools:
+            return []
+        fleet = self.view.fleet
+        there = fleet.device_model[fleet.closed == 0]
+        pools = np.array(self.pool_of)[there[there >= 0]]
+        sizes: list[int] = (np.bincount(pools, minlength=len(self.pools)) * WHOLE).tolist()
+        for one in units:
+            could = [size for size, factor in zip(sizes, one.on, strict=True) if factor]
+            if could and one.width > max(could):
+                return []
+        return sizes
+
+    def _on(self, one: Resident | Candidate) -> tuple[float, ...]:
+        """Return how much longer a unit runs in each pool than on its fastest model, 0 where it cannot run."""
+        if not self.pools or not one.shape.gpus:
+            return ONE_POOL
+        of = self.speeds.of(one.kind, one.shape.wants.precision, one.declared, one.work, devices=True)
+        able = ability(self.view.fleet, one.shape).models
+        known = self._factors.get(key := (id(of), id(able)))
+        if known is None:
+            means = [0] * len(self.pools)
+            for model, pool in enumerate(self.pool_of):
+                if able[model]:
+                    means[pool] = max(1, of[model].mean)
+            fastest = min(filter(None, means), default=1)
+            known = self._factors[key] = of, able, tuple(mean / fastest for mean in means)
+        return known[2]
 
     def _first(self, owed: list[Owed]) -> list[Owed]:
         """Return the units that can be on time, those with the earliest latest start first."""
@@ -189,6 +236,7 @@ class _Look:
 
     def _running(self, one: Resident, left: int, varies: float) -> Owed:
         tasks, weight = one.size, CLASS_WEIGHT[one.priority] * one.weight
+        pools = tuple(float(called == one.model) for called in self.pools) if one.shape.gpus else ()
         if one.least:
             speeds, rate = speeds_with(self.view.speedups.get(one.unit), one.most), self._rate(one)
             work, time = left * speeds[one.size], one.due - self.view.now
@@ -201,9 +249,11 @@ class _Look:
                     if (to > rate or larger > tasks) and again <= time * speeds[larger]:
                         self.paces[one.unit] = to * speeds[larger]
                         tasks, work = larger, again
+                        pools = self._on(one) if to > rate else pools
                         break
             left = int(work / speeds[tasks])
-        owed = Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, int(SAFETY * varies * left))
+        margin = int(SAFETY * varies * left)
+        owed = Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, margin, pools or ONE_POOL)
         return _by_chance(owed, one.due - self.view.now, varies * left)
 
     def _rate(self, one: Resident) -> float:
@@ -256,7 +306,7 @@ class _Look:
             left = int(work / speeds[tasks])
         margin = time if varies.source == UNKNOWN else int(part * left) + GRACE
         weight = CLASS_WEIGHT[one.priority] * one.weight
-        owed = Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
+        owed = Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin, self._on(one))
         if not one.least and varies.source != UNKNOWN:  # for others it depends on the time
             self._owed[one.unit] = _OwedBy(one, of, owed)
         return owed

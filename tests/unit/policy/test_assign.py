@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
-from poise.model.events import Event, Placed, Preempted
+from poise.model.events import Event, Held, Placed, Preempted
 from poise.model.jobs import Priority, Speedups, Task, Unit
 from poise.model.resources import Device, Node, Shape, Wants
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth
@@ -150,6 +150,19 @@ def test_what_is_on_time_on_the_fast_device_only_gets_it_from_shorter_work() -> 
     ends = Run([node("n1", "fast"), node("n2", "slow")], job("leans", 0, 600), due).ends()
     assert ends["j2"] == 650
     assert ends["j1"] == 650 + 600 - 50 - 600 / 4
+
+
+def test_work_does_not_start_on_the_slow_device_if_it_would_be_late_there() -> None:
+    """The second is due after 2000 s, and takes 600 s on the fast device or 2400 s on the free slow one, where it would
+    have to stay. The first leaves the fast device after 400 s.
+    """
+    due = job("leans", 50, 600)
+    stays = msgspec.structs.replace(due.units[0], deadline=2000 * SECOND, preemptible=False)
+    due = msgspec.structs.replace(due, units=(stays,))
+    run = Run([node("n1", "fast"), node("n2", "slow")], job("leans", 0, 400), due)
+    assert run.ends() == {"j1": 400, "j2": 1000}
+    held = [reason for event in run.of(Held) for reason in event.reasons if reason.code == "LATE_ON"]
+    assert held[0].sentence() == "slow: it would miss its deadline there, and could not move: 40m0s expected, 33m20s left"
 
 
 def test_work_that_would_be_late_on_the_slow_device_is_not_moved_there_for_shorter_work() -> None:
