@@ -12,11 +12,13 @@ at once. The same rule cannot reverse such a change, so no two nodes preempt eac
 or ends, it can. So a unit runs for a minute before it is preempted for another leaf.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from heapq import heapify, heappop, heapreplace
-from itertools import pairwise, repeat
+from itertools import compress
 from math import log, log2
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +32,7 @@ from poise.model.share_tree import (
     OTHERS,
     WEIGHT,
     Amounts,
+    ShareTree,
     ShareView,
     amounts_of,
     borrowed_of,
@@ -58,67 +61,111 @@ class Claim(NamedTuple):
     amounts: Mapping[str, int]
 
 
-class Standing:
-    """The standing of all tree nodes while a plan is made; `count` records placements and preemptions."""
+class _Tree:
+    """Properties of a tree that do not depend on what its nodes hold."""
 
-    def __init__(self, view: ShareView) -> None:
-        self.tree = view.tree
-        self.nodes = view.tree.nodes
-        self.debts = view.debts
-        self.held = list(view.held)
-        self._devices = [sum(held.values()) - held.get(CPU, 0) for held in view.held]
-        self._places = {node.name: place for place, node in enumerate(self.nodes)}
+    def __init__(self, tree: ShareTree) -> None:
+        self.tree, self.nodes = tree, tree.nodes
+        self.places = {node.name: place for place, node in enumerate(tree.nodes)}
+        self.nothing_is_free = all(tree.prices.values())
+        self.naming = {place for place, node in enumerate(tree.nodes) if node.guaranteed.keys() - {GPU, CPU}}
+        self.has_limits = any(node.limit for node in tree.nodes)
+        self.keeps = [place for place, node in enumerate(tree.nodes) if not node.lends and node.guaranteed]
+        self.of_any = [node.guaranteed.get(GPU, 0) for node in tree.nodes]
+        """By node, its guarantee of devices of any model."""
         self._paths: dict[str, tuple[int, ...]] = {}
-        self._rates: list[int | None] = [None] * len(self.nodes)
-        self._unused: dict[int, Amounts] = {}
-        self._nothing_is_free = all(view.tree.prices.values())
-        self._naming = {place for place, node in enumerate(self.nodes) if node.guaranteed.keys() - {GPU, CPU}}
-        self.has_limits = any(node.limit for node in self.nodes)
-        self.keeps = [place for place, node in enumerate(self.nodes) if not node.lends and node.guaranteed]
-
-    def copy(self) -> "Standing":
-        made = copy(self)
-        made.held, made._devices = self.held.copy(), self._devices.copy()
-        made._rates, made._unused = self._rates.copy(), self._unused.copy()
-        return made
-
-    def become(self, other: "Standing") -> None:
-        """Take over what a copy holds."""
-        self.held, self._devices, self._rates, self._unused = other.held, other._devices, other._rates, other._unused
-
-    def view(self) -> ShareView:
-        return ShareView(self.tree, tuple(self.held), tuple(self.debts))
+        self._plain: dict[str, bool] = {}
 
     def path(self, leaf: str) -> tuple[int, ...]:
         """Return the places of a leaf and of all nodes above it, from the top down."""
         path = self._paths.get(leaf)
         if path is None:
-            place, found = self._places.get(leaf, self._places[OTHERS]), list[int]()
+            place, found = self.places.get(leaf, self.places[OTHERS]), list[int]()
             while place >= 0:
                 found.append(place)
                 place = self.nodes[place].parent
             path = self._paths[leaf] = tuple(reversed(found))
         return path
 
+    def is_plain(self, leaf: str) -> bool:
+        """Return whether all devices count the same for the guarantees of a leaf and of all nodes above it. Then the
+        claim of a unit does not depend on what is held.
+        """
+        known = self._plain.get(leaf)
+        if known is None:
+            known = self._plain[leaf] = self.nothing_is_free and self.naming.isdisjoint(self.path(leaf))
+        return known
+
+
+class Standing:
+    """The standing of all tree nodes while a plan is made; `count` records placements and preemptions. With `before`,
+    an earlier standing of the same tree, only the nodes that hold something else since are looked at.
+    """
+
+    def __init__(self, view: ShareView, before: "Standing | None" = None) -> None:
+        self.shares = view
+        self.tree, self.nodes, self.debts = view.tree, view.tree.nodes, view.debts
+        self.held = list(view.held)
+        self._own: set[int] = set()  # nodes whose held amounts belong to no other standing, and may be changed
+        self._unused: dict[int, Amounts] = {}
+        if before is None or before.tree is not view.tree:
+            self._tree = _Tree(view.tree)
+            self._devices = list(map(_devices_in, view.held))
+            self._rates: list[int | None] = [None] * len(self.nodes)
+        else:
+            self._tree, self._devices, self._rates = before._tree, before._devices.copy(), before._rates.copy()
+            changed = [place for place, held in enumerate(view.held) if held is not before.shares.held[place]]
+            for place in changed:
+                self._devices[place], self._rates[place] = _devices_in(view.held[place]), None
+        self._nothing_is_free, self._naming = self._tree.nothing_is_free, self._tree.naming
+        self.has_limits, self.keeps = self._tree.has_limits, self._tree.keeps
+        self.path = self._tree.path
+        self.is_plain = self._tree.is_plain
+
+    def copy(self) -> "Standing":
+        made = copy(self)
+        made.held, made._devices = self.held.copy(), self._devices.copy()
+        made._rates, made._unused = self._rates.copy(), self._unused.copy()
+        self._own, made._own = set(), set()
+        return made
+
+    def become(self, other: "Standing") -> None:
+        """Take over what a copy holds."""
+        self.held, self._devices, self._rates, self._unused = other.held, other._devices, other._rates, other._unused
+        self._own = other._own
+
+    def view(self) -> ShareView:
+        return ShareView(self.tree, tuple(self.held), tuple(self.debts))
+
     def count(self, leaf: str, amounts: Mapping[str, int], sign: int = 1) -> None:
         """Add the amounts to the leaf and all nodes above it, or subtract them."""
-        devices = sign * sum([amount for model, amount in amounts.items() if model != CPU])
+        own, unused = self._own, self._unused
         for place in self.path(leaf):
-            self._devices[place] += devices
-            held = self.held[place] = dict(self.held[place])
+            if place not in own:
+                own.add(place)
+                self.held[place] = dict(self.held[place])
+            held = self.held[place]
             for model, amount in amounts.items():
-                held[model] = held.get(model, 0) + sign * amount
+                more = amount if sign > 0 else -amount
+                held[model] = held.get(model, 0) + more
+                if model != CPU:
+                    self._devices[place] += more
             self._rates[place] = None
-            self._unused.pop(place, None)
+            if unused:
+                unused.pop(place, None)
 
     def rate(self, place: int) -> int:
         """Return a node's borrowing in nano-dollars an hour."""
         rate = self._rates[place]
         if rate is None:
             held = self.held[place]
-            is_below = self._devices[place] <= self.nodes[place].guaranteed.get(GPU, 0) and CPU not in held
+            is_below = self._devices[place] <= self._tree.of_any[place] and CPU not in held
             rate = self._rates[place] = 0 if is_below else self._rate_of(place, held)
         return rate
+
+    def look_up_rates(self) -> None:
+        for place in range(len(self.nodes)):
+            self.rate(place)
 
     def borrows(self, place: int) -> bool:
         """Return whether a node borrows anything that has a price."""
@@ -142,8 +189,8 @@ class Standing:
     def is_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether a node could hold these amounts too without borrowing more."""
         if len(amounts) == 1:
-            [(model, amount)] = amounts.items()
-            return self._fits(place, model, amount)
+            for model, amount in amounts.items():
+                return self._fits(place, model, amount)
         return bool(self.nodes[place].guaranteed) and self._rate_with(place, amounts) <= self.rate(place)
 
     def _fits(self, place: int, model: str, amount: int) -> bool:
@@ -153,8 +200,9 @@ class Standing:
         if not self._nothing_is_free:
             return self._rate_with(place, {model: amount}) <= self.rate(place)
         if place not in self._naming:
-            held = self.held[place].get(CPU, 0) if model == CPU else self._devices[place]
-            return held + amount <= guaranteed.get(CPU if model == CPU else GPU, 0)
+            if model == CPU:
+                return self.held[place].get(CPU, 0) + amount <= guaranteed.get(CPU, 0)
+            return self._devices[place] + amount <= self._tree.of_any[place]
         unused = self._unused.get(place)
         if unused is None:
             unused = self._unused[place] = unused_of(guaranteed, self.held[place])
@@ -182,12 +230,6 @@ class Standing:
             [(sum([not self._fits(place, model, amount) for place in path]), price(model), model) for model in models]
         )
         return Claim(candidate.leaf, {best[2]: amount})
-
-    def is_plain(self, leaf: str) -> bool:
-        """Return whether all devices count the same for the guarantees of a leaf and of all nodes above it. Then the
-        claim of a unit does not depend on what is held.
-        """
-        return self._nothing_is_free and self._naming.isdisjoint(self.path(leaf))
 
     def promise(self, leaving: Iterable[Claim], coming: Iterable[Claim]) -> None:
         """Count units that make room as gone, and the units that it is made for as present."""
@@ -229,14 +271,20 @@ class Standing:
 
     def is_entitled(self, claim: Claim) -> bool:
         """Return whether any node above a unit could hold it within its guarantee."""
-        return any(map(self.is_within, self.path(claim.leaf), repeat(claim.amounts)))
+        for place in self.path(claim.leaf):
+            if self.is_within(place, claim.amounts):
+                return True
+        return False
 
     def is_used_up(self, leaf: str) -> bool:
         """Return whether it is certain that no node above a leaf could hold a device more within its guarantee."""
         if not self.is_plain(leaf):
             return False
-        devices, nodes = self._devices, self.nodes
-        return all(devices[place] >= nodes[place].guaranteed.get(GPU, 0) for place in self.path(leaf))
+        devices, of_any = self._devices, self._tree.of_any
+        for place in self.path(leaf):
+            if devices[place] < of_any[place]:
+                return False
+        return True
 
     def was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether these amounts, of those that a node holds, are within its guarantee."""
@@ -314,6 +362,16 @@ class Standing:
         return kept
 
 
+def standing_of(view: Snapshot, shares: ShareView) -> Standing:
+    """Return the standing of a view's shares. It is cached with the fleet, and updated where shares hold something else.
+    """
+    known: Standing | None = view.fleet.runs.get("standing")
+    if known is None or known.shares is not shares:
+        known = view.fleet.runs["standing"] = Standing(shares, known)
+        known.look_up_rates()
+    return known.copy()
+
+
 def by_share(view: Snapshot, ordered: list[Candidate], pressed: Collection[str]) -> "list[Candidate] | Turns":
     """Return the candidates of a view in order of service, from the order of the policy: first the units that must
     start now to be on time, then by declared class, and within a class by share. Without declared shares the order is
@@ -326,6 +384,7 @@ _Key = tuple[bool, int, int]
 """Whether a node borrows, its level, and the place of its next unit in the order of the policy."""
 
 _ROOT = -1
+_leaf, _priority = attrgetter("leaf"), attrgetter("priority")
 
 
 class Turns:
@@ -336,24 +395,29 @@ class Turns:
     def __init__(
         self, view: Snapshot, shares: ShareView, ordered: Sequence[Candidate], pressed: Collection[str]
     ) -> None:
-        self._fleet, self._shares = view.fleet, shares
-        self._lanes: dict[int, list[Candidate]] = {}
-        for one in ordered:
-            self._lanes.setdefault(-1 if one.unit in pressed else one.priority, []).append(one)
+        self._view, self._shares = view, shares
+        self._lanes: dict[int, Sequence[Candidate]] = {}
+        classes = set(map(_priority, ordered))
+        if len(classes) == 1 and not pressed:
+            self._lanes = dict.fromkeys(classes, ordered)
+        else:
+            lanes = defaultdict[int, list[Candidate]](list)
+            for one in ordered:
+                lanes[-1 if one.unit in pressed else one.priority].append(one)
+            self._lanes |= lanes
         self.settled = False
 
     def __iter__(self) -> Iterator[Candidate]:
-        standing = Standing(self._shares)
+        standing = standing_of(self._view, self._shares)
         for number in sorted(self._lanes):
             ones = self._lanes[number]
-            left = dict.fromkeys(range(len(ones)))
-            for taken in () if self.settled else _Lane(standing, self._fleet, ones).in_order():
-                del left[taken]
+            left = bytearray(b"\1") * len(ones)
+            for taken in () if self.settled else _Lane(standing, self._view.fleet, ones).in_order():
+                left[taken] = 0
                 yield ones[taken]
                 if self.settled:
                     break
-            for other in left:
-                yield ones[other]
+            yield from compress(ones, left)
 
 
 class _Lane:
@@ -361,19 +425,19 @@ class _Lane:
 
     def __init__(self, standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> None:
         self._standing, self._fleet, self._ones = standing, fleet, ones
-        self._claims: dict[str, Claim] = {}  # by queue: its units are alike
+        self._amounts: dict[tuple[Shape, int], Mapping[str, int]] = {}
 
     def in_order(self) -> Iterator[int]:
         """Yield the numbers of the candidates in order of service, each counted as it is taken: first those within the
         guarantee of a node above them, then the others.
         """
-        by_leaf: dict[str, list[int]] = {}
-        for number, one in enumerate(self._ones):
-            by_leaf.setdefault(one.leaf, []).append(number)
+        by_leaf = defaultdict[str, list[int]](list)
+        for number, leaf in enumerate(map(_leaf, self._ones)):
+            by_leaf[leaf].append(number)
         waiting: dict[int, list[int]] = {}
         for leaf, numbers in by_leaf.items():
             place = self._standing.path(leaf)[-1]
-            waiting[place] = sorted((*waiting.get(place, ()), *numbers))
+            waiting[place] = sorted((*waiting[place], *numbers)) if place in waiting else numbers
         beyond: dict[int, list[int]] = {}
         yield from self._merged(waiting, beyond)
         yield from self._merged(beyond, None)
@@ -382,13 +446,17 @@ class _Lane:
         """Yield the units that wait, in order. With `beyond`, put there those that are not within the guarantee of a
         node above them: what is taken meanwhile never brings them within it.
         """
-        standing = self._standing
+        standing, ones = self._standing, self._ones
+        paths = {place: standing.path(standing.nodes[place].name) for place in waiting}
         children: dict[int, dict[int, None]] = {_ROOT: {}}
-        for leaf in waiting:
-            for above, place in pairwise((_ROOT, *standing.path(standing.nodes[leaf].name))):
+        for path in paths.values():
+            above = _ROOT
+            for place in path:
                 children.setdefault(above, {})[place] = None
+                above = place
+        is_flat = all(len(path) == 1 for path in paths.values())
         for number in self._below(_ROOT, waiting, children, beyond):
-            if not self._is_beyond(number, beyond):  # another one below the same node may have been taken
+            if is_flat or not self._is_beyond(number, beyond):  # another one below the same node may have been taken
                 yield number
                 standing.count(*self._claim(number))
 
@@ -401,7 +469,7 @@ class _Lane:
     ) -> Iterator[int]:
         """Yield the units that wait below a node, in order; the caller counts each before the next."""
         if place in waiting:
-            yield from (number for number in waiting[place] if not self._is_beyond(number, beyond))
+            yield from self._of_leaf(place, waiting[place], beyond)
             return
         heap: list[tuple[_Key, int, Iterator[int]]] = []
         for child in children[place]:
@@ -417,14 +485,30 @@ class _Lane:
             else:
                 heapreplace(heap, (self._key(child, number, beyond), child, of_child))
 
+    def _of_leaf(self, place: int, numbers: Sequence[int], beyond: dict[int, list[int]] | None) -> Iterator[int]:
+        """Yield the units of a leaf. With `beyond`, put there those that are not within a guarantee."""
+        if beyond is None:
+            yield from numbers
+            return
+        standing, leaf = self._standing, self._standing.nodes[place].name
+        for at, number in enumerate(numbers):
+            if standing.is_used_up(leaf):
+                break
+            if not self._is_beyond(number, beyond):
+                yield number
+        else:
+            return
+        for number in numbers[at:]:
+            if self._ones[number].shape.gpus:
+                beyond.setdefault(place, []).append(number)
+            elif not self._is_beyond(number, beyond):
+                yield number
+
     def _is_beyond(self, number: int, beyond: dict[int, list[int]] | None) -> bool:
         """Return whether a unit is set aside, and do so."""
-        if beyond is None:
+        if beyond is None or self._standing.is_entitled(self._claim(number)):
             return False
-        one, standing = self._ones[number], self._standing
-        if not (one.shape.gpus and standing.is_used_up(one.leaf)) and standing.is_entitled(self._claim(number)):
-            return False
-        beyond.setdefault(standing.path(one.leaf)[-1], []).append(number)
+        beyond.setdefault(self._standing.path(self._ones[number].leaf)[-1], []).append(number)
         return True
 
     def _key(self, place: int, number: int, beyond: dict[int, list[int]] | None) -> _Key:
@@ -434,13 +518,14 @@ class _Lane:
 
     def _claim(self, number: int) -> Claim:
         """Return what a unit would hold."""
-        one = self._ones[number]
-        claim = self._claims.get(one.queue)
-        if claim is None:
-            claim = self._standing.claim(one, self._fleet)
-            if self._standing.is_plain(one.leaf):
-                self._claims[one.queue] = claim
-        return claim
+        one, standing = self._ones[number], self._standing
+        if not standing.is_plain(one.leaf):
+            return standing.claim(one, self._fleet)
+        request = one.shape, one.least or one.tasks
+        amounts = self._amounts.get(request)
+        if amounts is None:
+            amounts = self._amounts[request] = standing.claim(one, self._fleet).amounts
+        return Claim(one.leaf, amounts)
 
 
 # --- explanations ----------------------------------------------------------------------------------------------------
@@ -581,6 +666,10 @@ def free_devices(fleet: Fleet, share: Ints) -> Amounts:
             here = (fleet.device_model == index) & (fleet.closed == OPEN)[:, None]
             free[model.called] = free.get(model.called, 0) + int(share[here].clip(0).sum())
     return free
+
+
+def _devices_in(held: Mapping[str, int]) -> int:
+    return sum(held.values()) - held.get(CPU, 0)
 
 
 def _asks(shape: Shape, tasks: int) -> str:

@@ -6,15 +6,18 @@ from functools import cached_property
 import numpy as np
 
 from poise.model.decisions import Reason, Spot
-from poise.model.fleet import Resident
+from poise.model.fleet import Floats, Ints, Resident
 from poise.model.jobs import CLASS_WEIGHT
 from poise.model.resources import Shape
 from poise.model.share_tree import CPU, Amounts, amounts_of, amounts_there
 from poise.model.views import Candidate
-from poise.policy.entitled import PROTECTED, Claim, Standing, confined
+from poise.policy.entitled import PROTECTED, Claim, Standing, confined, standing_of
 from poise.policy.feasible import ability
 from poise.policy.place import Draft
 from poise.policy.reclaim import Preemption
+
+PIECE = 256
+"""Number of running units whose costs are looked up at once."""
 
 
 class Spared:
@@ -51,10 +54,11 @@ class Shared:
         if view.shares is None:
             raise ValueError("no shares are declared")
         self._draft, self._fleet = draft, draft.fleet
-        self.standing = Standing(view.shares)
+        self.standing = standing_of(view, view.shares)
         self._whole: dict[str, Claim] = {}
         self._promised: dict[str, Claim] = {}
         self._spared: dict[tuple[object, ...], Spared] = {}
+        self._pieces: dict[int, list[tuple[float, Resident]]] = {}
         self.young = 0
         """The next instant at which a unit spared because it is young has run for its minimum time (0: none)."""
         gains = frozenset(view.yielded.values())
@@ -66,9 +70,12 @@ class Shared:
                 self._count(self._held(unit), -1)
         for claim in self._promised.values():
             self._count(claim)
+        self._confines = bool(self._promised or self.standing.has_limits or self.standing.keeps)
 
     def confined(self, candidate: Candidate) -> Candidate | tuple[Reason, ...]:
         """Restrict a unit as `entitled.confined` does. A unit that was promised room does not count against itself."""
+        if not self._confines:
+            return candidate
         if (claim := self._promised.pop(candidate.unit, None)) is not None:
             self._count(claim, -1)
         if candidate.recovering:
@@ -119,7 +126,7 @@ class Shared:
         parted: dict[str, tuple[int, int] | None] = {}
         done = {candidate.leaf}
         within: dict[int, bool] = {}
-        for cost, one in self._cheapest_first:
+        for cost, one in self._cheapest_first():
             if one.leaf in done or one.unit in asked or (one.shape.gpus > 0) != (shape.gpus > 0):
                 continue
             if one.serves and not candidate.serves:
@@ -146,19 +153,31 @@ class Shared:
     def _leaves(self) -> set[str]:
         return {one.leaf for one in self._draft.running.residents}
 
+    def _cheapest_first(self) -> Iterator[tuple[float, Resident]]:
+        """Yield the running units that may be preempted, each with its cost, the cheapest first; then the latest first.
+        They are looked up piece by piece, because most searches end early.
+        """
+        costs, places = self._by_cost
+        for piece in range(0, len(places), PIECE):
+            found = self._pieces.get(piece)
+            if found is None:
+                here, residents = slice(piece, piece + PIECE), self._draft.running.residents
+                ones = map(residents.__getitem__, places[here].tolist())
+                found = self._pieces[piece] = list(zip(costs[here].tolist(), ones, strict=True))
+            yield from found
+
     @cached_property
-    def _cheapest_first(self) -> list[tuple[float, Resident]]:
-        """The running units that may be preempted, each with its cost, the cheapest first; then the latest first."""
+    def _by_cost(self) -> tuple[Floats, Ints]:
+        """The costs of the running units that may be preempted, in ascending order, and their first attempts."""
         running = self._draft.running
         first = running.first
         if not len(first):
-            return []
+            return np.zeros(0), first
         may, since, ordinal, worth = running.each("cost", _terms)[:, first]
         costs = running.lost[first].astype(float) * worth
         order = np.lexsort((ordinal, -since, costs))
         order = order[may[order] > 0]
-        residents = running.residents
-        return [(cost, residents[at]) for cost, at in zip(costs[order].tolist(), first[order].tolist(), strict=True)]
+        return costs[order], first[order]
 
     def spared(self, one: Candidate | Resident) -> "Spared":
         """Return the units that may not be preempted for this one."""
