@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from heapq import heapify, heappop, heapreplace
-from itertools import compress
+from itertools import chain, compress
 from math import log, log2
 from operator import attrgetter
 from typing import NamedTuple
@@ -271,20 +271,23 @@ class Standing:
 
     def is_entitled(self, claim: Claim) -> bool:
         """Return whether any node above a unit could hold it within its guarantee."""
-        for place in self.path(claim.leaf):
-            if self.is_within(place, claim.amounts):
-                return True
-        return False
+        return any(self.is_within(place, claim.amounts) for place in self.path(claim.leaf))
 
     def is_used_up(self, leaf: str) -> bool:
         """Return whether it is certain that no node above a leaf could hold a device more within its guarantee."""
         if not self.is_plain(leaf):
             return False
-        devices, of_any = self._devices, self._tree.of_any
-        for place in self.path(leaf):
-            if devices[place] < of_any[place]:
-                return False
-        return True
+        return all(self._devices[place] >= self._tree.of_any[place] for place in self.path(leaf))
+
+    def is_alone(self, place: int) -> bool:
+        """Return whether a leaf is plain, and no node is above it."""
+        return self.nodes[place].parent < 0 and self.is_plain(self.nodes[place].name)
+
+    def unused(self, place: int, model: str) -> int:
+        """Return the unused guarantee of a plain leaf for a model."""
+        if model == CPU:
+            return max(0, self.nodes[place].guaranteed.get(CPU, 0) - self.held[place].get(CPU, 0))
+        return max(0, self._tree.of_any[place] - self._devices[place])
 
     def was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether these amounts, of those that a node holds, are within its guarantee."""
@@ -363,8 +366,7 @@ class Standing:
 
 
 def standing_of(view: Snapshot, shares: ShareView) -> Standing:
-    """Return the standing of a view's shares. It is cached with the fleet, and updated where shares hold something else.
-    """
+    """Return the standing of a view's shares. It is cached with the fleet, and updated where they hold other amounts."""
     known: Standing | None = view.fleet.runs.get("standing")
     if known is None or known.shares is not shares:
         known = view.fleet.runs["standing"] = Standing(shares, known)
@@ -384,7 +386,7 @@ _Key = tuple[bool, int, int]
 """Whether a node borrows, its level, and the place of its next unit in the order of the policy."""
 
 _ROOT = -1
-_leaf, _priority = attrgetter("leaf"), attrgetter("priority")
+_queue, _priority = attrgetter("queue"), attrgetter("priority")
 
 
 class Turns:
@@ -425,28 +427,65 @@ class _Lane:
 
     def __init__(self, standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> None:
         self._standing, self._fleet, self._ones = standing, fleet, ones
-        self._amounts: dict[tuple[Shape, int], Mapping[str, int]] = {}
+        self._claims: dict[str, Claim] = {}  # by queue: its units are alike
+        self._amounts: dict[tuple[Shape, int], Mapping[str, int]] = {}  # of units of plain leaves
 
     def in_order(self) -> Iterator[int]:
         """Yield the numbers of the candidates in order of service, each counted as it is taken: first those within the
         guarantee of a node above them, then the others.
         """
-        by_leaf = defaultdict[str, list[int]](list)
-        for number, leaf in enumerate(map(_leaf, self._ones)):
-            by_leaf[leaf].append(number)
-        waiting: dict[int, list[int]] = {}
-        for leaf, numbers in by_leaf.items():
-            place = self._standing.path(leaf)[-1]
-            waiting[place] = sorted((*waiting[place], *numbers)) if place in waiting else numbers
+        standing, ones = self._standing, self._ones
+        by_queue = defaultdict[str, list[int]](list)
+        for number, queue in enumerate(map(_queue, ones)):
+            by_queue[queue].append(number)
+        waiting = defaultdict[int, list[list[int]]](list)
+        for numbers in by_queue.values():
+            waiting[standing.path(ones[numbers[0]].leaf)[-1]].append(numbers)
         beyond: dict[int, list[int]] = {}
-        yield from self._merged(waiting, beyond)
+        if all(map(standing.is_alone, waiting)):
+            yield from self._within(waiting, beyond)
+        else:
+            yield from self._merged({place: _in_order(queues) for place, queues in waiting.items()}, beyond)
         yield from self._merged(beyond, None)
+
+    def _within(self, waiting: Mapping[int, list[list[int]]], beyond: dict[int, list[int]]) -> Iterator[int]:
+        """Yield the units that are within guarantees, in order, if no guarantee is for several leaves; put the others
+        in `beyond`. What is within a guarantee changes no level, so these units can be found leaf by leaf.
+        """
+        standing, ones = self._standing, self._ones
+        by_level = defaultdict[int, list[int]](list)
+        for place, queues in waiting.items():
+            numbers = _in_order(queues)
+            firsts = [of[0] for of in queues]
+            if standing.is_used_up(ones[numbers[0]].leaf) and all(ones[number].shape.gpus for number in firsts):
+                beyond[place] = numbers
+                continue
+            level, (leaf, amounts) = standing.level(place), self._claim(numbers[0])
+            model, amount = next(iter(amounts.items()), ("", 0))
+            if amount and all(self._claim(number).amounts == amounts for number in firsts):
+                count = min(len(numbers), standing.unused(place, model) // amount)
+                within, more = numbers[:count], numbers[count:]
+                standing.count(leaf, {model: count * amount})
+            else:
+                within, more = [], []
+                for number in numbers:
+                    claim = self._claim(number)
+                    if standing.is_within(place, claim.amounts):
+                        within.append(number)
+                        standing.count(*claim)
+                    else:
+                        more.append(number)
+            by_level[level] += within
+            if more:
+                beyond[place] = more
+        for level in sorted(by_level):
+            yield from sorted(by_level[level])
 
     def _merged(self, waiting: Mapping[int, Sequence[int]], beyond: dict[int, list[int]] | None) -> Iterator[int]:
         """Yield the units that wait, in order. With `beyond`, put there those that are not within the guarantee of a
         node above them: what is taken meanwhile never brings them within it.
         """
-        standing, ones = self._standing, self._ones
+        standing = self._standing
         paths = {place: standing.path(standing.nodes[place].name) for place in waiting}
         children: dict[int, dict[int, None]] = {_ROOT: {}}
         for path in paths.values():
@@ -490,16 +529,10 @@ class _Lane:
         if beyond is None:
             yield from numbers
             return
-        standing, leaf = self._standing, self._standing.nodes[place].name
-        for at, number in enumerate(numbers):
-            if standing.is_used_up(leaf):
-                break
-            if not self._is_beyond(number, beyond):
-                yield number
-        else:
-            return
-        for number in numbers[at:]:
-            if self._ones[number].shape.gpus:
+        standing, leaf, used_up = self._standing, self._standing.nodes[place].name, False
+        for number in numbers:
+            used_up = used_up or standing.is_used_up(leaf)
+            if used_up and self._ones[number].shape.gpus:
                 beyond.setdefault(place, []).append(number)
             elif not self._is_beyond(number, beyond):
                 yield number
@@ -519,13 +552,16 @@ class _Lane:
     def _claim(self, number: int) -> Claim:
         """Return what a unit would hold."""
         one, standing = self._ones[number], self._standing
-        if not standing.is_plain(one.leaf):
-            return standing.claim(one, self._fleet)
-        request = one.shape, one.least or one.tasks
-        amounts = self._amounts.get(request)
-        if amounts is None:
-            amounts = self._amounts[request] = standing.claim(one, self._fleet).amounts
-        return Claim(one.leaf, amounts)
+        claim = self._claims.get(one.queue)
+        if claim is None:
+            if not standing.is_plain(one.leaf):
+                return standing.claim(one, self._fleet)
+            request = one.shape, one.least or one.tasks
+            amounts = self._amounts.get(request)
+            if amounts is None:
+                amounts = self._amounts[request] = standing.claim(one, self._fleet).amounts
+            claim = self._claims[one.queue] = Claim(one.leaf, amounts)
+        return claim
 
 
 # --- explanations ----------------------------------------------------------------------------------------------------
@@ -670,6 +706,10 @@ def free_devices(fleet: Fleet, share: Ints) -> Amounts:
 
 def _devices_in(held: Mapping[str, int]) -> int:
     return sum(held.values()) - held.get(CPU, 0)
+
+
+def _in_order(queues: Sequence[list[int]]) -> list[int]:
+    return queues[0] if len(queues) == 1 else sorted(chain.from_iterable(queues))
 
 
 def _asks(shape: Shape, tasks: int) -> str:

@@ -79,7 +79,7 @@ from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.shared import Shared
 from poise.policy.static import Static
 from poise.policy.timely import EXCHANGE, RISK
-from poise.policy.waiting import AGEING, STARVES, WHOLES, WIDTH, ageing
+from poise.policy.waiting import AGEING, GPUS, ONE, STARVES, WHOLES, WIDTH, ageing
 from poise.units import HOUR, SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
@@ -375,12 +375,12 @@ class _Round:
     @cached_property
     def _only_devices(self) -> bool:
         """Whether all units that wait ask for devices."""
-        return all(one.shape.gpus for one in self.view.candidates)
+        return bool(self.draft.waiting.columns[GPUS].all())
 
     @cached_property
     def _only_one_device(self) -> bool:
         """Whether all units that wait ask for one device: no room is kept for those."""
-        return all(one.shape.gpus == one.tasks == 1 and not one.others for one in self.view.candidates)
+        return bool(self.draft.waiting.columns[ONE].all())
 
     def _count_share(self, candidate: Candidate) -> None:
         """Count the last placement against its share."""

@@ -44,14 +44,15 @@ COMPARED = 64
 MOST_CLASSES = 4096
 """Maximum number of classes that are numbered; after that, everything is looked up again."""
 
-READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES, DECLARED, CLASS, LEARNS = range(14)
+READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES, ONE, DECLARED, CLASS, LEARNS = range(15)
 """Rows of the columns. `OWN` is the expected run time, `AGES` is that of `ageing`, `TAKES` the thousandths of devices
-in total, `WIDTH` the minimum number of devices; `WHOLES` marks units that wait for whole devices, in one artifact.
-`CLASS` is the number of the class of work; `LEARNS` is that of `Speeds.learns_waiting`."""
+in total, `WIDTH` the minimum number of devices; `WHOLES` marks units that wait for whole devices, in one artifact, and
+`ONE` those of one task on one device, whole or shared, in one artifact. `CLASS` is the number of the class of work;
+`LEARNS` is that of `Speeds.learns_waiting`."""
 
 
 class _Seen(NamedTuple):
-    """The candidates of a view, with their `columns` (14, N) and `runs` (N,), from these profiles. `classes` numbers
+    """The candidates of a view, with their `columns` (15, N) and `runs` (N,), from these profiles. `classes` numbers
     the classes of work.
     """
 
@@ -221,6 +222,7 @@ def _column(one: Candidate, classes: dict[str, int]) -> list[int]:
         shape.gpus,
         shape.gpus * tasks,
         shape.gpus > 0 and shape.share == WHOLE and not one.others,
+        shape.gpus == one.tasks == 1 and not one.others,
         one.declared,
         classes.setdefault(one.kind, len(classes)),
         0,
