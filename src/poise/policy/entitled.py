@@ -15,16 +15,17 @@ or ends, it can. So a unit runs for a minute before it is preempted for another 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from heapq import heapify, heappop, heapreplace
-from itertools import chain, compress
+from itertools import compress
 from math import log, log2
-from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from poise.model.decisions import Reason
-from poise.model.fleet import OPEN, Fleet, Ints
+from poise.model.fleet import OPEN, Bools, Fleet, Ints
 from poise.model.resources import Shape
 from poise.model.share_tree import (
     CPU,
@@ -42,6 +43,7 @@ from poise.model.share_tree import (
 )
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
+from poise.policy.waiting import LEAF, PRIORITY, TAKES, Waiting
 from poise.units import HOUR, MINUTE, format_duration
 
 AHEAD = 16
@@ -75,6 +77,7 @@ class _Tree:
         """By node, its guarantee of devices of any model."""
         self._paths: dict[str, tuple[int, ...]] = {}
         self._plain: dict[str, bool] = {}
+        self._leaves: tuple[Mapping[str, int], Ints] = {}, np.zeros(0, np.int64)
 
     def path(self, leaf: str) -> tuple[int, ...]:
         """Return the places of a leaf and of all nodes above it, from the top down."""
@@ -95,6 +98,24 @@ class _Tree:
         if known is None:
             known = self._plain[leaf] = self.nothing_is_free and self.naming.isdisjoint(self.path(leaf))
         return known
+
+    def places_of(self, leaves: Mapping[str, int]) -> Ints:
+        """Return the place of each of these leaves, in the order of their numbers."""
+        known, places = self._leaves
+        if known is not leaves or len(places) != len(leaves):
+            places = np.array([self.path(leaf)[-1] for leaf in leaves], np.int64)
+            self._leaves = leaves, places
+        return places
+
+    @cached_property
+    def alone(self) -> Bools:
+        """By node, whether it is plain and no node is above it."""
+        return np.array([node.parent < 0 and self.is_plain(node.name) for node in self.nodes], bool)
+
+    @cached_property
+    def devices(self) -> Ints:
+        """`of_any` as an array."""
+        return np.array(self.of_any, np.int64)
 
 
 class Standing:
@@ -120,7 +141,7 @@ class Standing:
         self._nothing_is_free, self._naming = self._tree.nothing_is_free, self._tree.naming
         self.has_limits, self.keeps = self._tree.has_limits, self._tree.keeps
         self.path = self._tree.path
-        self.is_plain = self._tree.is_plain
+        self.is_plain, self.places_of = self._tree.is_plain, self._tree.places_of
 
     def copy(self) -> "Standing":
         made = copy(self)
@@ -279,15 +300,14 @@ class Standing:
             return False
         return all(self._devices[place] >= self._tree.of_any[place] for place in self.path(leaf))
 
-    def is_alone(self, place: int) -> bool:
-        """Return whether a leaf is plain, and no node is above it."""
-        return self.nodes[place].parent < 0 and self.is_plain(self.nodes[place].name)
+    def are_alone(self, places: Ints) -> bool:
+        """Return whether these nodes are plain leaves, and no node is above any of them."""
+        return bool(self._tree.alone[places].all())
 
-    def unused(self, place: int, model: str) -> int:
-        """Return the unused guarantee of a plain leaf for a model."""
-        if model == CPU:
-            return max(0, self.nodes[place].guaranteed.get(CPU, 0) - self.held[place].get(CPU, 0))
-        return max(0, self._tree.of_any[place] - self._devices[place])
+    def unused_devices(self, places: Ints) -> Ints:
+        """Return the unused guarantees of plain leaves, in thousandths of devices."""
+        unused: Ints = np.maximum(0, self._tree.devices[places] - np.array(self._devices, np.int64)[places])
+        return unused
 
     def was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether these amounts, of those that a node holds, are within its guarantee."""
@@ -366,7 +386,7 @@ class Standing:
 
 
 def standing_of(view: Snapshot, shares: ShareView) -> Standing:
-    """Return the standing of a view's shares. It is cached with the fleet, and updated where they hold other amounts."""
+    """Return the standing of a view's shares; cached with the fleet, and updated where they hold other amounts."""
     known: Standing | None = view.fleet.runs.get("standing")
     if known is None or known.shares is not shares:
         known = view.fleet.runs["standing"] = Standing(shares, known)
@@ -386,7 +406,6 @@ _Key = tuple[bool, int, int]
 """Whether a node borrows, its level, and the place of its next unit in the order of the policy."""
 
 _ROOT = -1
-_queue, _priority = attrgetter("queue"), attrgetter("priority")
 
 
 class Turns:
@@ -397,11 +416,11 @@ class Turns:
     def __init__(
         self, view: Snapshot, shares: ShareView, ordered: Sequence[Candidate], pressed: Collection[str]
     ) -> None:
-        self._view, self._shares = view, shares
+        self._view, self._shares, self._waiting = view, shares, Waiting(view)
+        classes = self._waiting.columns[PRIORITY]
         self._lanes: dict[int, Sequence[Candidate]] = {}
-        classes = set(map(_priority, ordered))
-        if len(classes) == 1 and not pressed:
-            self._lanes = dict.fromkeys(classes, ordered)
+        if len(classes) and not pressed and (classes == classes[0]).all():
+            self._lanes[int(classes[0])] = ordered
         else:
             lanes = defaultdict[int, list[Candidate]](list)
             for one in ordered:
@@ -414,7 +433,7 @@ class Turns:
         for number in sorted(self._lanes):
             ones = self._lanes[number]
             left = bytearray(b"\1") * len(ones)
-            for taken in () if self.settled else _Lane(standing, self._view.fleet, ones).in_order():
+            for taken in () if self.settled else _Lane(standing, self._view.fleet, self._waiting, ones).in_order():
                 left[taken] = 0
                 yield ones[taken]
                 if self.settled:
@@ -425,8 +444,11 @@ class Turns:
 class _Lane:
     """The candidates of one lane: `ones`, in the order of the policy."""
 
-    def __init__(self, standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> None:
+    def __init__(self, standing: Standing, fleet: Fleet, waiting: Waiting, ones: Sequence[Candidate]) -> None:
         self._standing, self._fleet, self._ones = standing, fleet, ones
+        leaf, self._takes = waiting.columns[[LEAF, TAKES]][:, waiting.places_of(ones)]
+        self._place: Ints = standing.places_of(waiting.leaves)[leaf]
+        """(N,): the place of the leaf of each."""
         self._claims: dict[str, Claim] = {}  # by queue: its units are alike
         self._amounts: dict[tuple[Shape, int], Mapping[str, int]] = {}  # of units of plain leaves
 
@@ -434,52 +456,47 @@ class _Lane:
         """Yield the numbers of the candidates in order of service, each counted as it is taken: first those within the
         guarantee of a node above them, then the others.
         """
-        standing, ones = self._standing, self._ones
-        by_queue = defaultdict[str, list[int]](list)
-        for number, queue in enumerate(map(_queue, ones)):
-            by_queue[queue].append(number)
-        waiting = defaultdict[int, list[list[int]]](list)
-        for numbers in by_queue.values():
-            waiting[standing.path(ones[numbers[0]].leaf)[-1]].append(numbers)
+        if not len(self._ones):
+            return
+        by_leaf = self._place.argsort(kind="stable")
+        places = self._place[by_leaf]
+        first = np.concatenate(([0], (places[1:] != places[:-1]).nonzero()[0] + 1))
         beyond: dict[int, list[int]] = {}
-        if all(map(standing.is_alone, waiting)):
-            yield from self._within(waiting, beyond)
+        if self._standing.are_alone(places[first]):
+            yield from self._within(by_leaf, first, beyond)
         else:
-            yield from self._merged({place: _in_order(queues) for place, queues in waiting.items()}, beyond)
+            yield from self._merged(_lists(by_leaf, places), beyond)
         yield from self._merged(beyond, None)
 
-    def _within(self, waiting: Mapping[int, list[list[int]]], beyond: dict[int, list[int]]) -> Iterator[int]:
+    def _within(self, by_leaf: Ints, first: Ints, beyond: dict[int, list[int]]) -> Iterator[int]:
         """Yield the units that are within guarantees, in order, if no guarantee is for several leaves; put the others
-        in `beyond`. What is within a guarantee changes no level, so these units can be found leaf by leaf.
+        in `beyond`. What is within a guarantee changes no level, so these units can be found leaf by leaf. The units
+        `by_leaf` of each leaf begin at `first`.
         """
-        standing, ones = self._standing, self._ones
-        by_level = defaultdict[int, list[int]](list)
-        for place, queues in waiting.items():
-            numbers = _in_order(queues)
-            firsts = [of[0] for of in queues]
-            if standing.is_used_up(ones[numbers[0]].leaf) and all(ones[number].shape.gpus for number in firsts):
-                beyond[place] = numbers
-                continue
-            level, (leaf, amounts) = standing.level(place), self._claim(numbers[0])
-            model, amount = next(iter(amounts.items()), ("", 0))
-            if amount and all(self._claim(number).amounts == amounts for number in firsts):
-                count = min(len(numbers), standing.unused(place, model) // amount)
-                within, more = numbers[:count], numbers[count:]
-                standing.count(leaf, {model: count * amount})
-            else:
-                within, more = [], []
-                for number in numbers:
-                    claim = self._claim(number)
-                    if standing.is_within(place, claim.amounts):
-                        within.append(number)
-                        standing.count(*claim)
-                    else:
-                        more.append(number)
-            by_level[level] += within
-            if more:
-                beyond[place] = more
-        for level in sorted(by_level):
-            yield from sorted(by_level[level])
+        standing, takes, counts = self._standing, self._takes[by_leaf], np.diff(first, append=len(by_leaf))
+        places, least = self._place[by_leaf[first]], np.minimum.reduceat(takes, first)
+        unused = standing.unused_devices(places)
+        alike = (least > 0) & ((least == np.maximum.reduceat(takes, first)) | (unused == 0))
+        fitting = np.where(alike, unused // np.maximum(1, least), 0)
+        within = np.arange(len(by_leaf)) - first.repeat(counts) < fitting.repeat(counts)
+        for leaf in (~alike).nonzero()[0].tolist():
+            begins, place = int(first[leaf]), int(places[leaf])
+            for at in range(begins, begins + int(counts[leaf])):
+                claim = self._claim(int(by_leaf[at]))
+                if standing.is_within(place, claim.amounts):
+                    standing.count(*claim)
+                    within[at] = True
+        some = np.logical_or.reduceat(within, first).nonzero()[0]
+        levels = [standing.level(place) for place in places[some].tolist()]
+        level = {value: number for number, value in enumerate(sorted(set(levels)))}
+        rank = np.zeros(len(first), np.int64)
+        rank[some] = [level[value] for value in levels]
+        taken = by_leaf[within]
+        yield from taken[np.lexsort((taken, rank.repeat(counts)[within]))].tolist()
+        for number in by_leaf[within & alike.repeat(counts)].tolist():
+            standing.count(*self._claim(number))
+        left = by_leaf[~within]
+        beyond.update(_lists(left, self._place[left]))
 
     def _merged(self, waiting: Mapping[int, Sequence[int]], beyond: dict[int, list[int]] | None) -> Iterator[int]:
         """Yield the units that wait, in order. With `beyond`, put there those that are not within the guarantee of a
@@ -708,8 +725,12 @@ def _devices_in(held: Mapping[str, int]) -> int:
     return sum(held.values()) - held.get(CPU, 0)
 
 
-def _in_order(queues: Sequence[list[int]]) -> list[int]:
-    return queues[0] if len(queues) == 1 else sorted(chain.from_iterable(queues))
+def _lists(numbers: Ints, places: Ints) -> dict[int, list[int]]:
+    """Return the numbers by place."""
+    found = defaultdict[int, list[int]](list)
+    for number, place in zip(numbers.tolist(), places.tolist(), strict=True):
+        found[place].append(number)
+    return found
 
 
 def _asks(shape: Shape, tasks: int) -> str:

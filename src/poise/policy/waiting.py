@@ -6,6 +6,7 @@ Most candidates are the same from one view to the next. So results for a candida
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,8 @@ STARVES = 10
 CLASS_WEIGHTS = np.array(CLASS_WEIGHT)
 """The weight of each class, as an array."""
 
+_ordinal = attrgetter("ordinal")
+
 NEVER = 2**62
 """An instant after all others."""
 
@@ -44,22 +47,28 @@ COMPARED = 64
 MOST_CLASSES = 4096
 """Maximum number of classes that are numbered; after that, everything is looked up again."""
 
-READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES, ONE, DECLARED, CLASS, LEARNS = range(15)
+MOST_LEAVES = 4096
+"""Maximum number of leaves that are numbered, beyond one for each candidate."""
+
+(
+    READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES, ONE, LEAF, DECLARED, CLASS, LEARNS,
+) = range(16)  # fmt: skip
 """Rows of the columns. `OWN` is the expected run time, `AGES` is that of `ageing`, `TAKES` the thousandths of devices
 in total, `WIDTH` the minimum number of devices; `WHOLES` marks units that wait for whole devices, in one artifact, and
-`ONE` those of one task on one device, whole or shared, in one artifact. `CLASS` is the number of the class of work;
-`LEARNS` is that of `Speeds.learns_waiting`."""
+`ONE` those of one task on one device, whole or shared, in one artifact. `LEAF` is the number of the share, and `CLASS`
+that of the class of work; `LEARNS` is that of `Speeds.learns_waiting`."""
 
 
 class _Seen(NamedTuple):
-    """The candidates of a view, with their `columns` (15, N) and `runs` (N,), from these profiles. `classes` numbers
-    the classes of work.
+    """The candidates of a view, with their `columns` (16, N) and `runs` (N,), from these profiles. `classes` numbers
+    the classes of work, and `leaves` the shares.
     """
 
     candidates: Sequence[Candidate]
     columns: Ints
     runs: Ints
     classes: dict[str, int]
+    leaves: dict[str, int]
     profiles: Mapping[str, Profile]
     throughputs: object
 
@@ -70,12 +79,17 @@ class Waiting:
     def __init__(self, view: Snapshot) -> None:
         speeds = speeds_of(view)
         seen: _Seen | None = view.fleet.runs.get("waiting")
-        if seen is None or seen.throughputs is not speeds.throughputs or len(seen.classes) > MOST_CLASSES:
-            seen = _Seen((), np.zeros((LEARNS + 1, 0), np.int64), np.zeros(0, np.int64), {}, {}, None)
+        if (
+            seen is None
+            or seen.throughputs is not speeds.throughputs
+            or len(seen.classes) > MOST_CLASSES
+            or len(seen.leaves) > MOST_LEAVES + len(view.candidates)
+        ):
+            seen = _Seen((), np.zeros((LEARNS + 1, 0), np.int64), np.zeros(0, np.int64), {}, {}, {}, None)
         if seen.candidates != view.candidates or seen.profiles is not speeds.profiles:
             seen = view.fleet.runs["waiting"] = _look(view, speeds, seen)
         self.now, self.candidates = view.now, view.candidates
-        self.columns = seen.columns
+        self.columns, self.leaves = seen.columns, seen.leaves
         self.runs = seen.runs
         """(N,): the remaining nanoseconds of each on its fastest device (`Speeds.shortest`)."""
 
@@ -100,7 +114,8 @@ class Waiting:
     def places_of(self, ones: Sequence[Candidate]) -> Ints:
         """Return the columns of these candidates."""
         in_order, places = self._by_ordinal
-        found: Ints = places[np.searchsorted(in_order, [one.ordinal for one in ones])]
+        ordinals = np.fromiter(map(_ordinal, ones), np.int64, len(ones))
+        found: Ints = places[np.searchsorted(in_order, ordinals)]
         return found
 
     @cached_property
@@ -132,7 +147,7 @@ def ageing(candidate: Candidate) -> int:
 
 def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
     """Return the columns of this view's candidates, reusing those of an earlier view."""
-    ones, classes = view.candidates, seen.classes
+    ones, classes, leaves = view.candidates, seen.classes, seen.leaves
     known = _known(seen.candidates, ones)
     if seen.candidates:
         columns, runs = seen.columns[:, known], seen.runs[known]
@@ -141,7 +156,7 @@ def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
     again = known < 0
     new = again.nonzero()[0].tolist()
     if new:
-        columns[:, new] = np.array([_column(ones[place], classes) for place in new], np.int64).T
+        columns[:, new] = np.array([_column(ones[place], classes, leaves) for place in new], np.int64).T
     changed = changed_profiles(seen.profiles, speeds.profiles)
     for kind in classes_of(changed):
         if kind not in classes or changed.isdisjoint(speeds.sources_of(kind)):
@@ -157,7 +172,7 @@ def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
         some = [ones[place] for place in places]
         runs[places] = _runs(view, speeds, some)
         columns[LEARNS, places] = [speeds.learns_waiting(one, ability(view.fleet, one.shape).models) for one in some]
-    return _Seen(ones, columns, runs, classes, speeds.profiles, speeds.throughputs)
+    return _Seen(ones, columns, runs, classes, leaves, speeds.profiles, speeds.throughputs)
 
 
 def _known(before: Sequence[Candidate], ones: Sequence[Candidate]) -> Ints:
@@ -208,7 +223,7 @@ def _run(view: Snapshot, speeds: Speeds, one: Candidate) -> int:
     return min(NEVER, speeds.shortest(one, ability(view.fleet, one.shape).models) if one.shape.gpus else one.expected)
 
 
-def _column(one: Candidate, classes: dict[str, int]) -> list[int]:
+def _column(one: Candidate, classes: dict[str, int], leaves: dict[str, int]) -> list[int]:
     shape, tasks = one.shape, one.least or one.tasks
     return [
         one.ready,
@@ -223,6 +238,7 @@ def _column(one: Candidate, classes: dict[str, int]) -> list[int]:
         shape.gpus * tasks,
         shape.gpus > 0 and shape.share == WHOLE and not one.others,
         shape.gpus == one.tasks == 1 and not one.others,
+        leaves.setdefault(one.leaf, len(leaves)),
         one.declared,
         classes.setdefault(one.kind, len(classes)),
         0,

@@ -103,15 +103,17 @@ def unit_by_unit(view: Snapshot, ordered: Sequence[Candidate], pressed: set[str]
     return in_order
 
 
-def any_view(chance: Random) -> Snapshot:
-    """Tenants with and without guarantees, some in a group and some with users; work of several sizes and classes."""
+def any_view(chance: Random, *, flat: bool = False) -> Snapshot:
+    """Tenants with and without guarantees, some in a group and some with users; work of several sizes and classes. If
+    `flat`, no share is in another one, and guarantees name no model.
+    """
     models = chance.sample(MODELS, chance.choice([1, 1, 2]))
     cards = tuple(Device(index=index, memory=2**36, model=models[index % len(models)]) for index in range(8))
     world = World().join(Node(name="n1", incarnation="1", cpu=64_000, memory=2**40, devices=cards))
-    shares: list[dict[str, Any]] = [{"group": "lab"}]
+    shares: list[dict[str, Any]] = [] if flat else [{"group": "lab"}]
     for tenant in TENANTS[: chance.randint(2, 5)]:
-        shares.append({"tenant": tenant} | ({"in": "lab"} if chance.random() < 0.3 else {}))
-        if chance.random() < 0.3:
+        shares.append({"tenant": tenant} | ({"in": "lab"} if not flat and chance.random() < 0.3 else {}))
+        if not flat and chance.random() < 0.3:
             shares += [{"user": user, "name": f"{tenant}-{user}", "in": tenant} for user in ("x", "y")]
     world.shares(*shares, **({"prices": {chance.choice(models): 0}} if chance.random() < 0.2 else {}))
     for number in range(chance.randint(5, 40)):
@@ -130,15 +132,16 @@ def any_view(chance: Random) -> Snapshot:
         )
     view = world.controller.snapshot(world.now)
     assert view.shares is not None
-    return msgspec.structs.replace(view, shares=any_shares(chance, view.shares.tree, models))
+    named = (CPU,) if flat else models
+    return msgspec.structs.replace(view, shares=any_shares(chance, view.shares.tree, models, named))
 
 
-def any_shares(chance: Random, tree: ShareTree, models: Sequence[str]) -> ShareView:
+def any_shares(chance: Random, tree: ShareTree, models: Sequence[str], named: Sequence[str]) -> ShareView:
     """The tree with guarantees, weights, debts, and what all nodes hold: at least what those below them do."""
 
     def any_node(node: ShareNode) -> ShareNode:
         guaranteed = {
-            chance.choice([GPU, GPU, *models]): 1000 * chance.randint(1, 6) for _ in range(chance.choice([0, 1, 1, 2]))
+            chance.choice([GPU, GPU, *named]): 1000 * chance.randint(1, 6) for _ in range(chance.choice([0, 1, 1, 2]))
         }
         return msgspec.structs.replace(node, weight=1000 * chance.choice([0, 1, 1, 2, 3]), guaranteed=guaranteed)
 
@@ -155,9 +158,9 @@ def any_shares(chance: Random, tree: ShareTree, models: Sequence[str]) -> ShareV
 
 
 @settings(max_examples=many(15, 30))
-@given(st.randoms(use_true_random=True))
-def test_each_share_by_itself_gives_the_order_of_merging_them_unit_by_unit(chance: Random) -> None:
-    view = any_view(chance)
+@given(st.randoms(use_true_random=True), st.booleans())
+def test_each_share_by_itself_gives_the_order_of_merging_them_unit_by_unit(chance: Random, flat: bool) -> None:
+    view = any_view(chance, flat=flat)
     ordered = list(view.candidates)
     chance.shuffle(ordered)
     pressed = {one.unit for one in ordered if chance.random() < 0.1}
