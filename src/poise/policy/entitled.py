@@ -179,9 +179,12 @@ class Standing:
         """Return a node's borrowing in nano-dollars an hour."""
         rate = self._rates[place]
         if rate is None:
-            held = self.held[place]
-            is_below = self._devices[place] <= self._tree.of_any[place] and CPU not in held
-            rate = self._rates[place] = 0 if is_below else self._rate_of(place, held)
+            held, over = self.held[place], self._devices[place] - self._tree.of_any[place]
+            if CPU in held or (over > 0 and (len(held) > 1 or place in self._naming)):
+                rate = self._rate_of(place, held)
+            else:
+                rate = over * self.tree.price(next(iter(held))) if over > 0 else 0
+            self._rates[place] = rate
         return rate
 
     def look_up_rates(self) -> None:
@@ -311,6 +314,10 @@ class Standing:
 
     def was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether these amounts, of those that a node holds, are within its guarantee."""
+        if len(amounts) == 1 and self._nothing_is_free and place not in self._naming:
+            [(model, amount)] = amounts.items()
+            if amount > 0 and model != CPU:  # with fewer devices, it would borrow less
+                return bool(self.nodes[place].guaranteed) and self._devices[place] <= self._tree.of_any[place]
         less = {model: -amount for model, amount in amounts.items()}
         return bool(self.nodes[place].guaranteed) and self.rate(place) <= self._rate_with(place, less)
 
@@ -464,9 +471,10 @@ class _Lane:
         beyond: dict[int, list[int]] = {}
         if self._standing.are_alone(places[first]):
             yield from self._within(by_leaf, first, beyond)
+            yield from self._borrowing(beyond)
         else:
             yield from self._merged(_lists(by_leaf, places), beyond)
-        yield from self._merged(beyond, None)
+            yield from self._merged(beyond, None)
 
     def _within(self, by_leaf: Ints, first: Ints, beyond: dict[int, list[int]]) -> Iterator[int]:
         """Yield the units that are within guarantees, in order, if no guarantee is for several leaves; put the others
@@ -497,6 +505,21 @@ class _Lane:
             standing.count(*self._claim(number))
         left = by_leaf[~within]
         beyond.update(_lists(left, self._place[left]))
+
+    def _borrowing(self, waiting: Mapping[int, Sequence[int]]) -> Iterator[int]:
+        """Yield the units that are not within guarantees, in order, if no guarantee is for several leaves."""
+        standing = self._standing
+        heap = [(standing.level(place), numbers[0], place, 0) for place, numbers in waiting.items()]
+        heapify(heap)
+        while heap:
+            _, number, place, at = heap[0]
+            yield number
+            standing.count(*self._claim(number))
+            numbers, at = waiting[place], at + 1
+            if at < len(numbers):
+                heapreplace(heap, (standing.level(place), numbers[at], place, at))
+            else:
+                heappop(heap)
 
     def _merged(self, waiting: Mapping[int, Sequence[int]], beyond: dict[int, list[int]] | None) -> Iterator[int]:
         """Yield the units that wait, in order. With `beyond`, put there those that are not within the guarantee of a

@@ -14,10 +14,14 @@ from poise.model.views import Candidate
 from poise.policy.entitled import PROTECTED, Claim, Standing, confined, standing_of
 from poise.policy.feasible import ability
 from poise.policy.place import Draft
-from poise.policy.reclaim import Preemption
+from poise.policy.reclaim import Preemption, Prices
 
 PIECE = 256
 """Number of running units whose costs are looked up at once."""
+
+_MAY: Mapping[bool | None, int] = {False: 0, True: 1, None: 2}
+_SINCE = 1
+"""The row of the start in `_terms`."""
 
 
 class Spared:
@@ -33,13 +37,22 @@ class Spared:
     def __contains__(self, unit: object) -> bool:
         return isinstance(unit, str) and self._is_spared(unit)
 
+    @property
+    def leaf(self) -> str:
+        """The leaf of the other unit."""
+        return self._gains.leaf
+
+    def may_take(self, leaf: str) -> bool | None:
+        """Return whether all units of a leaf (True) or none (False) may be preempted; None if it depends on the unit."""
+        if leaf not in self._by_leaf:
+            self._by_leaf[leaf] = self._trial.may_take(self._gains, leaf)
+        return self._by_leaf[leaf]
+
     def _is_spared(self, unit: str) -> bool:
         known = self._known.get(unit)
         if known is None:
             loses = self._held(unit)
-            if loses.leaf not in self._by_leaf:
-                self._by_leaf[loses.leaf] = self._trial.may_take(self._gains, loses.leaf)
-            may = self._by_leaf[loses.leaf]
+            may = self.may_take(loses.leaf)
             may = self._trial.may_stop(self._gains, loses) if may is None else may
             is_other = loses.leaf != self._gains.leaf
             known = self._known[unit] = not may or (is_other and self._is_young(unit))
@@ -150,8 +163,30 @@ class Shared:
                 within.clear()  # a node above both in the tree holds less
 
     @cached_property
-    def _leaves(self) -> set[str]:
-        return {one.leaf for one in self._draft.running.residents}
+    def _leaves(self) -> tuple[list[str], Ints]:
+        """The leaves of the running units, and (U,) the number of each unit's leaf."""
+        running, numbers = self._draft.running, dict[str, int]()
+        of = [numbers.setdefault(running.residents[at].leaf, len(numbers)) for at in running.first.tolist()]
+        return list(numbers), np.array(of, np.int64)
+
+    def lawful(self, one: Candidate | Resident, prices: Prices) -> Prices:
+        """Return the prices of the units that may be preempted for this one; the others are infinite."""
+        spared, running, (leaves, leaf_of), of = self.spared(one), self._draft.running, self._leaves, prices.of.copy()
+        could = (of < np.inf).nonzero()[0]
+        leaf = leaf_of[could]
+        may = np.zeros(len(leaves), np.int64)
+        for number in np.unique(leaf).tolist():
+            may[number] = _MAY[spared.may_take(leaves[number])]
+        is_other = np.array([name != spared.leaf for name in leaves], bool)
+        until = running.each("cost", _terms)[_SINCE, running.first[could]] + PROTECTED
+        young = (may[leaf] == _MAY[True]) & is_other[leaf] & (until > self._draft.view.now)
+        if young.any():
+            self._note_young(int(until[young].min()))
+        of[could[young | (may[leaf] == _MAY[False])]] = np.inf
+        for number in could[may[leaf] == _MAY[None]].tolist():
+            if running.residents[int(running.first[number])].unit in spared:
+                of[number] = np.inf
+        return Prices(of, self._draft)
 
     def _cheapest_first(self) -> Iterator[tuple[float, Resident]]:
         """Yield the running units that may be preempted, each with its cost, the cheapest first; then the latest first.
@@ -208,8 +243,11 @@ class Shared:
         at = one.since + least
         is_young = self._draft.view.now < at
         if is_young:
-            self.young = min(self.young or at, at)
+            self._note_young(at)
         return is_young
+
+    def _note_young(self, at: int) -> None:
+        self.young = min(self.young or at, at)
 
     def agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
         """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone and

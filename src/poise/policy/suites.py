@@ -919,10 +919,7 @@ class _Round:
 
     def _lawful(self, one: Candidate | Resident, prices: Prices) -> Prices:
         """Return the prices of the units that may be preempted for this one."""
-        if self.shares is None:
-            return prices
-        spared = self.shares.spared(one)
-        return prices.without([unit for unit, price in prices.by_unit().items() if price < _ANY and unit in spared])
+        return prices if self.shares is None else self.shares.lawful(one, prices)
 
     def _agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
         """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone."""
