@@ -179,11 +179,8 @@ class Standing:
         """Return a node's borrowing in nano-dollars an hour."""
         rate = self._rates[place]
         if rate is None:
-            held, over = self.held[place], self._devices[place] - self._tree.of_any[place]
-            if CPU in held or (over > 0 and (len(held) > 1 or place in self._naming)):
-                rate = self._rate_of(place, held)
-            else:
-                rate = over * self.tree.price(next(iter(held))) if over > 0 else 0
+            held = self.held[place]
+            rate = self._rate_of(place, held) if place in self._naming else self._rate_of_any(place, held)
             self._rates[place] = rate
         return rate
 
@@ -203,6 +200,17 @@ class Standing:
         price, guaranteed = self.tree.price, self.nodes[place].guaranteed
         over = borrowed_of(held, guaranteed, price)
         return sum(amount * price(model) for model, amount in over.items())
+
+    def _rate_of_any(self, place: int, held: Mapping[str, int]) -> int:
+        """Return the borrowing of a node whose guarantees name no model: its cheapest devices."""
+        over, price, rate = self._devices[place] - self._tree.of_any[place], self.tree.price, 0
+        if over > 0:
+            for each, amount in sorted([(price(model), amount) for model, amount in held.items() if model != CPU]):
+                taken = min(amount, over)
+                rate, over = rate + taken * each, over - taken
+        if CPU in held:
+            rate += max(0, held[CPU] - self.nodes[place].guaranteed.get(CPU, 0)) * price(CPU)
+        return rate
 
     def _rate_with(self, place: int, amounts: Mapping[str, int]) -> int:
         held = dict(self.held[place])
@@ -235,11 +243,26 @@ class Standing:
 
     def level(self, place: int) -> int:
         """Return a node's debt and borrowing over its weight; the lowest level is served first."""
+        return self.level_with(place, 0)
+
+    def level_with(self, place: int, more: int) -> int:
+        """Return the level of a node if it borrowed this much more, in nano-dollars an hour."""
         node, ahead = self.nodes[place], self.tree.half_life // AHEAD
-        owes = self.debts[place] + self.rate(place) * ahead // HOUR
+        owes = self.debts[place] + (self.rate(place) + more) * ahead // HOUR
         if node.weight:
             return owes * WEIGHT // node.weight
         return NEVER if owes else 0
+
+    def each_borrows(self, place: int, amounts: Mapping[str, int]) -> int | None:
+        """Return how much more a plain node borrows with each further unit of these amounts, in nano-dollars an hour;
+        None if it may not be the same for each.
+        """
+        if len(amounts) != 1 or CPU in amounts or self._devices[place] < self._tree.of_any[place]:
+            return None
+        [(model, amount)] = amounts.items()
+        price = self.tree.price(model)
+        is_cheapest = all(price <= self.tree.price(other) for other in self.held[place] if other != CPU)
+        return amount * price if is_cheapest else None
 
     def claim(self, candidate: Candidate, fleet: Fleet) -> Claim:
         """Return what a unit would hold in its least size: on guaranteed devices of its leaf, or else the cheapest."""
@@ -413,6 +436,7 @@ _Key = tuple[bool, int, int]
 """Whether a node borrows, its level, and the place of its next unit in the order of the policy."""
 
 _ROOT = -1
+_NOTHING: Mapping[str, int] = {}
 
 
 class Turns:
@@ -508,18 +532,38 @@ class _Lane:
 
     def _borrowing(self, waiting: Mapping[int, Sequence[int]]) -> Iterator[int]:
         """Yield the units that are not within guarantees, in order, if no guarantee is for several leaves."""
-        standing = self._standing
-        heap = [(standing.level(place), numbers[0], place, 0) for place, numbers in waiting.items()]
+        leaves = [self._of_borrower(place, numbers) for place, numbers in waiting.items()]
+        heap = [(*next(of_leaf), of_leaf) for of_leaf in leaves]
         heapify(heap)
         while heap:
-            _, number, place, at = heap[0]
+            _, number, of_leaf = heap[0]
             yield number
-            standing.count(*self._claim(number))
-            numbers, at = waiting[place], at + 1
-            if at < len(numbers):
-                heapreplace(heap, (standing.level(place), numbers[at], place, at))
-            else:
+            if (following := next(of_leaf, None)) is None:
                 heappop(heap)
+            else:
+                heapreplace(heap, (*following, of_leaf))
+
+    def _of_borrower(self, place: int, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield the units of a leaf, each with the level of the leaf before it is taken. Similar units are counted
+        together.
+        """
+        standing, leaf, like = self._standing, self._standing.nodes[place].name, _NOTHING
+        each, taken, level = None, 0, standing.level(place)
+        for number in numbers:
+            yield level, number
+            amounts = self._claim(number).amounts
+            if amounts is not like and taken:
+                standing.count(leaf, _times(like, taken))
+            if amounts is not like or each is None:
+                like, taken, each = amounts, 0, standing.each_borrows(place, amounts)
+            if each is None:
+                standing.count(leaf, amounts)
+                level = standing.level(place)
+            else:
+                taken += 1
+                level = standing.level_with(place, taken * each)
+        if taken:
+            standing.count(leaf, _times(like, taken))
 
     def _merged(self, waiting: Mapping[int, Sequence[int]], beyond: dict[int, list[int]] | None) -> Iterator[int]:
         """Yield the units that wait, in order. With `beyond`, put there those that are not within the guarantee of a
@@ -746,6 +790,10 @@ def free_devices(fleet: Fleet, share: Ints) -> Amounts:
 
 def _devices_in(held: Mapping[str, int]) -> int:
     return sum(held.values()) - held.get(CPU, 0)
+
+
+def _times(amounts: Mapping[str, int], times: int) -> dict[str, int]:
+    return {model: amount * times for model, amount in amounts.items()}
 
 
 def _lists(numbers: Ints, places: Ints) -> dict[int, list[int]]:

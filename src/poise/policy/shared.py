@@ -43,7 +43,7 @@ class Spared:
         return self._gains.leaf
 
     def may_take(self, leaf: str) -> bool | None:
-        """Return whether all units of a leaf (True) or none (False) may be preempted; None if it depends on the unit."""
+        """Return whether all units of a leaf (True) or none (False) may be preempted; None if units differ."""
         if leaf not in self._by_leaf:
             self._by_leaf[leaf] = self._trial.may_take(self._gains, leaf)
         return self._by_leaf[leaf]
