@@ -41,6 +41,9 @@ NEVER = 2**62
 FEW = 4096
 """Up to this many new candidates are looked up one by one; for more, one lookup per group of equal ones is cheaper."""
 
+SPARSE = 16
+"""Columns are found in a table by ordinal, if it has at most this many entries for each candidate."""
+
 COMPARED = 64
 """Number of candidates compared at once with those of the earlier view."""
 
@@ -113,17 +116,25 @@ class Waiting:
 
     def places_of(self, ones: Sequence[Candidate]) -> Ints:
         """Return the columns of these candidates."""
-        in_order, places = self._by_ordinal
         ordinals = np.fromiter(map(_ordinal, ones), np.int64, len(ones))
-        found: Ints = places[np.searchsorted(in_order, ordinals)]
+        lowest, table = self._by_ordinal
+        if len(table):
+            return table[ordinals - lowest]
+        known = self.columns[ORDINAL]
+        order = known.argsort(kind="stable")
+        found: Ints = order[np.searchsorted(known[order], ordinals)]
         return found
 
     @cached_property
-    def _by_ordinal(self) -> tuple[Ints, Ints]:
-        """All ordinals in ascending order, and the column of each."""
+    def _by_ordinal(self) -> tuple[int, Ints]:
+        """The lowest ordinal, and the column of each ordinal from there on. Empty if most of them do not wait."""
         ordinals = self.columns[ORDINAL]
-        places = ordinals.argsort(kind="stable")
-        return ordinals[places], places
+        lowest, highest = int(ordinals.min(initial=NEVER)), int(ordinals.max(initial=0))
+        if not len(ordinals) or highest - lowest >= SPARSE * len(ordinals):
+            return 0, np.zeros(0, np.int64)
+        table: Ints = np.zeros(highest - lowest + 1, np.int64)
+        table[ordinals - lowest] = np.arange(len(ordinals))
+        return lowest, table
 
     def values(self, places: Ints, waits: float) -> Floats:
         """Return the worth of starting each of these now, as in `reclaim.value`."""
