@@ -19,7 +19,8 @@ shortest of all jobs.
 that were stopped for each other's node in turn within a minute.
 
 `decide`: CPU time of one decision with and without shares. By default, 1,000 tenants with equal guarantees hold 9,900
-of 10,000 nodes, some more than their guarantee and some less, and 10,000 jobs of one device wait.
+of 10,000 nodes, some more than their guarantee and some less, and 10,000 jobs of one device wait. Decisions with and
+without shares take turns: first on the same view, then while jobs come and start between them.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
@@ -39,7 +41,7 @@ from decide import DEVICES, World
 
 from poise.drivers.system import settle_memory
 from poise.kernel.controller import Settings
-from poise.model.decisions import Spot, Why
+from poise.model.decisions import Place, Spot, Why
 from poise.model.events import Event, JobSubmitted, Placed, Preempted, SharesSet, Started
 from poise.model.history import Span
 from poise.model.jobs import Job, Priority, Task, Unit
@@ -349,42 +351,65 @@ def unfit(jobs: Sequence[JobResult], spans: Sequence[Span], most: float, last: i
 # --- the cost of a decision ------------------------------------------------------------------------------------------
 
 
-def decisions(nodes: int, tenants: int, rounds: int = 15) -> None:
-    draw = random.Random("decide")
+def decisions(nodes: int, tenants: int, rounds: int = 25) -> None:
+    """Print the CPU time of decisions with and without shares, in turn: first of the same view again and again, then
+    while jobs come and start between them.
+    """
+    worlds = {"without shares": crowded(nodes, tenants), "with shares": crowded(nodes, tenants)}
+    policy, now, names = policy_named("poise"), worlds["with shares"].now + HOUR, tenants_of(tenants)
+    each = {"guaranteed": {"gpu": nodes * DEVICES // tenants}}
+    tree = compile_shares({"kind": "shares", "shares": [{"tenant": name, **each} for name in names]})
+    worlds["with shares"].ledger.apply(SharesSet(at=now, tree=tree))
+    plans = {name: policy.decide(world.ledger.snapshot(now)) for name, world in worlds.items()}
+    settle_memory()  # as the control plane does
+    for name, plan in plans.items():
+        print(f"{name}: {dict(Counter(type(one).__name__.lower() for one in plan.decisions))}")
+    arrive, alike = random.Random("moving"), {name: random.Random("runs") for name in worlds}
+    for moving in (False, True):
+        seconds: dict[str, list[float]] = {name: [] for name in worlds}
+        for _ in range(rounds):
+            now += SECOND * moving
+            come = [arrive.choice(names) for _ in range(moving * nodes // 100)]
+            for name, world in worlds.items():
+                for tenant in come:
+                    submit(world, now, tenant, 1, alike[name])
+                begun = process_time()
+                plan = policy.decide(world.ledger.snapshot(now))
+                seconds[name].append(process_time() - begun)
+                starts = (one for one in plan.decisions if isinstance(one, Place))
+                for one in islice(starts, moving * nodes // 500):
+                    world.ledger.apply(Placed(at=now, unit=one.unit, epoch=1, spots=one.spots, why=one.why))
+        print("jobs come and start:" if moving else "the same view:")
+        for name, of in seconds.items():
+            print(f"  decision {name}: {median(of):.4f} s of CPU ({min(of):.4f} to {max(of):.4f})")
+        ratio = median(seconds["with shares"]) / median(seconds["without shares"])
+        print(f"  with over without: {ratio:.2f}", flush=True)
+
+
+def tenants_of(count: int) -> list[str]:
+    return [f"t{number:04}" for number in range(count)]
+
+
+def submit(world: World, now: int, tenant: str, devices: int, draw: random.Random) -> str:
+    arrival = _arrival(now, tenant, devices, draw.lognormvariate(9.3, 1.2), draw)
+    job = Job(id=world.ledger.jobs.next_id(), units=arrival.units, tenant=tenant)
+    world.ledger.apply(JobSubmitted(at=now, job=job))
+    return job.id
+
+
+def crowded(nodes: int, tenants: int) -> World:
+    """Return a world in which the jobs of the tenants hold 99 % of the nodes, and as many jobs as nodes wait."""
+    draw, names = random.Random("decide"), tenants_of(tenants)
     world = World(nodes, pending=0, shapes=1, gaps=None)
     ledger, now = world.ledger, world.now
-
-    def submit(tenant: str, devices: int) -> str:
-        arrival = _arrival(now, tenant, devices, draw.lognormvariate(9.3, 1.2), draw)
-        job = Job(id=ledger.jobs.next_id(), units=arrival.units, tenant=tenant)
-        ledger.apply(JobSubmitted(at=now, job=job))
-        return job.id
-
-    names = [f"t{number:04}" for number in range(tenants)]
     for number in range(nodes - nodes // 100):
-        unit = f"{submit(draw.choice(names), DEVICES)}.main"
+        unit = f"{submit(world, now, draw.choice(names), DEVICES, draw)}.main"
         spots = (Spot(f"n{number:05d}", tuple(range(DEVICES))),)
         ledger.apply(Placed(at=now, unit=unit, epoch=1, spots=spots, why=Why(policy="poise")))
         ledger.apply(Started(at=now, task=unit, epoch=1, pid=1))
     for _ in range(nodes):
-        submit(draw.choice(names), 1)
-    now += HOUR
-    each = {"guaranteed": {"gpu": nodes * DEVICES // tenants}}
-    tree = compile_shares({"kind": "shares", "shares": [{"tenant": name, **each} for name in names]})
-    policy, took = policy_named("poise"), dict[str, float]()
-    for name, event in (("without shares", None), ("with shares", SharesSet(at=now, tree=tree))):
-        if event is not None:
-            ledger.apply(event)
-        seconds, plan = [], policy.decide(ledger.snapshot(now))
-        settle_memory()  # as the control plane does
-        for _ in range(rounds):
-            begun = process_time()
-            policy.decide(ledger.snapshot(now))
-            seconds.append(process_time() - begun)
-        took[name] = median(seconds)
-        kinds = Counter(type(one).__name__.lower() for one in plan.decisions)
-        print(f"decision {name}: {took[name]:.3f} s of CPU ({min(seconds):.3f} to {max(seconds):.3f}), {dict(kinds)}")
-    print(f"  with over without: {took['with shares'] / took['without shares']:.2f}", flush=True)
+        submit(world, now, draw.choice(names), 1, draw)
+    return world
 
 
 # --- eviction cycles -------------------------------------------------------------------------------------------------
