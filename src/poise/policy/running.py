@@ -121,10 +121,11 @@ class _Layout:
     @cached_property
     def units(self) -> Units:
         names = list(map(_unit, self.residents))
-        unique = dict.fromkeys(names)
-        number = dict(zip(unique, range(len(unique)), strict=True))
+        number = dict(zip(names, range(len(names)), strict=True))
         if len(number) == len(names):
             return Units(number, np.arange(len(names)))
+        unique = dict.fromkeys(names)
+        number = dict(zip(unique, range(len(unique)), strict=True))
         return Units(number, np.fromiter(map(number.__getitem__, names), np.int64, len(names)))
 
     def holders(self, devices: Ints) -> Holders:
@@ -226,6 +227,8 @@ class Running:
     def _by_unit(self) -> tuple[Ints, Ints]:
         """All attempts in order of their units, and where each unit begins there."""
         number, of = self.units
+        if len(number) == len(of):  # one attempt each
+            return of, np.arange(len(of) + 1)
         order = of.argsort(kind="stable")
         return order, np.searchsorted(of[order], np.arange(len(number) + 1))
 

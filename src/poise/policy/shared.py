@@ -83,12 +83,11 @@ class Shared:
                 self._count(self._held(unit), -1)
         for claim in self._promised.values():
             self._count(claim)
-        self._confines = bool(self._promised or self.standing.has_limits or self.standing.keeps)
+        self.confines = bool(self._promised or self.standing.has_limits or self.standing.keeps)
+        """Whether any unit may be restricted (`confined`)."""
 
     def confined(self, candidate: Candidate) -> Candidate | tuple[Reason, ...]:
         """Restrict a unit as `entitled.confined` does. A unit that was promised room does not count against itself."""
-        if not self._confines:
-            return candidate
         if (claim := self._promised.pop(candidate.unit, None)) is not None:
             self._count(claim, -1)
         if candidate.recovering:

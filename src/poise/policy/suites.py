@@ -325,7 +325,7 @@ class _Round:
             if last_lane is not None and self.order.lane(candidate, self.view.now) > last_lane:
                 self._postponed = True
                 continue
-            if self.shares is not None:
+            if self.shares is not None and self.shares.confines:
                 found = self.shares.confined(candidate)
                 if isinstance(found, tuple):
                     self.holds[candidate.queue] = found

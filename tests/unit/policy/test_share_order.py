@@ -4,22 +4,26 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
+from math import inf
 from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from many import many
 
 from poise.model.decisions import Decision, Hold, Plan
 from poise.model.resources import Device, Node
-from poise.model.share_tree import CPU, GPU, ShareNode, ShareTree, ShareView
+from poise.model.share_tree import CPU, GPU, OTHERS, ShareNode, ShareTree, ShareView, borrowed_of
 from poise.model.views import Candidate, Snapshot
 from poise.policy import entitled, suites
-from poise.policy.entitled import Standing, Turns, by_share
-from poise.policy.suites import policy_named
+from poise.policy.entitled import Standing, Turns, by_share, standing_of
+from poise.policy.reclaim import Prices
+from poise.policy.shared import Shared
+from poise.policy.suites import Suite, policy_named
 from poise.testing import World, node
 
 MODELS = ("T4", "A100-80", "H100")
@@ -132,17 +136,18 @@ def any_view(chance: Random, *, flat: bool = False) -> Snapshot:
         )
     view = world.controller.snapshot(world.now)
     assert view.shares is not None
-    named = (CPU,) if flat else models
-    return msgspec.structs.replace(view, shares=any_shares(chance, view.shares.tree, models, named))
+    named, most = ((CPU,), 12) if flat else (models, 6)
+    return msgspec.structs.replace(view, shares=any_shares(chance, view.shares.tree, models, named, most))
 
 
-def any_shares(chance: Random, tree: ShareTree, models: Sequence[str], named: Sequence[str]) -> ShareView:
-    """The tree with guarantees, weights, debts, and what all nodes hold: at least what those below them do."""
+def any_shares(chance: Random, tree: ShareTree, models: Sequence[str], named: Sequence[str], most: int) -> ShareView:
+    """The tree with guarantees of up to `most` devices of `named` models or of any, weights, debts, and what all nodes
+    hold: at least what those below them do.
+    """
 
     def any_node(node: ShareNode) -> ShareNode:
-        guaranteed = {
-            chance.choice([GPU, GPU, *named]): 1000 * chance.randint(1, 6) for _ in range(chance.choice([0, 1, 1, 2]))
-        }
+        guarantees = range(chance.choice([0, 1, 1, 2]))
+        guaranteed = {chance.choice([GPU, GPU, *named]): 1000 * chance.randint(1, most) for _ in guarantees}
         return msgspec.structs.replace(node, weight=1000 * chance.choice([0, 1, 1, 2, 3]), guaranteed=guaranteed)
 
     tree = msgspec.structs.replace(tree, nodes=tuple(map(any_node, tree.nodes)))
@@ -157,9 +162,10 @@ def any_shares(chance: Random, tree: ShareTree, models: Sequence[str], named: Se
     return ShareView(tree, tuple(held), debts)
 
 
+@pytest.mark.parametrize("flat", [False, True])
 @settings(max_examples=many(15, 30))
-@given(st.randoms(use_true_random=True), st.booleans())
-def test_each_share_by_itself_gives_the_order_of_merging_them_unit_by_unit(chance: Random, flat: bool) -> None:
+@given(st.randoms(use_true_random=True))
+def test_each_share_by_itself_gives_the_order_of_merging_them_unit_by_unit(flat: bool, chance: Random) -> None:
     view = any_view(chance, flat=flat)
     ordered = list(view.candidates)
     chance.shuffle(ordered)
@@ -169,8 +175,8 @@ def test_each_share_by_itself_gives_the_order_of_merging_them_unit_by_unit(chanc
     assert sorted(one.unit for one in found) == sorted(one.unit for one in ordered)
 
 
-def crowded(chance: Random) -> Snapshot:
-    """Work of three tenants on all devices of a small fleet, and more of it that waits."""
+def crowded(chance: Random, then: str = "10m") -> Snapshot:
+    """Work of three tenants on all devices of a small fleet, started a while ago, and more of it that waits."""
     world = World()
     for number in range(3):
         world.join(node(f"n{number}", cpu=64, gpus=4))
@@ -180,7 +186,7 @@ def crowded(chance: Random) -> Snapshot:
         fields = {"expect": chance.choice(["5m", "1h", "9h"]), "gpu": 1}
         world.job(f"work-{number}", tenant=TENANTS[min(2, number % 5)], **fields)
         if number == 14:
-            world.round().after("10m")
+            world.round().after(then)
     return world.controller.snapshot(world.now)
 
 
@@ -209,3 +215,62 @@ def test_the_decisions_are_those_of_the_whole_order(chance: Random) -> None:
 
     assert told(found) == told(whole) and found.until == whole.until
     assert came == [True]
+
+
+@settings(max_examples=many(5, 20))
+@given(st.randoms(use_true_random=True))
+def test_a_standing_is_updated_where_shares_hold_other_amounts(chance: Random) -> None:
+    view = any_view(chance)
+    assert view.shares is not None
+    tree, held, debts = view.shares.tree, view.shares.held, view.shares.debts
+    for _ in range(3):
+        place = chance.randrange(len(held))
+        held = (*held[:place], {chance.choice(MODELS): 1000 * chance.randint(0, 9)}, *held[place + 1 :])
+        shares = ShareView(tree, held, debts)
+        found, fresh = standing_of(view, shares), Standing(shares)
+        for one in range(len(held)):
+            assert (found.held[one], found.level(one)) == (fresh.held[one], fresh.level(one))
+        found.count(tree.nodes[place].name, {"T4": 1000})
+        copied = found.copy()
+        before = dict(copied.held[place])
+        found.count(tree.nodes[place].name, {"T4": 1000})
+        assert copied.held[place] == before and standing_of(view, shares).held[place] == held[place]
+
+
+@given(st.randoms(use_true_random=True))
+def test_the_rate_is_the_price_of_what_is_borrowed(chance: Random) -> None:
+    nodes = (*(ShareNode(name=name, kind="tenant", of=name) for name in TENANTS), ShareNode(name=OTHERS, kind="others"))
+    standing = Standing(any_shares(chance, ShareTree(nodes=nodes), MODELS, chance.choice([(CPU,), MODELS]), 6))
+    price = standing.tree.price
+
+    def cost(place: int, held: dict[str, int]) -> int:
+        over = borrowed_of(held, standing.nodes[place].guaranteed, price)
+        return sum(amount * price(model) for model, amount in over.items())
+
+    for place, (of, model) in enumerate(zip(nodes, chance.choices(MODELS, k=len(nodes)), strict=True)):
+        held, guaranteed = standing.held[place], standing.nodes[place].guaranteed
+        assert standing.rate(place) == cost(place, held)
+        if held.get(model):
+            less = held | {model: held[model] - 1000}
+            kept = bool(guaranteed) and cost(place, held) <= cost(place, less)
+            assert standing.was_within(place, {model: 1000}) == kept
+        each = standing.each_borrows(place, {model: 1000}) if standing.is_plain(of.name) else None
+        for times in (1, 2) if each is not None else ():
+            assert each is not None
+            assert cost(place, held | {model: held.get(model, 0) + 1000 * times}) == standing.rate(place) + times * each
+
+
+@settings(max_examples=many(5, 20))
+@given(st.randoms(use_true_random=True))
+def test_the_prices_of_all_units_that_may_be_preempted_are_those_found_one_by_one(chance: Random) -> None:
+    view = crowded(chance, then="30s" if chance.random() < 0.5 else "10m")
+    policy = policy_named("poise")
+    assert isinstance(policy, Suite)
+    draft, _ = policy.ordered(view)
+    prices = Prices(np.array([chance.choice([1.0, 2.0, inf]) for _ in draft.running.units.number]), draft)
+    for one in chance.sample(view.candidates, 5):
+        together, each = Shared(draft), Shared(draft)
+        spared = each.spared(one)
+        units = [unit for unit, price in prices.by_unit().items() if price < inf and unit in spared]
+        assert together.lawful(one, prices).of.tolist() == prices.without(units).of.tolist()
+        assert together.young == each.young
