@@ -393,13 +393,14 @@ class Draft:
         """Return the nodes where one task fits while their room is kept for other units; read-only. Kept room counts as
         free here, so only nodes kept since the last call are examined.
         """
-        found, examined = self._meanwhile.get(shape, ([], 0))
-        if examined < len(self.kept):
-            able = self.able(shape)
-            could = self.could_hold(shape)
-            since = islice(self.kept, examined, None)
-            found += [row for row in since if could[row] and self.room(row).pick(shape, able.models) is not None]
-            self._meanwhile[shape] = found, len(self.kept)
+        known = self._meanwhile.get(shape)
+        if known is not None and known[1] == len(self.kept):
+            return known[0]
+        found, examined = known or ([], 0)
+        able, could = self.able(shape), self.could_hold(shape)
+        since = islice(self.kept, examined, None)
+        found += [row for row in since if could[row] and self.room(row).pick(shape, able.models) is not None]
+        self._meanwhile[shape] = found, len(self.kept)
         return found
 
     def place_behind(self, candidate: Candidate, run: int) -> Spot | None:
