@@ -64,7 +64,7 @@ class Claim(NamedTuple):
 
 
 class _Tree:
-    """Properties of a tree that do not depend on what its nodes hold."""
+    """The properties of a tree that do not depend on what its nodes hold."""
 
     def __init__(self, tree: ShareTree) -> None:
         self.tree, self.nodes = tree, tree.nodes
@@ -184,10 +184,6 @@ class Standing:
             self._rates[place] = rate
         return rate
 
-    def look_up_rates(self) -> None:
-        for place in range(len(self.nodes)):
-            self.rate(place)
-
     def borrows(self, place: int) -> bool:
         """Return whether a node borrows anything that has a price."""
         if self._rates[place] is None and self._nothing_is_free:
@@ -202,7 +198,7 @@ class Standing:
         return sum(amount * price(model) for model, amount in over.items())
 
     def _rate_of_any(self, place: int, held: Mapping[str, int]) -> int:
-        """Return the borrowing of a node whose guarantees name no model: its cheapest devices."""
+        """Return the borrowing of a node whose guarantee names no model: it covers the most expensive devices."""
         over, price, rate = self._devices[place] - self._tree.of_any[place], self.tree.price, 0
         if over > 0:
             for each, amount in sorted([(price(model), amount) for model, amount in held.items() if model != CPU]):
@@ -221,8 +217,8 @@ class Standing:
     def is_within(self, place: int, amounts: Mapping[str, int]) -> bool:
         """Return whether a node could hold these amounts too without borrowing more."""
         if len(amounts) == 1:
-            for model, amount in amounts.items():
-                return self._fits(place, model, amount)
+            [(model, amount)] = amounts.items()
+            return self._fits(place, model, amount)
         return bool(self.nodes[place].guaranteed) and self._rate_with(place, amounts) <= self.rate(place)
 
     def _fits(self, place: int, model: str, amount: int) -> bool:
@@ -419,8 +415,10 @@ def standing_of(view: Snapshot, shares: ShareView) -> Standing:
     """Return the standing of a view's shares; cached with the fleet, and updated where they hold other amounts."""
     known: Standing | None = view.fleet.runs.get("standing")
     if known is None or known.shares is not shares:
-        known = view.fleet.runs["standing"] = Standing(shares, known)
-        known.look_up_rates()
+        known = Standing(shares, known)
+        for place in range(len(known.nodes)):  # once, not in each copy
+            known.rate(place)
+        view.fleet.runs["standing"] = known
     return known.copy()
 
 
