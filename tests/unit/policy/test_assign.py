@@ -162,7 +162,9 @@ def test_work_does_not_start_on_the_slow_device_if_it_would_be_late_there() -> N
     run = Run([node("n1", "fast"), node("n2", "slow")], job("leans", 0, 400), due)
     assert run.ends() == {"j1": 400, "j2": 1000}
     held = [reason for event in run.of(Held) for reason in event.reasons if reason.code == "LATE_ON"]
-    assert held[0].sentence() == "slow: it would miss its deadline there, and could not move: 40m0s expected, 33m20s left"
+    assert (
+        held[0].sentence() == "slow: it would miss its deadline there, and could not move: 40m0s expected, 33m20s left"
+    )
 
 
 def test_work_that_would_be_late_on_the_slow_device_is_not_moved_there_for_shorter_work() -> None:

@@ -19,10 +19,11 @@ from poise.model.decisions import Decision, Hold, Plan
 from poise.model.resources import Device, Node
 from poise.model.share_tree import CPU, GPU, OTHERS, ShareNode, ShareTree, ShareView, borrowed_of
 from poise.model.views import Candidate, Snapshot
-from poise.policy import entitled, suites
+from poise.policy import entitled
 from poise.policy.entitled import Standing, Turns, by_share, standing_of
 from poise.policy.reclaim import Prices
 from poise.policy.shared import Shared
+from poise.policy.suite import base, blocked, deciding
 from poise.policy.suites import Suite, policy_named
 from poise.testing import World, node
 
@@ -202,11 +203,13 @@ def test_the_decisions_are_those_of_the_whole_order(chance: Random) -> None:
             came.append(self.settled)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("WEIGHED", 0), ("TAKE_BACKS", 1), ("YIELD_SEARCHES", 1)):
-            patch.setattr(suites, name, value)
+        for module in (base, blocked, deciding):
+            for name, value in (("WEIGHED", 0), ("TAKE_BACKS", 1), ("YIELD_SEARCHES", 1)):
+                if hasattr(module, name):
+                    patch.setattr(module, name, value)
         found = policy_named("poise").decide(view)
         patch.setattr(entitled, "Turns", All)
-        patch.setattr(suites, "Turns", All)
+        patch.setattr(deciding, "Turns", All)
         whole = policy_named("poise").decide(view)
 
     def told(plan: Plan) -> tuple[list[Decision], set[Hold]]:
