@@ -297,6 +297,12 @@ class Client:
         """Return the ids among `jobs` that the control plane no longer knows. For nodes, which keep files of jobs."""
         return self._call("POST", "/v1/nodes/jobs", list[str], list(jobs))
 
+    def ended_jobs(self, jobs: Sequence[str]) -> dict[str, str]:
+        """Return the statuses of those among these jobs, by id, that have ended; empty: the control plane no longer
+        knows it.
+        """
+        return self._call("POST", "/v1/jobs/ended", dict[str, str], list(jobs))
+
     def serve_calls(self, spec: dict[str, Any], *, user: str = "") -> tuple[str, str]:
         """Submit a job that serves calls. Return its id and the key of its caller."""
         accepted = self._submit(spec, user=user)

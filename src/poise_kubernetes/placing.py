@@ -110,6 +110,9 @@ most `ASKED_AT_ONCE` in a sweep.
 ASK_ANEW = 15 * SECOND
 ASKED_AT_ONCE = 50
 
+CHECKED = 2 * SECOND
+"""Interval between checks whether jobs of Pods that wait have ended, as after `poise cancel`. No node hears of that."""
+
 KIND = 600 * SECOND
 """Nodes keep the label of a kind of Pod for this long after the last such Pod. Each change of the label is a message
 from each node, so Pods that arrive one after another must not change it.
@@ -155,6 +158,10 @@ class Doors(Protocol):
         ...
 
     def cancel(self, job: str) -> None: ...
+    def check(self, jobs: Sequence[str]) -> None:
+        """Read which of these jobs have ended: `ended`."""
+        ...
+
     def bind(
         self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
     ) -> None:
@@ -169,7 +176,10 @@ class Doors(Protocol):
         """Keep the output of a Pod that has ended: `fetched`."""
         ...
 
-    def delete(self, pod: PodObject) -> None: ...
+    def delete(self, pod: PodObject, why: str = "") -> None:
+        """Delete a Pod; with a reason, write it to an Event of the Pod first."""
+        ...
+
     def ask(self, path: str) -> None:
         """Read how many Pods of a gang start together: `answered`."""
         ...
@@ -314,6 +324,8 @@ class Placer:
         self._swept: int | None = None
         self._doubted = self._asked_anew = -DOUBT  # when jobs began to be in doubt, and when they were asked about
         self._doubtful: dict[str, None] = {}  # jobs to be asked about
+        self._checked = -CHECKED
+        self._cancelled: dict[str, int] = {}  # unknown jobs that this process has cancelled, and until when that counts
         self._explicit: frozenset[Attempt] = frozenset()
 
     # --- what there is ------------------------------------------------------------------------------------------------
@@ -426,6 +438,7 @@ class Placer:
                 del self._refused[name]
                 self._changed_nodes[name] = None
         self._ask_anew(now)
+        self._check_jobs(now)
         for label, kind in list(self._kinds.items()):
             if kind.jobs:
                 kind.since = 0
@@ -447,6 +460,15 @@ class Placer:
                 asked.append(job.asked)
         if asked:
             self._doors.submit(asked)
+
+    def _check_jobs(self, now: int) -> None:
+        """Ask which jobs of waiting Pods have ended."""
+        self._cancelled = {job: until for job, until in self._cancelled.items() if until > now}
+        if now - self._checked >= CHECKED:
+            self._checked = now
+            waits = (job for job in self._jobs.values() if job.id and not self._places[job.key])
+            if old := [job.id for job in waits if now - job.since >= CHECKED]:
+                self._doors.check(old)
 
     def _holds(self, pod: PodObject) -> tuple[dict[str, int], frozenset[str]]:
         """Return the resources that a Pod holds on its node: amounts and ports. They are computed once."""
@@ -686,6 +708,8 @@ class Placer:
         if known is None:
             if job:
                 self._cancel_unknown(job, now)
+        elif over and known.id == job:
+            self.ended({job: over}, now)
         elif over:
             self._drop(known)
         elif job:
@@ -694,10 +718,24 @@ class Placer:
             self._again.update(dict.fromkeys(known.uids, now + PAUSES[1]))
             self._drop(known)
 
+    def ended(self, jobs: Mapping[str, str], now: int) -> None:
+        """Jobs of Pods that wait have ended, with these statuses; an empty one: the control plane does not know it. If
+        a user has cancelled the job, its Pods are deleted, like those of a job that runs. Otherwise they get another
+        job.
+        """
+        for job in [one for one in self._jobs.values() if one.id in jobs and not self._places[one.key]]:
+            if jobs[job.id] != "cancelled" or job.id in self._cancelled:
+                self._drop(job)
+                continue
+            for uid in job.uids:
+                pod = self._pods.get(uid)
+                if pod is not None and self._is_pending(pod):
+                    self._doors.delete(pod, f"job {job.id} was cancelled in Poise, which deletes its Pods")
+
     def _cancel_unknown(self, job: str, now: int) -> None:
         """Cancel a job that this process does not know. Its key may be used again before it has ended."""
         self._doors.cancel(job)
-        self._doubted = now
+        self._doubted, self._cancelled[job] = now, now + DOUBT
 
     def answered(self, path: str, least: int) -> None:
         """So many Pods of a gang start together; 0: the cluster does not know. A PodGroup of Kubernetes itself is then

@@ -182,6 +182,7 @@ class Scheduler:
         self._unsent: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
         self._ends = False
         self._broken: Exception | None = None
+        self._checks = False
         self._latest: int | None = None  # number of the latest job, for the thread of submissions
         self._telling = ThreadPoolExecutor(1, "poise-tell", self._open_both)
         self._own = threading.local()
@@ -373,6 +374,20 @@ class Scheduler:
         with contextlib.suppress(Conflict, NotFound):  # it is over
             self._own.client.cancel(job)
 
+    def check(self, jobs: Sequence[str]) -> None:
+        if not self._checks:  # else the control plane does not answer
+            self._checks = True
+            self._canceller.submit(self._check, jobs)
+
+    def _check(self, jobs: Sequence[str]) -> None:
+        try:
+            found = self._own.client.ended_jobs(jobs)
+            self._answer(lambda: self.placer.ended(found, self._now()))
+        except PoiseError as error:
+            _log.warning("the control plane does not say which jobs have ended: %s", error)
+        finally:
+            self._checks = False
+
     def bind(
         self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
     ) -> None:
@@ -466,10 +481,12 @@ class Scheduler:
             _log.warning("the output of %s is lost: %s", attempt, error)
         self._answer(lambda: self.placer.fetched(attempt, self._now()))
 
-    def delete(self, pod: PodObject) -> None:
-        self._writers.submit(self._delete, pod)
+    def delete(self, pod: PodObject, why: str = "") -> None:
+        self._writers.submit(self._delete, pod, why)
 
-    def _delete(self, pod: PodObject) -> None:
+    def _delete(self, pod: PodObject, why: str) -> None:
+        if why:
+            self._events.write(self._own.api, pod, why)
         with contextlib.suppress(Away, Refused):  # it is deleted again while it is there
             self._own.api.delete(_path(pod), {"preconditions": {"uid": pod.metadata.uid}})
 

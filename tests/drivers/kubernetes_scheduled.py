@@ -260,6 +260,12 @@ class Scheduled:
         if not self.home.control.ask(make, lambda reply: None):
             self.process.call_later(1.0, self.cancel, job)
 
+    def check(self, jobs: Sequence[str]) -> None:
+        if self.home.host is not None:
+            known = {job: self.home.host.ledger.jobs.get(job) for job in jobs}
+            found = {job: "" if one is None else job_status(one) for job, one in known.items() if not one or one.ended}
+            self.process.call_later(0.01, self.placer.ended, found, self.now)
+
     def bind(
         self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
     ) -> None:
@@ -338,7 +344,7 @@ class Scheduled:
     def fetch(self, attempt: Attempt, pod: PodObject) -> None:
         self.process.call_later(0.01, self.placer.fetched, attempt, self.now)
 
-    def delete(self, pod: PodObject) -> None:
+    def delete(self, pod: PodObject, why: str = "") -> None:
         self.process.call_later(0.01, self._delete, pod)
 
     def _delete(self, pod: PodObject) -> None:

@@ -195,6 +195,35 @@ def test_a_job_that_is_cancelled_deletes_its_pods(world: Scheduled) -> None:
     assert world.api.get("pods", "one", "ml")["metadata"]["deletionTimestamp"]
 
 
+def test_a_job_that_is_cancelled_while_it_waits_deletes_its_pods(world: Scheduled) -> None:
+    world.theirs("theirs", "a", "3")
+    world.pod("other", "4")
+    world.gang("train", 3, "2")
+    world.run(5)
+    assert world.jobs() == {"ml.other": "running", "ml.train": "pending"}
+    world.cancel("j2")
+    world.run(5)
+    assert sorted(world.names()) == ["other", "theirs"]
+    world.api.remove("pods", "theirs", "team")
+    world.run(120)
+    assert world.jobs() == {"ml.other": "running", "ml.train": "cancelled"}, "it is not submitted again"
+
+
+def test_a_waiting_pod_stays_and_gets_another_job_if_no_user_has_cancelled_its_job(world: Scheduled) -> None:
+    world.pod("large", "64")
+    world.run(5)
+    for number, status in enumerate(("failed", ""), start=1):
+        world.cancel(f"j{number}")
+        world.run(0.1)
+        world.placer.ended({f"j{number}": status}, world.now)
+        world.run(5)
+        assert [job.id for job in world.placer._jobs.values()] == [f"j{number + 1}"]
+    world.placer._cancel_unknown("j3", world.now)
+    world.run(5)
+    assert [job.id for job in world.placer._jobs.values()] == ["j4"]
+    assert world.names() == ["large"]
+
+
 def test_pods_that_run_outlive_a_scheduler_that_was_away_for_long(world: Scheduled) -> None:
     world.gang("train", 2)
     world.pod("one")

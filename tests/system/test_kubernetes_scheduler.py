@@ -129,6 +129,14 @@ def test_a_pod_that_fits_nowhere_is_told_why_by_an_event_and_by_poise(on: AsSche
     until(lambda: on.living.client().job(f"{SPACE}.large").status == "cancelled", "its job has gone", on.messages)
 
 
+def test_cancelling_the_job_of_a_pod_that_waits_deletes_the_pod_and_an_event_says_so(on: AsScheduler) -> None:
+    on.create("unwanted", cpu="64")
+    until(lambda: on.events("unwanted"), "it waits", on.messages)
+    assert on.living.poise("cancel", f"{SPACE}.unwanted").code == 0
+    until(lambda: "unwanted" not in on.pods(), "its Pod has gone", on.messages)
+    assert any("was cancelled in Poise" in event["message"] for event in on.events("unwanted"))
+
+
 def test_a_gang_is_bound_once_all_of_it_has_room(on: AsScheduler) -> None:
     on.create("theirs", "sleep 1000", "2", where="n1")
     names = on.create_gang("gang", 3, cpu="2")

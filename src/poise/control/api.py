@@ -89,7 +89,7 @@ from poise.kernel.explain import (
 from poise.kernel.find import FEW, Found, find, find_node, found_report, listed, of_rank, quota_note
 from poise.kernel.find import names as find_names
 from poise.kernel.incidents import no_such_incident
-from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
+from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of, job_status
 from poise.kernel.overview import overview
 from poise.kernel.owners import check_enter, owned
 from poise.kernel.reserved import reservation_report
@@ -691,6 +691,18 @@ def make_app(
         shown = islice(listed(seen, statuses=status, name=name, user=user, latest=latest, after=after), limit)
         idle = plane.controller.idle_since
         return [job_report(ledger, job, now, tasks=False, idle=idle) for job in shown]
+
+    @routes.post(
+        "/v1/jobs/ended",
+        summary="Which of these jobs have ended, with their statuses; an empty status: no longer known",
+        status=200,
+        role=VIEWER,
+    )
+    async def ended_jobs(bearer: Bearer, data: JobIds) -> dict[str, str]:
+        ledger = await plane.settled()
+        found = {name: job for name in data if (job := ledger.jobs.get(name)) is not None and bearer.sees(job.tenant)}
+        ended = {name: job_status(job) for name, job in found.items() if job.ended}
+        return ended | dict.fromkeys((name for name in data if name not in found), "")
 
     @routes.get(
         "/v1/jobs/{name}",

@@ -31,6 +31,7 @@ NEEDS = {
     "GET /v1/whoami": Role.VIEWER,
     "GET /v1/jobs": Role.VIEWER,
     "POST /v1/jobs": Role.SUBMITTER,
+    "POST /v1/jobs/ended": Role.VIEWER,
     "POST /v1/files": Role.SUBMITTER,
     "POST /v1/files/missing": Role.SUBMITTER,
     "GET /v1/trees/{tree}": Role.SUBMITTER,
@@ -218,6 +219,12 @@ def test_a_node_offers_itself_leaves_asks_which_jobs_are_gone_and_nothing_else(d
     assert allowed == ["/v1/nodes/leave", "/v1/nodes/jobs", "/v1/channel"]
     assert desk.call("POST", "/v1/nodes/jobs", b'["j1", "j99"]', who=Role.NODE.name).value == ["j99"]
     assert ask(desk, "WEBSOCKET", "/v1/channel", Role.OPERATOR.name).status == 403
+
+
+def test_jobs_that_have_ended_are_told_from_those_that_have_not_and_those_that_are_not_known(desk: Desk) -> None:
+    assert desk.call("POST", "/v1/jobs/ended", b'["j1", "j99"]').value == {"j99": ""}
+    desk.world.cancel("j1")
+    assert desk.call("POST", "/v1/jobs/ended", b'["j1", "j99"]').value == {"j1": "cancelled", "j99": ""}
 
 
 def test_an_observer_reads_what_is_of_all_tenants_and_changes_nothing(desk: Desk) -> None:
