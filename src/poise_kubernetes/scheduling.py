@@ -63,6 +63,9 @@ OPEN_SECONDS = 10.0
 REFUSED_SECONDS = 5.0
 """Time until a Pod that the API server refuses, as beyond a quota, is created again."""
 
+CHECKED_AT_ONCE = 10_000
+"""Jobs in one request whether they have ended."""
+
 MAX_LOG = 256 * 2**20
 """Most bytes of the output of a task that are kept."""
 
@@ -381,7 +384,9 @@ class Scheduler:
 
     def _check(self, jobs: Sequence[str]) -> None:
         try:
-            found = self._own.client.ended_jobs(jobs)
+            found: dict[str, str] = {}
+            for place in range(0, len(jobs), CHECKED_AT_ONCE):
+                found |= self._own.client.ended_jobs(jobs[place : place + CHECKED_AT_ONCE])
             self._answer(lambda: self.placer.ended(found, self._now()))
         except PoiseError as error:
             _log.warning("the control plane does not say which jobs have ended: %s", error)
