@@ -177,16 +177,20 @@ class SlurmCluster:
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
         host = socket.gethostname()
+        ports = dict.fromkeys((free_port(),))  # distinct: of 1,000 that are drawn alone, some are drawn twice
+        while len(ports) <= len(self.names):
+            ports[free_port()] = None
+        own, *others = ports
         nodes = [
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs={CPUS} RealMemory={MEMORY}"
-            for name in self.names
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} RealMemory={MEMORY}"
+            for name, port in zip(self.names, others, strict=True)
         ]
         conf = CONF.format(
             host=host,
             user=pwd.getpwuid(os.getuid()).pw_name,
             run=self.run,
             libraries=LIBRARIES,
-            port=free_port(),
+            port=own,
             nodes="\n".join(nodes),
         )
         (self.run / "slurm.conf").write_text(conf)
