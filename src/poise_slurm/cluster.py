@@ -32,8 +32,10 @@ from poise_slurm.shapes import Refused, Shape, Standing, kind_for, may_run, need
 KINDS_SECONDS = 600.0
 """Interval between queries for the partitions."""
 
-WAITING = 4
-"""Maximum number of allocations that wait in Slurm at a time."""
+WAITING = 16
+"""Maximum number of allocations that wait in Slurm at a time. On a full cluster, most of the time until work has ended
+is the time that they wait, so they wait beside each other.
+"""
 
 SETTLED_SECONDS = 1.0
 """Wait before an allocation is requested for new work, which may still fit on existing ones."""
