@@ -53,7 +53,7 @@ class Writer:
         """
         sizes = [len(body) for body in bodies]
         if self._buffer is None or max(sizes, default=0) < SHARED_FROM:
-            self._give_back(0)
+            self._give_back(0, needed=self._last[1] if beside else 0)
             self._last = (0, 0)
             return list(map(bytes, bodies)), []
         need = sum(-(-size // ALIGNED) * ALIGNED for size in sizes if size >= SHARED_FROM)
@@ -78,12 +78,15 @@ class Writer:
         self._give_back(need)
         return self._memory
 
-    def _give_back(self, need: int) -> None:
-        """Release memory far beyond the recent need. The buffer's size cannot shrink, but costs nothing."""
+    def _give_back(self, need: int, needed: int = 0) -> None:
+        """Release memory far beyond the recent need, but not the first `needed` bytes: the reader may not have finished
+        with them. The buffer's size cannot shrink, but costs nothing.
+        """
         if self._memory is None or not self._filled:
             return
         self._largest = max(need, FORGOTTEN * self._largest)
-        kept = -(-int(4 * self._largest) // PAGES) * PAGES if self._largest >= SHARED_FROM else 0
+        least = max(needed, int(4 * self._largest) if self._largest >= SHARED_FROM else 0)
+        kept = -(-least // PAGES) * PAGES
         if kept < self._filled:
             self._memory.madvise(mmap.MADV_REMOVE, kept, self._filled - kept)
             self._filled = kept

@@ -65,12 +65,12 @@ def test_a_cancelled_container_ends_and_is_forgotten(living: Living, podman: Pod
 def test_what_ignores_its_end_is_killed_with_everything_in_it(living: Living, podman: Podman) -> None:
     job = living.poise(
         "submit", "--image", IMAGE, "--grace", "200ms", "--",
-        "sh", "-c", 'trap "" TERM; echo up; sleep 4321 & while :; do sleep 0.1; done',
+        "sh", "-c", 'trap "" TERM; echo up; sleep 4321.75 & while :; do sleep 0.1; done',
     ).text.strip()  # fmt: skip
     until(lambda: "up" in living.poise("logs", job).text, "it runs")
     assert living.poise("cancel", job).code == 0
     until(lambda: living.client().job(job).status == "cancelled", "it is over")
-    until(lambda: not any("4321" in line for line in command_lines()), "nothing of it runs")
+    until(lambda: not any("4321.75" in line for line in command_lines()), "nothing of it runs")
     until(lambda: not podman.containers(), "it is forgotten")
 
 

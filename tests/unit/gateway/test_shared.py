@@ -56,6 +56,19 @@ def test_what_is_read_is_what_was_written_also_while_the_next_batch_is_written_b
     os.close(buffer)
 
 
+def test_a_small_batch_beside_a_large_one_leaves_it_whole(buffer: int) -> None:
+    """The reader may still need the large one, also if it is no larger than the least that is shared."""
+    writer, reader = ends(buffer)
+    for size in (SHARED_FROM, SHARED_FROM + 1, MIB + 1):
+        body = os.urandom(size)
+        _, places = writer.place([body])
+        assert writer.place([b"small"], beside=True) == ([b"small"], [])
+        assert reader.at(places[0]) == body
+        for _ in range(200):
+            writer.place([b"small"])
+        assert memory(buffer) == 0
+
+
 def test_memory_is_used_again_and_given_back_when_it_was_far_too_much(buffer: int) -> None:
     writer, reader = ends(buffer)
     writer.place([b"x" * (32 * MIB)])
