@@ -81,3 +81,16 @@ def test_nothing_of_the_writers_machine(page: Path) -> None:
     if page == PEERS:  # each of its cells has its source, and tests/docs/test_peers.py holds these to a few places
         text = re.sub(r"\]\(https://[^)\s]+\)", "]", text)
     assert MACHINE.findall(text) == []
+
+
+def test_the_page_of_the_architecture_lists_each_long_file() -> None:
+    """And no other: `poise/` is left out there, and `.py`."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`([\w/]+)`", text[text.index("## Long files") : text.index("## Next")])
+    files = [path for top in (ROOT / "src").iterdir() for path in top.rglob("*.py")]
+    long = {path.relative_to(ROOT / "src").with_suffix("").as_posix(): _lines(path) for path in files}
+    assert sorted(listed) == sorted(name.removeprefix("poise/") for name, lines in long.items() if lines > 400)
+
+
+def _lines(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n")

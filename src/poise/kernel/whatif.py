@@ -45,13 +45,14 @@ from poise.model.reports import (
 from poise.model.resources import ANYWHERE, Shape, Wants
 from poise.model.views import Candidate, Snapshot
 from poise.policy import hypothetical
-from poise.policy.entitled import by_share, served_first
+from poise.policy.entitled import served_first
 from poise.policy.feasible import NAMED, Ability, ability, capacity, closed_reason, never, refusals, usable_devices
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy
 from poise.policy.predict import Speeds, in_size
 from poise.policy.rank import Order
 from poise.policy.reclaim import Reservation, cost_of, ends, reserve
 from poise.policy.timely import timely_in
+from poise.policy.turns import by_share
 from poise.units import (
     HOUR,
     format_bytes,

@@ -16,7 +16,6 @@ from poise.model.resources import WHOLE
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied
-from poise.policy.entitled import Turns, by_share
 from poise.policy.goodput import Goodput
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
@@ -28,6 +27,7 @@ from poise.policy.score import TERMS, Term
 from poise.policy.static import Static
 from poise.policy.suite.base import Rules
 from poise.policy.suite.deciding import Round, promise_to
+from poise.policy.turns import Turns, by_share
 
 ClusterPolicy = Policy[Snapshot, Plan]
 

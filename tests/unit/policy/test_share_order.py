@@ -19,12 +19,13 @@ from poise.model.decisions import Decision, Hold, Plan
 from poise.model.resources import Device, Node
 from poise.model.share_tree import CPU, GPU, OTHERS, ShareNode, ShareTree, ShareView, borrowed_of
 from poise.model.views import Candidate, Snapshot
-from poise.policy import entitled
-from poise.policy.entitled import Standing, Turns, by_share, standing_of
+from poise.policy import turns
+from poise.policy.entitled import Standing, standing_of
 from poise.policy.reclaim import Prices
 from poise.policy.shared import Shared
 from poise.policy.suite import base, blocked, deciding
 from poise.policy.suites import Suite, policy_named
+from poise.policy.turns import Turns, by_share
 from poise.testing import World, node
 
 MODELS = ("T4", "A100-80", "H100")
@@ -208,7 +209,7 @@ def test_the_decisions_are_those_of_the_whole_order(chance: Random) -> None:
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
         found = policy_named("poise").decide(view)
-        patch.setattr(entitled, "Turns", All)
+        patch.setattr(turns, "Turns", All)
         patch.setattr(deciding, "Turns", All)
         whole = policy_named("poise").decide(view)
 

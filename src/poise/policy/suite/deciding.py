@@ -16,11 +16,11 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.assign import Aim, Part, assign
 from poise.policy.choose import choose
 from poise.policy.emptying import keep_for_leaving
-from poise.policy.entitled import Turns
 from poise.policy.growing import sizes, tells_models_apart, units_of
 from poise.policy.suite.base import NO_PRICE, WEIGHED
 from poise.policy.suite.blocked import TAKE_BACKS, YIELD_SEARCHES
 from poise.policy.suite.changing import Changing
+from poise.policy.turns import Turns
 from poise.policy.waiting import GPUS, ONE, WHOLES, WIDTH
 
 WEIGHED_WAITING = 256
