@@ -9,9 +9,7 @@ import numpy as np
 
 from poise.model.fleet import Fleet, Ints
 from poise.model.resources import Shape
-from poise.model.share_tree import (
-    ShareView,
-)
+from poise.model.share_tree import ShareView
 from poise.model.views import Candidate, Snapshot
 from poise.policy.entitled import Claim, Standing, standing_of
 from poise.policy.waiting import LEAF, PRIORITY, TAKES, Waiting
