@@ -13,12 +13,13 @@ from poise.model.resources import SUBSTRATE, Shape, Where
 from poise.units import SECOND
 from poise_slurm import commands
 from poise_slurm.allocations import State, known_allocations
-from poise_slurm.cluster import IDLE_GUESS, PAUSES, UNLISTED_SECONDS, SlurmCluster
+from poise_slurm.cluster import IDLE_GUESS, PAUSES, UNLISTED_SECONDS, WAITING, SlurmCluster
 from poise_slurm.commands import TAG, Job, Kind
 from poise_slurm.settings import Settings
 
 ONE = Demand(tasks=1, together=1, cpu=1000, memory=0, gpus=0, where="", work=SECOND, longest=2 * SECOND, unknown=0)
-IDLE = Settings().idle
+DEFAULT = Settings()
+IDLE = DEFAULT.idle
 WAITS = DemandReport(waits=(ONE,), busy={})
 
 
@@ -29,6 +30,7 @@ class Slurm:
         self.time = 1000.0
         self.jobs: dict[str, Job] = {}
         self.submitted = 0
+        self.nodes = 10
         self.asked: list[float] = []
         self.refuses = self.lost = self.away = False
         self.cancelled: list[str] = []
@@ -55,7 +57,7 @@ class Slurm:
 
     def partitions(self) -> list[Kind]:
         self.asked.append(self.time)
-        return [Kind("main", 86400, 10, 10, 16, 64 * 1024, 0)]
+        return [Kind("main", 86400, self.nodes, self.nodes, 16, 64 * 1024, 0)]
 
 
 @pytest.fixture
@@ -66,8 +68,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return slurm
 
 
-def keeper(slurm: Slurm, folder: Path) -> SlurmCluster:
-    return SlurmCluster(Settings(), folder, lambda: slurm.time, lambda: slurm.time)
+def keeper(slurm: Slurm, folder: Path, settings: Settings = DEFAULT) -> SlurmCluster:
+    return SlurmCluster(settings, folder, lambda: slurm.time, lambda: slurm.time)
 
 
 def openings(cluster: SlurmCluster, work: Demand = ONE) -> list[tuple[int, int, bool]]:
@@ -90,6 +92,19 @@ def test_one_allocation_is_asked_for_however_long_it_waits(slurm: Slurm, tmp_pat
     wait(slurm, cluster, 3600)
     assert slurm.submitted == 1
     assert all(sum(start <= at < start + 60 for at in slurm.asked) <= 2 for start in range(1000, 4600))
+
+
+def test_no_more_than_some_allocations_wait_at_a_time(slurm: Slurm, tmp_path: Path) -> None:
+    """More are asked for only when those have begun: they would stand in the queue of everybody else."""
+    much = msgspec.structs.replace(ONE, tasks=1000, cpu=16_000, work=1000 * 3600 * SECOND, longest=3600 * SECOND)
+    slurm.nodes = 1000
+    cluster, demand = keeper(slurm, tmp_path, Settings(nodes=100)), DemandReport(waits=(much,), busy={})
+    wait(slurm, cluster, 600, demand)
+    assert slurm.submitted == WAITING
+    for one in list(known_allocations(tmp_path / "allocations"))[:2]:
+        one.say(0, 0, State(host="n", job=one.job(), cpus=16, memory=512, devices=(), until=slurm.time + 36000))
+    wait(slurm, cluster, 600, demand)
+    assert slurm.submitted == WAITING + 2
 
 
 def test_an_answer_that_is_lost_is_found_by_its_tag_and_nothing_is_submitted_twice(
