@@ -29,7 +29,6 @@ ALWAYS = 1 << 62
 GIVEN_UP = 32
 """Maximum number of units given up in one round; the schedule is computed again after each."""
 
-
 ONE_POOL = (1.0,)
 """The factors of a unit if all devices are in one pool."""
 
@@ -37,7 +36,7 @@ ONE_POOL = (1.0,)
 class Owed(NamedTuple):
     """A unit with a deadline. It runs for `left` nanoseconds more on `width` devices, and must end by the instant
     `due`. `worth` is its weight; `margin` is how long before its latest start it should start, since estimates err.
-    `on` is the factor of both times in each pool, 0 where the unit cannot run.
+    `factors` multiply both times in each pool; 0 where the unit cannot run.
     """
 
     unit: str
@@ -46,7 +45,7 @@ class Owed(NamedTuple):
     width: int = 1
     worth: float = 1.0
     margin: int = 0
-    on: tuple[float, ...] = ONE_POOL
+    factors: tuple[float, ...] = ONE_POOL
 
 
 Taken = tuple[int, int, int]
@@ -113,15 +112,14 @@ def _reserve(lanes: Sequence[list[_Lane]], one: Owed) -> int:
     """Return the latest start of a unit, and reserve its devices in the pool where that is last. If too few become free
     in time, some running unit would have to be preempted for it; then it gets only those that no unit runs on.
     """
-    slots = [slot for pool in range(len(lanes)) if (slot := _in_time(lanes[pool], one, pool)) is not None]
+    pools = range(len(lanes))
+    in_time = [slot for pool in pools if (slot := _in_time(lanes[pool], one, pool)) is not None]
+    slots = in_time or [slot for pool in pools if (slot := _chosen(lanes[pool], one, ALWAYS, pool)) is not None]
     if not slots:
-        slots = [slot for pool in range(len(lanes)) if (slot := _chosen(lanes[pool], one, ALWAYS, pool)) is not None]
-        if not slots:
-            return one.due - one.left - one.margin
-        at, pool, places = max(slots)
+        return one.due - one.left - one.margin
+    at, pool, places = max(slots)
+    if not in_time:
         places = [place for place in places if not lanes[pool][place].unit]
-    else:
-        at, pool, places = max(slots)
     needed, reserved, here = one.width, list[_Lane](), lanes[pool]
     for place in places:
         lane = here.pop(place)
@@ -146,7 +144,7 @@ def _in_time(lanes: Sequence[_Lane], one: Owed, pool: int) -> _Slot | None:
 
 def _chosen(lanes: Sequence[_Lane], one: Owed, start: int, pool: int) -> _Slot | None:
     """Return the slot with the latest start on devices that are free by `start`; None if these are too few."""
-    if not one.on[pool]:
+    if not one.factors[pool]:
         return None
     length, needed, places = _length(one, pool), one.width, list[int]()
     latest = one.due - length
@@ -162,14 +160,14 @@ def _chosen(lanes: Sequence[_Lane], one: Owed, start: int, pool: int) -> _Slot |
 
 
 def _length(one: Owed, pool: int) -> int:
-    return int((one.left + one.margin) * one.on[pool])
+    return int((one.left + one.margin) * one.factors[pool])
 
 
 def _could(one: Owed, pools: Sequence[int], now: int) -> bool:
     """Return whether the unit would be on time if it started now."""
     return any(
         factor and one.width <= devices and can_meet(one.due, now, int(one.left * factor))
-        for factor, devices in zip(one.on, pools, strict=True)
+        for factor, devices in zip(one.factors, pools, strict=True)
     )
 
 
@@ -182,7 +180,7 @@ def _first_late(ordered: Sequence[Owed], pools: Sequence[int], now: int, taken: 
             insort(here, (-now, open_now))
         free.append(here)
     for place, one in enumerate(ordered):
-        end, pool = min((_end(free[pool], one, factor), pool) for pool, factor in enumerate(one.on) if factor)
+        end, pool = min((_end(free[pool], one, factor), pool) for pool, factor in enumerate(one.factors) if factor)
         if end > one.due:
             return place
         needed, here = one.width, free[pool]

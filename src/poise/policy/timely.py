@@ -145,7 +145,7 @@ class _Look:
             if not pools:
                 row = DEVICES if on_devices else CPU
                 pools = [int(fleet.total[row, is_open].sum()) * (WHOLE if on_devices else 1)]
-                looked_at, others = ([one._replace(on=ONE_POOL) for one in of] for of in (looked_at, others))
+                looked_at, others = ([one._replace(factors=ONE_POOL) for one in of] for of in (looked_at, others))
             places = {unit: self.pools.get(of[0].model, 0) if len(pools) > 1 else 0 for unit, of in runs.items()}
             taken = [
                 (now + ns, _width(one.shape, one.size), places[one.unit])
@@ -183,12 +183,12 @@ class _Look:
         pools = np.array(self.pool_of)[there[there >= 0]]
         sizes: list[int] = (np.bincount(pools, minlength=len(self.pools)) * WHOLE).tolist()
         for one in units:
-            could = [size for size, factor in zip(sizes, one.on, strict=True) if factor]
+            could = [size for size, factor in zip(sizes, one.factors, strict=True) if factor]
             if could and one.width > max(could):
                 return []
         return sizes
 
-    def _on(self, one: Resident | Candidate) -> tuple[float, ...]:
+    def _factors_of(self, one: Resident | Candidate) -> tuple[float, ...]:
         """Return how much longer a unit runs in each pool than on its fastest model, 0 where it cannot run."""
         if not self.pools or not one.shape.gpus:
             return ONE_POOL
@@ -236,7 +236,7 @@ class _Look:
 
     def _running(self, one: Resident, left: int, varies: float) -> Owed:
         tasks, weight = one.size, CLASS_WEIGHT[one.priority] * one.weight
-        pools = tuple(float(called == one.model) for called in self.pools) if one.shape.gpus else ()
+        factors = tuple(float(called == one.model) for called in self.pools) if one.shape.gpus else ()
         if one.least:
             speeds, rate = speeds_with(self.view.speedups.get(one.unit), one.most), self._rate(one)
             work, time = left * speeds[one.size], one.due - self.view.now
@@ -249,11 +249,11 @@ class _Look:
                     if (to > rate or larger > tasks) and again <= time * speeds[larger]:
                         self.paces[one.unit] = to * speeds[larger]
                         tasks, work = larger, again
-                        pools = self._on(one) if to > rate else pools
+                        factors = self._factors_of(one) if to > rate else factors
                         break
             left = int(work / speeds[tasks])
         margin = int(SAFETY * varies * left)
-        owed = Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, margin, pools or ONE_POOL)
+        owed = Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, margin, factors or ONE_POOL)
         return _by_chance(owed, one.due - self.view.now, varies * left)
 
     def _rate(self, one: Resident) -> float:
@@ -306,7 +306,7 @@ class _Look:
             left = int(work / speeds[tasks])
         margin = time if varies.source == UNKNOWN else int(part * left) + GRACE
         weight = CLASS_WEIGHT[one.priority] * one.weight
-        owed = Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin, self._on(one))
+        owed = Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin, self._factors_of(one))
         if not one.least and varies.source != UNKNOWN:  # for others it depends on the time
             self._owed[one.unit] = _OwedBy(one, of, owed)
         return owed

@@ -167,6 +167,19 @@ def test_work_does_not_start_on_the_slow_device_if_it_would_be_late_there() -> N
     )
 
 
+def test_no_room_is_kept_on_slow_devices_for_work_that_would_be_late_there() -> None:
+    """The gang is due after 2200 s, and takes 600 s on the fast devices or 2400 s on the slow ones. It waits for the
+    first, which leaves the fast ones after 1200 s. A third that comes after a long wait of the gang gets a slow device.
+    """
+    due = job("leans", 50, 600, tasks=2)
+    stays = msgspec.structs.replace(due.units[0], deadline=2200 * SECOND, preemptible=False)
+    due = msgspec.structs.replace(due, units=(stays,))
+    first = job("leans", 0, 1200, tasks=2)
+    first = msgspec.structs.replace(first, units=(msgspec.structs.replace(first.units[0], preemptible=False),))
+    ends = Run([node("n1", "fast", 2), node("n2", "slow", 2)], first, due, job("even", 1100, 3000)).ends()
+    assert ends == {"j1": 1200, "j2": 1800, "j3": 4100}
+
+
 def test_work_that_would_be_late_on_the_slow_device_is_not_moved_there_for_shorter_work() -> None:
     """The first is due after 1100 s and keeps nothing of its work; on the slow device it takes 3600 s. The second has
     100 s and runs on a fast device only: it waits.

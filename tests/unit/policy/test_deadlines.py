@@ -13,9 +13,9 @@ def owed(
     width: int = 1,
     worth: float = 1.0,
     margin: int = 0,
-    on: tuple[float, ...] = ONE_POOL,
+    factors: tuple[float, ...] = ONE_POOL,
 ) -> Owed:
-    return Owed(unit=name, due=due, left=left, width=width, worth=worth, margin=margin, on=on)
+    return Owed(unit=name, due=due, left=left, width=width, worth=worth, margin=margin, factors=factors)
 
 
 def names(kept: list[Owed]) -> list[str]:
@@ -65,25 +65,30 @@ def test_unequal_devices_meet_fewer_deadlines_than_as_many_fast_ones() -> None:
     """A fast and a slow device, where both take four times as long. a 0-6 on the fast one; b would end at 13 there, and
     at 28 on the slow one, and is due at 8. b takes more device time: a is kept. If b is due at 13, both are.
     """
-    on = (1.0, 4.0)
+    factors = (1.0, 4.0)
     assert names(met([owed("a", 6, 7), owed("b", 7, 8)], pools=[2], now=0)) == ["a", "b"]
-    assert names(met([owed("a", 6, 7, on=on), owed("b", 7, 8, on=on)], pools=[1, 1], now=0)) == ["a"]
-    assert names(met([owed("a", 6, 7, on=on), owed("b", 7, 13, on=on)], pools=[1, 1], now=0)) == ["a", "b"]
+    assert names(met([owed("a", 6, 7, factors=factors), owed("b", 7, 8, factors=factors)], pools=[1, 1], now=0)) == [
+        "a"
+    ]
+    assert names(met([owed("a", 6, 7, factors=factors), owed("b", 7, 13, factors=factors)], pools=[1, 1], now=0)) == [
+        "a",
+        "b",
+    ]
 
 
 def test_work_is_not_kept_where_it_cannot_run() -> None:
     """a takes two of the slow devices, and there is only one of them."""
-    assert met([owed("a", 6, 70, width=2, on=(0.0, 4.0))], pools=[2, 1], now=0) == []
-    assert names(met([owed("a", 6, 70, width=2, on=(0.0, 4.0))], pools=[2, 2], now=0)) == ["a"]
+    assert met([owed("a", 6, 70, width=2, factors=(0.0, 4.0))], pools=[2, 1], now=0) == []
+    assert names(met([owed("a", 6, 70, width=2, factors=(0.0, 4.0))], pools=[2, 2], now=0)) == ["a"]
 
 
 def test_each_starts_on_the_devices_where_it_can_start_last() -> None:
     """c 18-20 on the fast device. b 16-18 there, and not 12-20 on the slow one. a 14-16 there, or, if it is not much
     slower on the slow device, 17-20 there.
     """
-    kept = [owed("b", 2, 20, on=(1.0, 4.0)), owed("c", 2, 20, on=(1.0, 4.0))]
-    assert latest_starts([*kept, owed("a", 2, 20, on=(1.0, 4.0))], pools=[1, 1]) == {"c": 18, "b": 16, "a": 14}
-    assert latest_starts([*kept, owed("a", 2, 20, on=(1.0, 1.5))], pools=[1, 1]) == {"c": 18, "b": 16, "a": 17}
+    kept = [owed("b", 2, 20, factors=(1.0, 4.0)), owed("c", 2, 20, factors=(1.0, 4.0))]
+    assert latest_starts([*kept, owed("a", 2, 20, factors=(1.0, 4.0))], pools=[1, 1]) == {"c": 18, "b": 16, "a": 14}
+    assert latest_starts([*kept, owed("a", 2, 20, factors=(1.0, 1.5))], pools=[1, 1]) == {"c": 18, "b": 16, "a": 17}
 
 
 def test_each_starts_as_late_as_is_safe() -> None:

@@ -1,4 +1,4 @@
-"""What a round knows: its view and draft, the prices of running units, and the reasons of its decisions."""
+"""The state of a round: its view and draft, the prices of running units, and the reasons of its decisions."""
 
 from collections.abc import Container, Mapping, Sequence
 from functools import cached_property

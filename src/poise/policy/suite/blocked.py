@@ -95,7 +95,7 @@ class Blocked(Placing):
             return ()
         self._searches += 1
         needed, now = candidate.least or candidate.tasks, self.view.now
-        shapes = (candidate.shape, *candidate.others)
+        shapes = self._shapes(candidate)
         if coming := self._keep_coming(candidate, shapes, needed):
             return coming
         if smaller := self._make_smaller(candidate, shapes, needed):
@@ -182,7 +182,7 @@ class Blocked(Placing):
         if not self._occupied or self._taken_back >= TAKE_BACKS or not shares.is_entitled(candidate):
             return ()
         self._taken_back += 1
-        shapes, needed = (candidate.shape, *candidate.others), candidate.least or candidate.tasks
+        shapes, needed = self._shapes(candidate), candidate.least or candidate.tasks
         if coming := self._keep_coming(candidate, shapes, needed):
             return coming
         for shape in shapes:
@@ -208,7 +208,7 @@ class Blocked(Placing):
         risk = EXCHANGE if pressed else RISK
         best: tuple[float, float, Yielding, Shape] | None = None
         guess = self._is_guess(candidate) and not pressed
-        shapes: tuple[Shape, ...] = (candidate.shape, *candidate.others)
+        shapes: tuple[Shape, ...] = self._shapes(candidate)
         if (aim := self._target.get(candidate.unit)) is not None:
             shapes = (on_model(candidate.shape, self.view.fleet.models[aim.model].name),)
             prices = self._leaving
@@ -261,9 +261,7 @@ class Blocked(Placing):
         """Return where, when and in which artifact a blocked unit could start first."""
         needed = candidate.least or candidate.tasks
         could = [
-            (found, shape)
-            for shape in (candidate.shape, *candidate.others)
-            if (found := self._reserve(shape, needed)) is not None
+            (found, shape) for shape in self._shapes(candidate) if (found := self._reserve(shape, needed)) is not None
         ]
         return min(could, key=_instant, default=None)
 
@@ -286,7 +284,7 @@ class Blocked(Placing):
             self._reservations += 1
             self._keep_rows(candidate, soonest[1], soonest[0].rows, soonest[0].at)
             return
-        for shape in (candidate.shape, *candidate.others):
+        for shape in self._shapes(candidate):
             rows = drain(shape, self.draft, candidate.least or candidate.tasks)
             if rows is not None:
                 self._reservations += 1

@@ -1,4 +1,4 @@
-"""The whole round: units are served in order, and what is decided becomes a plan."""
+"""The whole round: units are served in order, and the decisions become a plan."""
 
 from bisect import bisect_right
 from collections import Counter

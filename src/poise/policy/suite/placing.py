@@ -28,11 +28,8 @@ class Placing(Base):
         told_apart = aim is not None and self._by_speed(candidate, candidate.shape)[0][1] is not None
         if aim is not None and told_apart and not candidate.others:
             shapes: tuple[Shape, ...] = (on_model(candidate.shape, self.view.fleet.models[aim.model].name),)
-        elif late := self._late_on(candidate):
-            names = [model.name for model in self.view.fleet.models if model.name not in late]
-            shapes = (on_models(candidate.shape, names),)
         else:
-            shapes = (candidate.shape, *candidate.others)
+            shapes = self._shapes(candidate)
         if candidate.tasks > 1 or candidate.least:
             return self._place_gang(candidate, shapes)
         best: tuple[bool, bool, int, int, int, Shape] | None = None
@@ -64,6 +61,13 @@ class Placing(Base):
         self.allowance.take(candidate, shape, 1)
         self.decisions.append(Place(unit=candidate.unit, spots=(spot,), why=why, variant=variant))
         return True
+
+    def _shapes(self, candidate: Candidate) -> tuple[Shape, ...]:
+        """Return the shapes of a unit's artifacts, restricted to device models on which it may start."""
+        if late := self._late_on(candidate):
+            names = [model.name for model in self.view.fleet.models if model.name not in late]
+            return (on_models(candidate.shape, names),)
+        return (candidate.shape, *candidate.others)
 
     def _late_on(self, candidate: Candidate) -> dict[str, int]:
         """Return the device models on which a unit may not start, with its run time there: it would miss a deadline
