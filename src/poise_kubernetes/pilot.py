@@ -82,7 +82,7 @@ class Pilot:
                     _log.info("no control plane answers, and nothing runs: the pod ends")
                     return
         if self._agent is not None:
-            self._agent.stop()
+            self._agent.leave("its pod is being removed", SPARE_SECONDS - 1.0)
 
     def _look(self) -> bool:
         """Follow changed orders; return whether the pilot must end."""

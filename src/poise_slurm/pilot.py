@@ -2,8 +2,9 @@
 
 It reports its host, waits for orders, and keeps an agent alive accordingly. Nothing of it outlives the allocation: when
 Slurm ends the allocation, the pilot also ends the commands of its node, since commands outside a cgroup would keep
-running beside the machine's next user. At its start it ends what an earlier pilot left on the machine because it was
-killed.
+running beside the machine's next user. The agent reports how each of them ended: none that ended well is repeated, and
+none begins elsewhere before it has ended here. At its start the pilot ends what an earlier one left on the machine
+because it was killed.
 """
 
 import contextlib
@@ -32,6 +33,9 @@ from poise_slurm.shapes import MIB, PILOT_MEMORY
 LOOK_SECONDS = 0.5
 ALONE_SECONDS = 600.0
 """A pilot without orders for this long ends: there is no control plane with work for it."""
+
+LEAVE_SECONDS = 15.0
+"""Time for the commands of an allocation that ends to end, and for their reports: half of Slurm's usual `KillWait`."""
 
 EARLY_SECONDS = 5.0
 """Slurm's clock for an allocation starts before its pilot does."""
@@ -137,11 +141,11 @@ class Pilot:
         return Part(cpu=state.cpus * 1000, memory=memory, devices=state.devices, labels=labels, until=until)
 
     def _end(self) -> None:
-        """Report the end first, so that the node gets no more work; then end everything."""
+        """End the work of the node; then report the end, and remove what is left."""
+        if self._agent is not None:
+            self._agent.leave("its allocation has ended", LEAVE_SECONDS)
         self._state = msgspec.structs.replace(self._state, ended=True)
         self._say()
-        if self._agent is not None:
-            self._agent.stop()
         _remove(self.root)
 
     def _share_checkpoints(self) -> None:

@@ -130,6 +130,22 @@ def test_work_runs_again_when_its_allocation_is_cancelled_and_nothing_of_it_goes
     until(lambda: on.living.tasks() == [], "the first one has been ended", on.living.processes)
 
 
+def test_work_of_a_cancelled_allocation_begins_elsewhere_only_when_it_has_ended_there(on: OnSlurm) -> None:
+    told = on.living.work / "told"
+    ends = f"trap 'sleep 2; echo ends $POISE_EPOCH >> {told}; exit 0' TERM; touch {told}; while :; do sleep 0.1; done"
+    job = on.submit(f"[ $POISE_EPOCH = 1 ] || exec echo begins $POISE_EPOCH >> {told}; {ends}", expect="5s")
+    there = on.until_running(job)
+    until(told.exists, "it can be stopped", on.messages)
+    beside = on.submit("sleep 1000", resources={"cpu": 2}, expect="5s")  # this one needs another allocation
+    on.until_running(beside)
+    on.living.poise("cancel", beside)
+    on.cluster.call("scancel", f"--nodelist={there}")
+    assert on.living.poise("wait", job).code == 0, on.messages()
+    assert told.read_text() == "ends 1\nbegins 2\n"
+    on.cluster.cancel()
+    until(lambda: not on.cluster.jobs(), "all allocations have ended", on.messages)
+
+
 @pytest.mark.slow
 def test_work_of_a_requeued_job_runs_again_though_the_job_keeps_its_id(on: OnSlurm) -> None:
     job = on.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000; echo again", expect="5s")

@@ -139,6 +139,7 @@ TIDY_SECONDS = 600.0
 """Interval between checks for files of removed jobs."""
 
 SHIP_SECONDS = 0.05
+UNTOLD_SECONDS = 0.05
 MAX_SHIPPED = 16
 """Longest send queue of output and gang files: heartbeats queue behind them."""
 
@@ -255,6 +256,12 @@ class Agent:
     def end_at(self, moment: float) -> None:
         """Set when the node's allocation ends, in seconds since 1970."""
         self._node.until = self._clock.now() + round((moment - self._clock.wall()) * SECOND)
+
+    async def leave(self, why: str) -> None:
+        """Stop all commands, and return when the control plane knows how each of them ended."""
+        self._feed(machine.Leaving(why))
+        while self._node.untold():  # noqa: ASYNC110 — no event
+            await asyncio.sleep(UNTOLD_SECONDS)
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
         """Measure the work that an earlier agent's keepers hold."""
@@ -776,6 +783,9 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     if inventory is not None:
         works += [agent.watch_devices(inventory), agent.watch_faults(inventory)]
     everything = asyncio.gather(*map(loop.create_task, works))
+    if options.leave:
+        leaving = loop.create_task(agent.leave(options.leave))
+        leaving.add_done_callback(lambda _: everything.cancel())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, everything.cancel)
     if options.attended:
@@ -833,6 +843,7 @@ def main() -> int:
     )
     parser.add_argument("--part", help="what of this machine is offered, as JSON: cpu, memory, devices")
     parser.add_argument("--attended", action="store_true", help="end when standard input ends: who started it has gone")
+    parser.add_argument("--leave", metavar="WHY", help="end the work of this node, report that, and end")
     parser.add_argument("--dismiss", action="store_true", help="end the keepers that run nothing, and leave")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()

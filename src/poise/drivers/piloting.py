@@ -43,6 +43,8 @@ class AgentKeeper:
         self._agent: subprocess.Popen[bytes] | None = None
         self._code = 0
         self._for_good = False
+        self._leaving = ""
+        self._knows = False  # the present agent knows that it must leave
         self._over = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="poise-agent", daemon=True)
@@ -77,6 +79,17 @@ class AgentKeeper:
             self._agent.terminate()
         return self._ended.wait(STOP_SECONDS) and self._code != STILL_RUNS
 
+    def leave(self, why: str, within: float) -> None:
+        """End the agent for good. Before that, for at most `within` seconds, it stops the commands of its node and
+        reports how they ended; those that do not end well by themselves count as lost, for the reason `why`.
+        """
+        self._leaving, until = why, time.monotonic() + within
+        while self._thread.is_alive() and time.monotonic() < until:
+            if not self._knows and self._agent is not None:
+                self._agent.terminate()  # the next one knows
+            self._thread.join(PAUSES[0])
+        self.stop()
+
     def stop(self) -> None:
         """End the agent for good, even if commands of its node still run."""
         self._for_good = True
@@ -85,23 +98,29 @@ class AgentKeeper:
     def _keep(self) -> None:
         pause = PAUSES[0]
         while not self._over.wait(pause):
-            begun = time.monotonic()
+            begun, leaving = time.monotonic(), self._leaving
+            self._knows = bool(leaving)
             try:
-                self._agent = self._start()
+                self._agent = self._start(leaving)
                 self._code = self._agent.wait()
             except OSError as error:  # a full disk or too many processes: retry
                 _log.warning("the agent of %s cannot be started: %s", self._name, error)
             self._ended.set()
             if self._over.is_set() and (self._for_good or self._code != STILL_RUNS):
                 return
+            if leaving and not self._code:
+                return
             self._over.clear()
-            pause = PAUSES[0] if time.monotonic() - begun > STEADY_SECONDS else min(PAUSES[1], pause * 2)
+            steady = self._leaving or time.monotonic() - begun > STEADY_SECONDS
+            pause = PAUSES[0] if steady else min(PAUSES[1], pause * 2)
         self._ended.set()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self, leaving: str) -> "subprocess.Popen[bytes]":
         environment = {name: value for name, value in os.environ.items() if not name.startswith(self._hidden)}
         program = [sys.executable, "-m", "poise.agent", str(self._root), "--name", self._name, "--attended"]
         offer = ["--part", msgspec.json.encode(self._part).decode(), "--connect", self._contact.address]
+        if leaving:
+            offer += ["--leave", leaving]
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._root / "poise.log").open("ab") as messages:
             return subprocess.Popen(  # noqa: S603 — our own program

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.kernel.steps import Steps
-from poise.model.jobs import Ending
+from poise.model.jobs import Ending, Outcome
 from poise.model.load import Load, Upkeep, has_changed
 from poise.model.messages import (
     MOST_TOLD,
@@ -77,6 +77,9 @@ RENEW_BY = 1 * SECOND
 """A keeper is sent a new deadline once it has moved by this much."""
 
 LEASE_OVER = "its lease ran out"
+
+BY_LEAVING: tuple[Outcome, ...] = ("failed", "killed", "signal", "stopped")
+"""Outcomes that a node may cause when it will soon be gone: its substrate may send signals too."""
 
 MAX_CLASSES = 4096
 """Maximum number of classes of work with a stored level; the oldest is dropped."""
@@ -159,6 +162,12 @@ class Fitness(msgspec.Struct, frozen=True):
     why: str
 
 
+class Leaving(msgspec.Struct, frozen=True):
+    """This node will soon be gone, and why."""
+
+    why: str
+
+
 class Telling(msgspec.Struct, frozen=True):
     """New reports of attempts; empty after a check without changes. `used` is the CPU time so far, in nanoseconds, of
     attempts whose steps stand still.
@@ -195,6 +204,7 @@ Message = (
     | Changed
     | Faulted
     | Fitness
+    | Leaving
     | Telling
     | Used
     | Load
@@ -283,6 +293,7 @@ class NodeMachine:
         self.until = 0  # when this node ends; 0 if it does not
         self._unfit = ""  # why nothing can be started
         self._unsaid_unfit: str | None = None
+        self._leaving = ""  # why this node will soon be gone
         self._said_load: Load | None = None
         self._windows: deque[Window] = deque(maxlen=MAX_WINDOWS)  # without a connection the oldest are dropped
         self._said_window: Window | None = None
@@ -338,6 +349,8 @@ class NodeMachine:
                 effects = self._report(now)
             case Fitness():
                 effects = self._fitness(message, now)
+            case Leaving():
+                effects = self._leave(message, now)
             case Telling():
                 effects = self._tell(message, now)
             case Used():
@@ -383,6 +396,10 @@ class NodeMachine:
     def held(self) -> int:
         """Return the number of attempts here that have not ended."""
         return len(self._launches)
+
+    def untold(self) -> int:
+        """Return the number of attempts here whose ending is not durable at the control plane."""
+        return len(self._launches) + len(self._ended)
 
     def listens(self) -> bool:
         """Return whether any running attempt reports its progress."""
@@ -648,12 +665,22 @@ class NodeMachine:
 
     def _fitness(self, fitness: Fitness, now: int) -> list[Effect]:
         """Record the fitness. An unfit node hands waiting launches back, so that they can start elsewhere."""
-        if fitness.why == self._unfit:
+        why = self._leaving or fitness.why
+        if why == self._unfit:
             return []
-        self._unfit = self._unsaid_unfit = fitness.why
+        self._unfit = self._unsaid_unfit = why
         if self._unfit:
             self._hand_all_back()
         return self._report(now)
+
+    def _leave(self, leaving: Leaving, now: int) -> list[Effect]:
+        """Stop all attempts and start no more. Those that do not end well by themselves are repeated elsewhere, as if
+        the node were lost, but only once they have ended here.
+        """
+        self._leaving = leaving.why
+        self._ended = {attempt: self._as_it_was(done) for attempt, done in self._ended.items()}
+        effects = [effect for attempt in list(self._launches) for effect in self._stop(attempt)]
+        return effects + self._fitness(Fitness(leaving.why), now)
 
     def _tell(self, telling: Telling, now: int) -> list[Effect]:
         for told in telling.told:
@@ -776,10 +803,16 @@ class NodeMachine:
         return effects + self._report(now)
 
     def _as_it_was(self, done: Ended) -> Ended:
-        """Change the outcome of an attempt that was stopped because its lease expired to `lost`."""
-        if done.attempt not in self._run_out or done.ending.outcome != "stopped":
+        """Change the outcome of an attempt that was stopped because its lease expired, or that did not end well on a
+        node that will soon be gone, to `lost`.
+        """
+        if self._leaving and done.ending.outcome in BY_LEAVING:
+            note = self._leaving
+        elif done.attempt in self._run_out and done.ending.outcome == "stopped":
+            note = LEASE_OVER
+        else:
             return done
-        ending = msgspec.structs.replace(done.ending, outcome="lost", note=LEASE_OVER)
+        ending = msgspec.structs.replace(done.ending, outcome="lost", note=note)
         return msgspec.structs.replace(done, ending=ending)
 
     # --- slots -------------------------------------------------------------------------------------------------------

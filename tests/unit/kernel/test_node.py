@@ -12,6 +12,7 @@ from poise.kernel.node import (
     Fitness,
     Forget,
     Hang,
+    Leaving,
     Limit,
     NodeMachine,
     Renew,
@@ -149,6 +150,22 @@ def _returned(name: str) -> Ended:
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_will_be_gone_stops_all_and_says_how_each_ended() -> None:
+    bench = Bench(cpu=2)
+    assert bench.launch(*(launch(name, slots=2) for name in ("ends", "stops", "waits"))) == ["ends", "stops"]
+    stops = [effect.attempt.task for effect in bench.feed(Leaving("its pod goes")) if isinstance(effect, Stop)]
+    assert stops == ["ends", "stops"]
+    assert bench.said[-1].unfit == "its pod goes"  # type: ignore[union-attr]
+    bench.feed(Acked(serial=bench.said[-1].serial))  # type: ignore[union-attr]
+    assert bench.launch(launch("comes", slots=2)) == []
+    bench.feed(Fitness(""))
+    bench.end("ends")
+    bench.end("stops", "signal")
+    while bench.machine.untold():
+        bench.feed(Acked(serial=bench.said[-1].serial))  # type: ignore[union-attr]
+    assert dict(bench.ended()) == {"waits": "returned", "comes": "returned", "ends": "done", "stops": "lost"}
 
 
 def test_what_was_given_room_starts_at_once_on_cores_of_its_own() -> None:
