@@ -1410,7 +1410,7 @@ class Controller:
         if hello.left:
             node = msgspec.structs.replace(node, until=_until(now + hello.left, known.node.until if known else 0))
         if known is not None and known.node.incarnation != node.incarnation:
-            self._lose_attempts(name, now, "the node was started anew", gone=known.node.boot != node.boot)
+            self._lose_attempts(name, now, "the node was started anew", gone=node.has_rebooted(known.node))
         elif known is not None and known.node.devices != node.devices:
             self._lose_devices(known, node, now)
         if known is None or known.status != "up" or known.node != node or known.by != (by or known.by):

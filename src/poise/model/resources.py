@@ -312,10 +312,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One agent identity and the resources it offers.
 
     `incarnation` changes when the machine reboots or the node's folder is recreated: work of an older incarnation is
-    lost. Its processes are certainly gone only after a reboot. `cpu` in milli-CPU, `memory` in bytes, `network` in bits
-    per second and `latency` in nanoseconds to the rest of the fleet (0: not reported). `model` names its processor,
-    `rates` and `bandwidth` are its capabilities and `sources` their origins, as for a device. Work may run there
-    `until` an instant (0: no end): work that is expected to take longer is not placed there. Commands may run there as
+    lost. Its processes are certainly gone only after a reboot of the same machine. `cpu` in milli-CPU, `memory` in
+    bytes, `network` in bits per second and `latency` in nanoseconds to the rest of the fleet (0: not reported). `model`
+    names its processor, `rates` and `bandwidth` are its capabilities and `sources` their origins, as for a device. Work
+    may run there `until` an instant (0: no end): work that is expected to take longer is not placed there. Commands may run there as
     the Unix `accounts`; `ANY_ACCOUNT` stands for all that the node knows. `images` are the marks of images of
     containers that it has, at most `MOST_IMAGES`. If it `grows` work, it can raise the memory limit of a running
     command.
@@ -341,10 +341,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     images: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_IMAGES)] = ()
     grows: bool = False
 
-    @property
-    def boot(self) -> str:
-        """The boot of its machine, with which the incarnation begins."""
-        return self.incarnation.partition("-")[0]
+    def has_rebooted(self, before: "Node") -> bool:
+        """Whether this is the machine that was there `before`, after a boot. An incarnation names the boot, then the
+        node's folder; without the same folder, it may be another machine, and the first may still run.
+        """
+        (boot, _, folder), (earlier, _, same) = self.incarnation.partition("-"), before.incarnation.partition("-")
+        return boot != earlier and folder == same
 
     def runs_as(self, account: str) -> bool:
         """Whether commands can run here as a Unix account."""

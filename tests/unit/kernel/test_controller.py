@@ -647,10 +647,13 @@ def test_a_node_that_was_started_anew_holds_no_lease() -> None:
     assert world.unit("a").epoch == 2
 
 
+@pytest.mark.parametrize("boot", ["b007", "b008"])
 @pytest.mark.parametrize("noticed", [False, True])
-def test_exclusive_work_waits_when_another_agent_of_the_same_boot_takes_the_name_of_its_node(noticed: bool) -> None:
-    """On Slurm, a second allocation may begin on a machine while the first one still ends its commands."""
-    first, second = node("n1", incarnation="b007-aaaa"), node("n1", incarnation="b007-bbbb")
+def test_exclusive_work_waits_when_another_agent_takes_the_name_of_its_node(noticed: bool, boot: str) -> None:
+    """On Slurm, a second allocation may begin on a machine while the first one still ends its commands. And a machine
+    that is cut off goes on while another one has its name.
+    """
+    first, second = node("n1", incarnation="b007-aaaa"), node("n1", incarnation=f"{boot}-bbbb")
     world = World().join(first).job("a", **EXCLUSIVE).round().start("a").after("1s")
     if noticed:
         world.ask(GiveUp(world.request(), ("n1",)))

@@ -156,7 +156,7 @@ class Nodes(Room, dict[str, NodeState]):
             self._in_order &= not self or next(reversed(self)) < name
             self[name] = NodeState(node=event.node, joined=event.at, by=event.by)
         else:
-            if known.node.boot != event.node.boot:
+            if event.node.has_rebooted(known.node):
                 self._queues.end_leases(name)
             known.node, known.status, known.joined, known.lost = event.node, "up", event.at, 0
             known.suspect, known.by = False, event.by or known.by
