@@ -315,9 +315,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lost. Its processes are certainly gone only after a reboot of the same machine. `cpu` in milli-CPU, `memory` in
     bytes, `network` in bits per second and `latency` in nanoseconds to the rest of the fleet (0: not reported). `model`
     names its processor, `rates` and `bandwidth` are its capabilities and `sources` their origins, as for a device. Work
-    may run there `until` an instant (0: no end): work that is expected to take longer is not placed there. Commands may run there as
-    the Unix `accounts`; `ANY_ACCOUNT` stands for all that the node knows. `images` are the marks of images of
-    containers that it has, at most `MOST_IMAGES`. If it `grows` work, it can raise the memory limit of a running
+    may run there `until` an instant (0: no end): work that is expected to take longer is not placed there. Commands may
+    run there as the Unix `accounts`; `ANY_ACCOUNT` stands for all that the node knows. `images` are the marks of images
+    of containers that it has, at most `MOST_IMAGES`. If it `grows` work, it can raise the memory limit of a running
     command.
     """
 
