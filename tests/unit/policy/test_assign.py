@@ -167,6 +167,18 @@ def test_work_does_not_start_on_the_slow_device_if_it_would_be_late_there() -> N
     )
 
 
+def test_what_would_be_late_on_the_slow_device_gets_a_fast_one_of_work_that_has_no_deadline() -> None:
+    """The first has least worth for its time on the fast devices, but its own deadline, after 2200 s, is kept. So the
+    second leaves the other fast device to the third, which is due after 1100 s and takes 4000 s on the free slow one.
+    There the second does 250 of its 1400 s in the meantime, and the rest on the fast device.
+    """
+    first, third = job("leans", 0, 2000), job("leans", 100, 1000)
+    first = msgspec.structs.replace(first, units=(msgspec.structs.replace(first.units[0], deadline=2200 * SECOND),))
+    third = msgspec.structs.replace(third, units=(msgspec.structs.replace(third.units[0], deadline=1100 * SECOND),))
+    ends = Run([node("n1", "fast", 2), node("n2", "slow")], first, job("leans", 0, 1500), third).ends()
+    assert ends == {"j1": 2000, "j2": 2250, "j3": 1100}
+
+
 def test_no_room_is_kept_on_slow_devices_for_work_that_would_be_late_there() -> None:
     """The gang is due after 2200 s, and takes 600 s on the fast devices or 2400 s on the slow ones. It waits for the
     first, which leaves the fast ones after 1200 s. A third that comes after a long wait of the gang gets a slow device.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -11,10 +11,11 @@ from poise.model.fleet import Resident
 from poise.model.jobs import GRACE
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
-from poise.policy.assign import PRESSED
+from poise.policy.assign import PRESSED, in_time
 from poise.policy.rank import LENDING, PATIENCE, RESERVATIONS, effective_class
 from poise.policy.reclaim import (
     Preemption,
+    Prices,
     Reservation,
     Yielding,
     cost_of,
@@ -50,6 +51,19 @@ IDLES = 0.1
 """Room is kept for a waiting unit only if the device time idle until its start is less than this part of its own."""
 
 
+class _Way(NamedTuple):
+    """A preemption: its gain, the victims, the shape of the unit that gets the room, and the prices."""
+
+    gain: float
+    found: Yielding
+    shape: Shape
+    prices: Prices
+
+    @property
+    def net(self) -> float:
+        return self.gain - self.found.price
+
+
 class Blocked(Placing):
     """A round that makes and keeps room for blocked units."""
 
@@ -62,9 +76,12 @@ class Blocked(Placing):
                 self._taking_back.setdefault(candidate.queue, (candidate, back))  # others of its queue may do it too
                 return
             more = self._make_yield(candidate, self.recipe.preempt)
-        if not more and self._target.pop(candidate.unit, None) is not None and self._place(candidate):
-            self._count_share(candidate)
-            return  # the best model gets no room: place it on another
+        if not more and self._target.pop(candidate.unit, None) is not None:  # its best model gets no room
+            if self.recipe.preempt is not None and self._has_room_to_be_late(candidate):
+                more = self._make_way_in_time(candidate, self.recipe.preempt)
+            if not more and self._place(candidate):
+                self._count_share(candidate)
+                return
         if not self._closed:  # else no unit takes its room, and waiting changes no order
             if not more and could and self.recipe.reserve:
                 self._keep_in_turn(candidate)
@@ -203,10 +220,7 @@ class Blocked(Placing):
 
     def _make_way(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Preempt the units that are worth least, on the device model with the largest gain."""
-        draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
-        pressed = candidate.unit in draft.timely.pressed
-        risk = EXCHANGE if pressed else RISK
-        best: tuple[float, float, Yielding, Shape] | None = None
+        pressed = candidate.unit in self.draft.timely.pressed
         guess = self._is_guess(candidate) and not pressed
         shapes: tuple[Shape, ...] = self._shapes(candidate)
         if (aim := self._target.get(candidate.unit)) is not None:
@@ -215,21 +229,51 @@ class Blocked(Placing):
         else:
             shapes = () if self._target else shapes
             prices = self._had_turns if guess else self._prices_for_deadlines if pressed else self._prices
-        prices = self._lawful(candidate, prices)
-        for shape in shapes:
-            run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = (PRESSED if pressed else 1.0) * value(candidate, run, now, waits=min(1.0, draft.waits))
-            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, risk)
-            if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
-                best = (gain - found.price, gain, found, shape)
-        if best is not None and guess and any(self._had_turns.price(one.unit) == NO_PRICE for one in best[2].victims):
+        best = self._best_way(candidate, rules, shapes, prices)
+        if best is not None and guess and NO_PRICE in {self._had_turns.price(one.unit) for one in best.found.victims}:
             best = None
         if best is None:  # the worth of a waiting unit grows with time
+            now = self.view.now
             self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
             return ()
-        _, gain, found, shape = best
-        worths = {one.unit: {"worth": told(gain), "instead": told(prices.price(one.unit))} for one in found.victims}
-        return self._ask_to_yield(candidate, shape, found, worths)
+        return self._take(candidate, best)
+
+    def _has_room_to_be_late(self, candidate: Candidate) -> bool:
+        """Return whether a unit that must start now has room only on device models on which it would be late."""
+        if candidate.unit not in self.draft.timely.pressed or candidate.least or candidate.others:
+            return False
+        return int(self.draft.capacity(candidate.shape).sum()) >= candidate.tasks
+
+    def _make_way_in_time(self, candidate: Candidate, rules: Preemption) -> Reasons:
+        """Preempt the units that are worth least, on any device model on which this unit is on time. The assignment to
+        models may count on a unit that does not yield, since its own deadline is kept.
+        """
+        good = in_time(self.draft, candidate, self._runs(candidate))
+        shape = on_models(candidate.shape, [self.view.fleet.models[index].name for index in good])
+        best = self._best_way(candidate, rules, (shape,), self._prices_for_deadlines) if good else None
+        return () if best is None else self._take(candidate, best)
+
+    def _best_way(
+        self, candidate: Candidate, rules: Preemption, shapes: Sequence[Shape], prices: Prices
+    ) -> "_Way | None":
+        """Return the preemption with the largest gain."""
+        draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
+        pressed = candidate.unit in draft.timely.pressed
+        risk, times = (EXCHANGE, PRESSED) if pressed else (RISK, 1.0)
+        prices = self._lawful(candidate, prices)
+        best: _Way | None = None
+        for shape in shapes:
+            run = draft.speeds.shortest(candidate, draft.able(shape).models)
+            gain = times * value(candidate, run, now, waits=min(1.0, draft.waits))
+            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, risk)
+            if found and found.victims and gain > found.price and (best is None or gain - found.price > best.net):
+                best = _Way(gain, found, shape, prices)
+        return best
+
+    def _take(self, candidate: Candidate, way: "_Way") -> Reasons:
+        worth, victims = told(way.gain), [one.unit for one in way.found.victims]
+        worths = {unit: {"worth": worth, "instead": told(way.prices.price(unit))} for unit in victims}
+        return self._ask_to_yield(candidate, way.shape, way.found, worths)
 
     def _ask_to_yield(
         self,

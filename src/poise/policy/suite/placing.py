@@ -76,9 +76,13 @@ class Placing(Base):
         moves = candidate.checkpoint and candidate.preemptible
         if moves or candidate.unit not in self.draft.timely.waiting or candidate.others or not self._is_uneven:
             return {}
-        runs = self.draft.speeds.left(candidate, candidate.shape, self.draft.able(candidate.shape).models)
+        runs = self._runs(candidate)
         good = in_time(self.draft, candidate, runs)
         return {self.view.fleet.models[index].name: run for index, run in runs.items() if good and index not in good}
+
+    def _runs(self, candidate: Candidate) -> dict[int, int]:
+        """Return the unit's remaining run time on each device model that could hold it."""
+        return self.draft.speeds.left(candidate, candidate.shape, self.draft.able(candidate.shape).models)
 
     def _meanwhile(self, candidate: Candidate, shape: Shape) -> int | None:
         """Return a row with room kept for another unit, if this unit is known to end before that room is needed."""
