@@ -30,7 +30,7 @@ from poise.policy.place import Draft
 from poise.policy.predict import Speeds
 from poise.policy.rank import candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
-from poise.policy.running import lost_work
+from poise.policy.running import Running, lost_work
 from poise.policy.timely import RISK
 from poise.policy.waiting import CLASS_WEIGHTS, GPUS, NEVER, PRIORITY, STARVES, WEIGHT
 from poise.units import MINUTE, SECOND
@@ -304,17 +304,10 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> Floats
     `L` counts once.
     """
     running = draft.running
-
-    def terms(one: Resident) -> list[int]:
-        may = one.preemptible and one.running and not one.stopping and not one.serves
-        asked_from = may_be_asked(one, rules) if may else NEVER
-        width = one.shape.gpus * one.size
-        return [asked_from, one.priority, one.weight, may, width]
-
     prices = np.full(len(running.units.number), inf)
     if not running.residents:
         return prices
-    asked_from, priority, weight, may, width = running.each(rules, terms)
+    asked_from, priority, weight, may, width = _terms(running, rules)
     lost = running.lost
     worths = CLASS_WEIGHTS[priority] * weight / 1000
     delays = 1 + width * crowding(draft) / np.maximum(worths, LEAST)
@@ -326,6 +319,32 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> Floats
     rows = may.nonzero()[0][::-1]  # the first member of a gang sets its price
     prices[running.units.of[rows]] = standing[rows]
     return prices
+
+
+def least_standing(draft: Draft, rules: Preemption) -> float:
+    """Return a lower bound of all `standings` until an event, if no unit outlives its estimate: as if no unit lost any
+    work, and each could be preempted now.
+    """
+    running = draft.running
+    if not running.residents:
+        return inf
+    _, priority, weight, may, _ = _terms(running, rules)
+    of = HYSTERESIS * CLASS_WEIGHTS[priority] * weight / 1000 / (np.maximum(1, running.left) / SECOND)
+    return float(of[may > 0].min(initial=inf))
+
+
+def _terms(running: Running, rules: Preemption) -> Ints:
+    """Return, for each attempt, what its price depends on: from when it may be preempted, its class and weight, whether
+    it may ever be preempted, and its devices.
+    """
+
+    def terms(one: Resident) -> list[int]:
+        may = one.preemptible and one.running and not one.stopping and not one.serves
+        asked_from = may_be_asked(one, rules) if may else NEVER
+        width = one.shape.gpus * one.size
+        return [asked_from, one.priority, one.weight, may, width]
+
+    return running.each(rules, terms)
 
 
 def crowding(draft: Draft) -> float:

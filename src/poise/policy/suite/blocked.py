@@ -1,7 +1,7 @@
 """Units that have no room: room is made by preemption, or kept until it comes free."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -23,6 +23,7 @@ from poise.policy.reclaim import (
     find_yielding,
     gain_of,
     is_coming,
+    least_standing,
     make_way,
     may_yield_at,
     reserve,
@@ -40,6 +41,10 @@ from poise.units import SECOND
 
 ASKS_AGAIN = 8
 """Retry the victim search of a blocked unit each time its wait has grown by 1/8."""
+
+SKIPS = 6
+"""Maximum number of such instants to the next search: the wait at most doubles, since running units may outlive their
+estimates."""
 
 YIELD_SEARCHES = 4
 """Maximum number of victim searches in one round."""
@@ -85,8 +90,9 @@ class Blocked(Placing):
         if not self._closed:  # else no unit takes its room, and waiting changes no order
             if not more and could and self.recipe.reserve:
                 self._keep_in_turn(candidate)
-            every = ageing(candidate)
-            self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
+            if not self._yields_by_worth(candidate):  # else the next victim search counts with its class then
+                every = ageing(candidate)
+                self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
         if not candidate.recovering:  # a recovering unit is held by its node, which may return
             self.holds[candidate.queue] = more
             self._waiting.append(candidate)
@@ -120,7 +126,7 @@ class Blocked(Placing):
         if candidate.serves:
             rules = msgspec.structs.replace(rules, by="class")
         elif rules.by == "value":
-            if candidate.shape.gpus and candidate.shape.share == WHOLE and self._weighs_worth:
+            if self._yields_by_worth(candidate):
                 return self._make_way(candidate, rules)
             rules = msgspec.structs.replace(rules, by="class")
         could = [
@@ -218,6 +224,11 @@ class Blocked(Placing):
             return self._ask_to_yield(candidate, shape, found, {}, rank)
         return ()
 
+    def _yields_by_worth(self, candidate: Candidate) -> bool:
+        """Return whether units of any class that are worth less may be preempted for this one."""
+        whole = candidate.shape.gpus > 0 and candidate.shape.share == WHOLE
+        return whole and self._weighs_worth and not candidate.serves
+
     def _make_way(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Preempt the units that are worth least, on the device model with the largest gain."""
         pressed = candidate.unit in self.draft.timely.pressed
@@ -232,11 +243,27 @@ class Blocked(Placing):
         best = self._best_way(candidate, rules, shapes, prices)
         if best is not None and guess and NO_PRICE in {self._had_turns.price(one.unit) for one in best.found.victims}:
             best = None
-        if best is None:  # the worth of a waiting unit grows with time
-            now = self.view.now
-            self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
+        if best is None:
+            self._ask_again(self._next_search(candidate, rules))
             return ()
         return self._take(candidate, best)
+
+    def _next_search(self, candidate: Candidate, rules: Preemption) -> int:
+        """Return when another victim search may find more, since the worth of a waiting unit grows with time. Skip
+        instants at which the unit is worth less than all that could yield.
+        """
+        draft, at = self.draft, self.view.now
+        times, waits = PRESSED if candidate.unit in draft.timely.pressed else 1.0, min(1.0, draft.waits)
+        run = draft.speeds.shortest(candidate, draft.able(candidate.shape).models)
+        for _ in range(SKIPS):
+            at += max(rules.min_run, (at - candidate.ready) // ASKS_AGAIN)
+            if self._is_uneven or times * value(candidate, run, at, waits=waits) >= self._least_standing:
+                break
+        return at
+
+    @cached_property
+    def _least_standing(self) -> float:
+        return least_standing(self.draft, self.recipe.preempt or Preemption())
 
     def _has_room_to_be_late(self, candidate: Candidate) -> bool:
         """Return whether a unit that must start now has room only on device models on which it would be late."""
