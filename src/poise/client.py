@@ -650,13 +650,14 @@ class Client:
         """Stop a policy in shadow and return its last report. Raises NotFound if it is not in shadow."""
         return self._call("DELETE", f"/v1/shadow/{_part(policy)}", ShadowReport, timeout=THOUGHT)
 
-    def promote(self, policy: str, *, force: bool = False) -> PolicyReport:
-        """Make a policy in shadow the scheduling policy, and return it.
+    def promote(self, policy: str, *, force: bool = False, nodes: str = "") -> PolicyReport:
+        """Make a policy in shadow the scheduling policy, and return it. With `nodes`, let it decide only for a part of
+        the nodes: a share (`25%`), names (`n1,n2`) or labels (`zone=a`). It stays in shadow then.
 
         Raises NotFound if it is not in shadow. Raises Conflict if its figures do not show that it is better, unless
-        `force` is set.
+        `force` is set. Raises SpecError for nodes that do not exist.
         """
-        promotion = Promotion(force=force)
+        promotion = Promotion(force=force, nodes=nodes)
         return self._call("POST", f"/v1/shadow/{_part(policy)}/promotion", PolicyReport, promotion, timeout=THOUGHT)
 
     def whoami(self, within: float = PATIENCE) -> WhoReport:

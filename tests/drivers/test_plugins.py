@@ -11,9 +11,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from poise.drivers.plugins import Choice, build, choose, choose_document, code_of, policy_of, sample_view, tried
+from poise.drivers.plugins import (
+    Choice,
+    build,
+    choice_of,
+    choose,
+    choose_document,
+    choose_split,
+    code_of,
+    policy_of,
+    policy_settings,
+    sample_view,
+    tried,
+)
 from poise.errors import Fault, SpecError, extra
 from poise.model.events import Began
+from poise.model.selection import Selection
 from poise.policy.suites import POLICIES
 from poise.testing import World
 
@@ -48,6 +61,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def document(**fields: Any) -> dict[str, Any]:
     return {"kind": "policy", "name": "ours", **fields}
+
+
+def test_two_policies_are_chosen_and_found_again_in_the_log(folder: Path) -> None:
+    """With a foreign term in one of them, both run in a process of their own."""
+    install_example(folder)
+    trial, nodes = choose_document(document(score={"solitude": 1})), Selection(names=("n1",))
+    choice = choose_split(trial, choose("fifo"), nodes)
+    assert choice.foreign and not choose_split(choose("srtf"), choose("fifo"), nodes).foreign
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(choice), type=Choice) == choice
+    told = policy_settings(choice, 5.0)
+    assert told["policy"].startswith("ours+fifo@") and told["asked"] == 5.0
+    began = Began(at=1, term=1, version="", history=1, **told)
+    assert choice_of(began).label == choice.label == told["policy"]
+    assert not isinstance(policy_of(began), str)
+    world = World(tried(choice_of(began))).nodes(2, cpu=1).job("a").job("b").round()
+    assert sorted(world.where("a") + world.where("b")) == ["n1", "n2"]
+    shutil.rmtree(next(folder.glob("*.dist-info")))
+    assert "solitude" in str(policy_of(began, anyway=True)), "the package of one of them is gone"
 
 
 def test_the_example_works(folder: Path) -> None:

@@ -23,7 +23,7 @@ from poise.policy.suites import policy_named
 from poise.ports import Decider
 from poise.testing import World
 from poise.units import MILLISECOND, SECOND
-from system.living import PATIENCE, Living, alive, kill, until
+from system.living import PATIENCE, Living, alive, free_port, kill, until
 from system.theirs import install, install_theirs
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -276,6 +276,48 @@ def test_a_policy_in_shadow_has_a_simulated_fleet_is_promoted_and_rolled_back(li
         text.startswith("set the policy to srtf (by force: its mean completion may be no better") for text in said
     )
     assert said[-1] == "set the policy to poise (rolled back)"
+
+
+def test_a_policy_is_promoted_for_a_part_of_the_nodes_then_for_all_and_rolled_back(living: Living) -> None:
+    """On two machines. The control plane is killed during the trial, and both policies decide on."""
+    living.up("--listen", f"127.0.0.1:{free_port()}")
+    address = next(line.split()[1] for line in living.poise("status").text.splitlines() if line.startswith("address"))
+    token = living.file("token", living.poise("token", "add", "--tenant", "default", "--role", "node").text.strip())
+    token.chmod(0o600)
+    joined = living.poise("join", address, "--token-file", token, "--name", "second", "--home", living.root / "second")
+    assert joined.code == 0, joined.err
+    [first] = [node["name"] for node in living.poise("nodes", "--json").value if node["name"] != "second"]
+    assert living.poise("shadow", "start", "fifo").code == 0
+    for nodes, says in (
+        ("third", "there is no node third"),
+        (f"{first},second", "all of the nodes"),
+        ("100%", "less than all"),
+    ):
+        refused = living.poise("promote", "fifo", "--nodes", nodes, "--force", "--json")
+        assert (refused.code, says in refused.error["message"]) == (1, True), refused
+        assert refused.error["field"] == "--nodes"
+    assert events(living, "configured") == []
+    done = living.poise("promote", "fifo", "--nodes", "second", "--force")
+    assert "fifo decides for node second, and poise for the rest; `poise rollback` goes back" in done.err
+    assert "fifo decides for node second, and poise for the rest" in living.poise("policy", "show").text
+    assert living.poise("policy", "show", "--json").value["trial"]["on"] == ["second"]
+    assert [one["policy"] for one in living.poise("shadow", "ls", "--json").value] == ["fifo"]
+    kill(living.pid("control"))
+    for node, policy in ((first, "poise"), ("second", "fifo")):
+        assert living.poise("run", "--node", node, "--", "true").code == 0
+        placed = events(living, "placed")[-1]
+        assert (placed["spots"][0][0], placed["why"]["policy"]) == (node, policy)
+    assert events(living, "policy-failed") == []
+    assert living.poise("replay").code == 0
+    until(lambda: living.poise("shadow", "ls", "--json").value, "the shadow was started again")
+    assert living.poise("promote", "fifo", "--force").code == 0
+    assert (living.client().policy().policy, living.client().policy().trial) == ("fifo", None)
+    assert living.poise("shadow", "ls", "--json").value == []
+    assert living.poise("rollback").code == 0
+    assert living.client().policy().policy == "poise"
+    said = [line["what"] for line in living.poise("audit", "--json").value if "decide for" in line["what"]]
+    assert len(said) == 1 and said[0].startswith("let fifo decide for node second, and poise for the rest (by force")
+    assert living.poise("join", "--undo", "--home", living.root / "second").code == 0
 
 
 def test_a_bad_policy_in_shadow_harms_nobody(living: Living, packages: Path) -> None:

@@ -14,7 +14,10 @@ from poise.errors import located
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poise.model.reports import PolicyReport
+    from poise.model.reports import PolicyReport, TrialReport
+
+NAMED = 8
+"""Maximum number of nodes to name."""
 
 T = TypeVar("T")
 
@@ -29,7 +32,9 @@ def policy(context: click.Context) -> int:
 @policy.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def show(as_json: bool) -> int:
-    """Show the current policy, and the content of its file if it has one."""
+    """Show the current policy, and the content of its file if it has one. During a trial on a part of the nodes: the
+    two policies, and their nodes.
+    """
     return _show(as_json)
 
 
@@ -40,9 +45,22 @@ def _show(as_json: bool) -> int:
         return 0
     click.echo(told.policy)
     click.echo(f"set {ago(told.asked)} ago" if told.asked else "the default")
-    if told.recipe:
+    if told.trial is not None:
+        click.echo(decides(told.trial))
+        if told.trial.lent:
+            click.echo(f"until their work has ended, {told.trial.rest} decides for {', '.join(told.trial.lent)}")
+        if told.trial.paused:
+            click.echo(f"now {told.trial.rest} decides for all nodes: {told.trial.paused}")
+    elif told.recipe:
         click.echo(msgspec.json.format(msgspec.json.encode(told.recipe), indent=2).decode())
     return 0
+
+
+def decides(trial: "TrialReport") -> str:
+    """Describe which policy decides for which nodes."""
+    on = ", ".join(trial.on[:NAMED]) + (", …" if len(trial.on) > NAMED else "")
+    which = f"{trial.nodes} ({on})" if on and on not in trial.nodes else trial.nodes
+    return f"{trial.policy} decides for {which}, and {trial.rest} for the rest"
 
 
 @policy.command(name="set")

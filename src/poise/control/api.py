@@ -49,6 +49,7 @@ from poise.drivers.plugins import (
     choose,
     choose_document,
     choose_rule_policy,
+    choose_split,
     is_file,
     policy_settings,
 )
@@ -164,6 +165,7 @@ from poise.model.reservations import Zones, compile_reservations
 from poise.model.rule_actions import policy_of, sets_policy
 from poise.model.rules import compile_rules, targets_of
 from poise.model.secrets import named
+from poise.model.selection import check_selection, parse_selection
 from poise.model.served import GatewayNews, Served
 from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
@@ -171,6 +173,7 @@ from poise.model.tenants import Bearer, Role, Token, check_account, class_of_ten
 from poise.model.trees import HASH, owner_of
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
+from poise.policy.split import check_divisible, undivided
 from poise.policy.suites import ClusterPolicy
 from poise.units import SECOND, parse_duration
 
@@ -1487,6 +1490,14 @@ def make_app(
         deciders.stop_shadow(label)
         write_asked(home, [one for one in read_asked(home) if one.choice.label != label])
 
+    async def on_trial(choice: Choice, nodes: str) -> Choice:
+        """Return this policy for some nodes, and the current one for the rest."""
+        ledger, selected = await plane.settled(), parse_selection(nodes, "--nodes")
+        check_selection(selected, ledger.columns.fleet().nodes, "--nodes")
+        rest = choice_before(undivided(ledger.leader.now))
+        check_divisible(choice.label, rest.label)
+        return choose_split(choice, rest, selected)
+
     @routes.post("/v1/shadow/{policy}/promotion", summary="Let a policy in shadow decide", status=202, role=ADMIN)
     async def promote(bearer: Bearer, policy: str, data: Promotion) -> PolicyReport:
         plane.check_leading()
@@ -1500,11 +1511,13 @@ def make_app(
         why = f"by force: {reason}"
         if world is not None and not reason:
             why = f"mean completion {in_words(world.figures[0])} of {world.jobs} jobs in shadow"
-        await deciders.try_out(choice)
-        told = policy_settings(choice, plane.clock.wall())
+        deciding = await on_trial(choice, data.nodes) if data.nodes else choice
+        await deciders.try_out(deciding)
+        told = policy_settings(deciding, plane.clock.wall())
         await plane.request(lambda request: messages.Configure(request=request, bearer=bearer, why=why, **told))
         forget_policy(home)
-        end_shadow(choice.label)
+        if not data.nodes:
+            end_shadow(choice.label)
         return policy_report(await plane.settled())
 
     @routes.get("/v1/tokens", summary="Created tokens, including the latest revoked ones", role=ADMIN)

@@ -35,12 +35,15 @@ from poise.model.events import Began
 from poise.model.fleet import Fleet
 from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.resources import Device, Node, Shape
+from poise.model.selection import Selection
 from poise.model.views import Candidate, Snapshot
+from poise.policy.divided import Split
 from poise.policy.learned import policy_of as policy_of_recipe
 from poise.policy.rank import RANK_TERMS, RankTerm
 from poise.policy.recipe import Recipe, compile_recipe, digest_of
 from poise.policy.rounds import Rounds
 from poise.policy.score import TERMS, Scoring, Term
+from poise.policy.split import PolicySettings, split_in, split_settings
 from poise.policy.suites import POLICIES, ClusterPolicy
 from poise.units import SECOND
 
@@ -70,7 +73,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `label` is its name in log and status: a shipped policy's own name, or else a name and a digest. `foreign` means
     that it needs code that does not ship with Poise, and therefore its own process. `field` is the flag or field that
-    named it, for errors.
+    named it, for errors. Or two policies: `trial` for the `nodes`, and `rest` for the rest of them.
     """
 
     label: str
@@ -78,6 +81,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     foreign: bool = False
     field: str = FIELD
+    trial: "Choice | None" = None
+    rest: "Choice | None" = None
+    nodes: Selection = Selection()
+
+    @property
+    def split(self) -> "tuple[Choice, Choice] | None":
+        """The policy on trial, and the one for the rest of the nodes; None if one policy decides for all."""
+        return (self.trial, self.rest) if self.trial is not None and self.rest is not None else None
 
 
 def choose(name: str, field: str = FIELD) -> Choice:
@@ -135,10 +146,19 @@ def choose_rule_policy(rule: str, written: str | dict[str, Any], place: int) -> 
     return choose_document({"kind": "policy", "name": rule} | written, field)
 
 
+def choose_split(trial: Choice, rest: Choice, nodes: Selection) -> Choice:
+    """Return the choice of two policies, the first for these nodes."""
+    label = split_settings(policy_settings(trial, 0), policy_settings(rest, 0), nodes)["policy"]
+    return Choice(label=label, foreign=trial.foreign or rest.foreign, trial=trial, rest=rest, nodes=nodes)
+
+
 def build(choice: Choice) -> ClusterPolicy:
     """Return the policy, ready to decide. Imports the code and tests it; raises `SpecError` with entry point and
     package if it is invalid.
     """
+    if choice.split is not None:
+        trial, rest = map(build, choice.split)
+        return Split(choice.label, trial, rest, choice.nodes)
     recipe = choice.recipe
     if recipe is None:
         return _load(POLICY_GROUP, choice.name, _try_policy) if choice.foreign else POLICIES[choice.name]
@@ -154,6 +174,8 @@ def build(choice: Choice) -> ClusterPolicy:
 
 def check_needs(choice: Choice) -> None:
     """Raise `SpecError` if a shipped policy needs a package that is not installed. Runs no foreign code."""
+    for part in choice.split or ():
+        check_needs(part)
     policy = POLICIES.get(choice.name) if choice.recipe is None else None
     if not isinstance(policy, Rounds):
         return
@@ -211,6 +233,8 @@ def code_of(choice: Choice) -> str:
     """Return a digest of the code by which this policy decides: Poise's models and policies, and the files of the
     foreign packages that it names. Runs no code of these.
     """
+    if choice.split is not None:
+        return str(policy_settings(choice, 0)["code"])
     package = Path(__file__).parents[1]
     folders = (package / "policy", package / "model", package / "kernel" / "ledger")
     files = [package / "kernel" / "verify.py", *(file for folder in folders for file in folder.glob("*.py"))]
@@ -239,11 +263,13 @@ def policy_of(began: Began, *, anyway: bool = False) -> ClusterPolicy | str:
         return f"decided by `{began.policy}`: {error}"
 
 
-def choice_of(began: Began | Settings) -> Choice:
+def choice_of(began: Began | Settings | PolicySettings) -> Choice:
     """Return the policy that was chosen then. Raises `SpecError` if it is not available here."""
     if not began.recipe:
         return choose(began.policy.partition("@")[0])
     try:
+        if (split := split_in(began.recipe)) is not None:
+            return choose_split(choice_of(split.trial), choice_of(split.rest), split.nodes)
         recipe = convert(began.recipe, Recipe)
     except msgspec.ValidationError as error:
         raise SpecError(
@@ -255,11 +281,14 @@ def choice_of(began: Began | Settings) -> Choice:
 
 def choice_before(before: dict[str, Any]) -> Choice:
     """Return the policy in the fields of `Configured`. Raises `SpecError` if it is not available here."""
-    return choice_of(Settings(policy=before["policy"], recipe=before["recipe"], code=before["code"]))
+    return choice_of(PolicySettings(policy=before["policy"], recipe=before["recipe"], code=before["code"]))
 
 
 def policy_settings(choice: Choice, asked: float) -> dict[str, Any]:
     """Return the settings of a policy that was requested at `asked`, in seconds since 1970."""
+    if choice.split is not None:
+        trial, rest = (policy_settings(part, 0) for part in choice.split)
+        return split_settings(trial, rest, choice.nodes) | {"asked": asked}
     recipe = msgspec.to_builtins(choice.recipe) if choice.recipe else {}
     return {"policy": choice.label, "recipe": recipe, "code": code_of(choice), "asked": asked}
 

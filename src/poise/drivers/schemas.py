@@ -175,10 +175,15 @@ _ACTIONS: dict[str, Schema] = {
         "anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "minProperties": 1}],
     },
     "promote": {
-        "description": "Promote a policy that is better in shadow: on trial for a share of the time, then for good.",
+        "description": "Promote a policy that is better in shadow: on trial for a part of the nodes, or for a share of "
+        "the time, then for good.",
         **_one_of(
             ["policy"],
             policy={"anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "minProperties": 1}]},
+            nodes={
+                "description": "A share of the nodes, their names (`n1,n2`), or labels (`zone=a`).",
+                "anyOf": [{"type": "string", "minLength": 1}, {"type": "number"}],
+            },
             share=SHARE,
             turn=DURATION,
             **{"for": DURATION},

@@ -33,6 +33,7 @@ from poise.model.quotas import Quota
 from poise.model.reports import AuditReport
 from poise.model.resources import PLENTY
 from poise.model.tenants import DEFAULT
+from poise.policy.split import split_in
 from poise.units import format_bytes, format_cpu
 
 FEW = 8
@@ -107,6 +108,9 @@ def _in_words(event: AUDITED) -> str:
             if token.subject:
                 return f"signed in, token {token.id}{name}: {token.role.name.lower()} of {token.tenant}{account}"
             return f"added token {token.id}{name}: {token.role.name.lower()} of {token.tenant}{account}"
+        case Configured() if (split := split_in(event.recipe)) is not None:
+            told = f"let {split.trial.policy} decide for {split.nodes}, and {split.rest.policy} for the rest"
+            return f"{told}{f' ({event.why})' if event.why else ''}"
         case Configured():
             return f"set the policy to {event.policy}{f' ({event.why})' if event.why else ''}"
         case RulesSet():

@@ -204,6 +204,7 @@ from poise.model.views import Snapshot
 from poise.policy.emptying import may_go
 from poise.policy.feasible import ability, capacity, grouped
 from poise.policy.recipe import Recipe
+from poise.policy.split import undivided
 from poise.policy.suites import is_fixed
 from poise.units import MILLISECOND, SECOND
 
@@ -1962,6 +1963,8 @@ def _with_withdrawn(hello: Hello, known: Sequence[Device]) -> Node:
 
 
 def _triggers_of(recipe: dict[str, Any]) -> Triggers:
+    """Return the triggers of a policy with this recipe; with a trial, those of the policy for the rest."""
+    recipe = undivided({"recipe": recipe})["recipe"]
     return convert(recipe, Recipe).triggers if recipe else Triggers()
 
 

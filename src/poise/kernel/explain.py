@@ -37,7 +37,7 @@ from poise.model.arrays import number_at, size_of, spans_of
 from poise.model.budgets import ONE
 from poise.model.decisions import UNKNOWN, Reason, Why
 from poise.model.document import some
-from poise.model.events import Preempted, Resized, Straggling
+from poise.model.events import Began, Preempted, Resized, Straggling
 from poise.model.jobs import Ending, Unit, retries_of
 from poise.model.load import LEVELS, Load, Upkeep
 from poise.model.profiles import estimate_run
@@ -58,14 +58,17 @@ from poise.model.reports import (
     TokenReport,
     Told,
     TrainingReport,
+    TrialReport,
     WhoReport,
     report_of,
 )
 from poise.model.resources import PLENTY, WHOLE, identity_of
+from poise.model.selection import names_of
 from poise.model.sweep import values_in
 from poise.model.tenants import Bearer, Token
 from poise.model.training import Training
 from poise.model.views import Candidate, Snapshot
+from poise.policy.split import divide, split_in
 from poise.units import SECOND, format_bytes, format_duration
 
 SOME = 8
@@ -589,7 +592,23 @@ def policy_report(ledger: Ledger) -> PolicyReport:
     began = ledger.leader.began
     if began is None:
         return PolicyReport(policy=ledger.leader.policy)
-    return PolicyReport(policy=began.policy, asked=began.asked, recipe=began.recipe)
+    return PolicyReport(policy=began.policy, asked=began.asked, recipe=began.recipe, trial=_trial_report(ledger, began))
+
+
+def _trial_report(ledger: Ledger, began: Began) -> TrialReport | None:
+    split = split_in(began.recipe)
+    if split is None:
+        return None
+    view = ledger.snapshot(ledger.now, began.seed, began.throughputs)
+    now = divide(view, split.nodes)
+    return TrialReport(
+        policy=split.trial.policy,
+        rest=split.rest.policy,
+        nodes=str(split.nodes),
+        on=names_of(view.fleet.nodes, now.rows),
+        lent=names_of(view.fleet.nodes, now.lent),
+        paused=now.paused,
+    )
 
 
 HERE = ("", "home")

@@ -21,8 +21,10 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify
 from poise.model.decisions import NO_POLICY, Plan, Rejection
 from poise.model.events import Began, Configured, Event, Held, Placed, Preempted, Remembered, Resized, Round
+from poise.policy.divided import Split
 from poise.policy.learned import policy_of
 from poise.policy.recipe import Recipe
+from poise.policy.split import PolicySettings, split_in
 from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, decide_safely
 
 Made = Placed | Preempted | Resized | Held | Remembered
@@ -71,13 +73,18 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         return not self.different
 
 
-def shipped(began: Began) -> ClusterPolicy | str:
+def shipped(began: Began | PolicySettings) -> ClusterPolicy | str:
     """Return the policy that decided, if it ships with Poise (in any version); else the reason why it is not
     available.
     """
     if began.policy in POLICIES:
         return POLICIES[began.policy]
     try:
+        if (split := split_in(began.recipe)) is not None:
+            trial, rest = shipped(split.trial), shipped(split.rest)
+            if isinstance(trial, str) or isinstance(rest, str):
+                return trial if isinstance(trial, str) else rest
+            return Split(began.policy, trial, rest, split.nodes)
         return policy_of(convert(began.recipe, Recipe))
     except (msgspec.ValidationError, KeyError, ValueError):
         return f"decided by `{began.policy}`, which does not ship with Poise"

@@ -12,6 +12,7 @@ from poise.kernel.changing import Adjustment, adjusting, adjustment, check_adjus
 from poise.kernel.ledger import Firing, Ledger
 from poise.kernel.messages import AnswerRule, Configure, Drain, SetQuota, SetRules
 from poise.kernel.orders import orders
+from poise.kernel.promoting import due, promoted, promotion
 from poise.kernel.refitting import refit
 from poise.kernel.rules import Change, Engine, Standing
 from poise.kernel.steering import Steering, acting_as, knob_of
@@ -273,7 +274,7 @@ class Ruling:
                     case "set_policy":
                         before |= self._set_policy(rule.name, self._ledger.rules.policies[rule.name], now)
                     case "promote":
-                        before |= self._promoting(rule.name, now)
+                        before |= promotion(self._ledger, rule.name, action.value, now)
                     case "control":
                         before["control"] = self._steering.begin(self._ledger, action.value)
                     case name if name in ADJUSTED:
@@ -303,39 +304,21 @@ class Ruling:
         for event in adjusting(self._ledger, ADJUSTED[action], made, acting_as(rule).token, now):
             self._change(event)
 
-    def _promoting(self, rule: str, now: int) -> dict[str, Any]:
-        """Return the policies of a promotion and when it began; `_take_turns` carries it out. Raises `Conflict` for a
-        policy that was not better in shadow.
-        """
-        label, better = self._ledger.rules.policies[rule]["policy"], self._ledger.rules.shadow_better
-        if label not in better:
-            have = ", ".join(better) or "none"
-            raise Conflict(f"{label} was not better in shadow", field="policy", have=have, hint="`poise shadow report`")
-        return {"instead": label, "before": self._policy_now(), "began": now}
-
     def _take_turns(self, now: int) -> None:
-        """Let the policy of each standing promotion decide when it is its turn, and for good after the trial. A policy
-        that somebody else has set stays.
+        """Let the policy of each standing promotion decide where and when it should. A policy that somebody else has
+        set stays.
         """
-        began = self._ledger.leader.began
         for name, _, firing in self._ledger.rules.firings():
             rule = self.engine.rule(name) if self.engine is not None and not firing.over else None
-            if rule is None or began is None or "promote" not in firing.actions:
+            if rule is None or "promote" not in firing.actions:
                 continue
             [trial] = [action.value for action in rule.actions if action.name == "promote"]
-            new, old = self._ledger.rules.policies[name], firing.before["before"]
-            passed = now - firing.before["began"]
-            wanted = new if passed >= trial.length or trial.is_turn(passed) else old
-            if began.policy in (new["policy"], old["policy"]) and began.policy != wanted["policy"]:
-                stage = "after its trial" if passed >= trial.length else f"{trial.share / 10:g} % of the time on trial"
-                self._set_policy(name, wanted, now, why=f"promotion of {new['policy']}, {stage}")
-
-    def _policy_now(self) -> dict[str, Any]:
-        began = self._ledger.leader.began
-        return {} if began is None else {"policy": began.policy, "recipe": began.recipe, "code": began.code}
+            wanted = due(self._ledger, trial, self._ledger.rules.policies[name], firing, now)
+            if wanted is not None:
+                self._set_policy(name, wanted.policy, now, why=wanted.why)
 
     def _set_policy(self, rule: str, policy: dict[str, Any], now: int, why: str = "") -> dict[str, Any]:
-        before, asked = self._policy_now(), self._ledger.leader.wall(now)
+        before, asked = self._ledger.leader.now, self._ledger.leader.wall(now)
         self._configure(Configure(request=0, asked=asked, bearer=acting_as(rule), why=why, **policy), now)
         return {"instead": policy["policy"], "before": before}
 
@@ -346,7 +329,7 @@ class Ruling:
             if name == "notify":
                 self._notice(rule, subject, f"over: {have}", now, over=True)
             elif name in ("set_policy", "promote"):
-                if self._policy_now().get("policy") != firing.before["instead"]:
+                if self._ledger.leader.policy not in promoted(firing):
                     continue
                 self._set_policy(rule, firing.before["before"], now, why=f"rule {rule} is over: {have}")
             elif name == "control":

@@ -39,6 +39,9 @@ LOW, MEDIUM, HIGH, HOT = range(4)
 CLASSES = 4
 """Priority classes."""
 
+MAX_PARTS = 4
+"""Maximum number of parts of a fleet whose constant columns are cached."""
+
 
 class PoolView(msgspec.Struct, frozen=True, array_like=True):
     """Attempts of one shape on one node: the maximum number that may run at once, and the current number including
@@ -240,6 +243,42 @@ class Fleet:
             setattr(made, name, getattr(self, name).copy())
         made.residents = self.residents.copy()
         made.pools = {key: dict(of) for key, of in self.pools.items()}
+        return made
+
+    def part(self, rows: Sequence[int]) -> "Fleet":
+        """Return a fleet of only these rows, with their present state. Its constant columns are cached with this fleet,
+        for the parts that were used last.
+        """
+        key, known = tuple(rows), self.runs.get("parts", {})
+        empty: Fleet | None = known.get(key)
+        if empty is None:
+            empty = Fleet([self.nodes[row] for row in key])
+            self.runs["parts"] = dict([*known.items()][-MAX_PARTS + 1 :]) | {key: empty}
+        made, width, index = empty.copy(), empty.device_share.shape[1], np.array(key, np.int64)
+        for name in Fleet.CHANGING:
+            theirs = getattr(self, name)
+            setattr(made, name, theirs[index, :width] if name.startswith("device_") else theirs[..., index])
+        made.residents = [self.residents[row] for row in key]
+        places = {row: place for place, row in enumerate(key)}
+        for shape, pools in self.pools.items():
+            here = {places[row]: pool for row, pool in pools.items() if row in places}
+            if here:
+                made.pools[shape] = here
+        made.grows = self.grows
+        return made
+
+    def emptied(self) -> "Fleet":
+        """Return a copy as if nothing ran. Its closed nodes and cordoned devices stay closed."""
+        bare: Fleet | None = self.runs.get("bare")
+        if bare is None:
+            bare = self.runs["bare"] = Fleet(self.nodes)
+        made = self.copy()
+        made.device_share = np.where(self.device_share < 0, self.device_share, bare.device_share)
+        made.device_memory = bare.device_memory.copy()
+        made.free = self.total.copy()
+        made.free[DEVICES] = (made.device_share == WHOLE).sum(axis=1)
+        made.residents = [()] * len(self)
+        made.pools = {}
         return made
 
     def take_over(self, old: "Fleet") -> list[str]:

@@ -654,15 +654,30 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     phases: dict[str, PhaseTimes] = {}
 
 
+class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial on a part of the nodes: `policy` decides for the selected `nodes`, `rest` for the others. `on` are the
+    names of the nodes for which it decides now, and `lent` of those for which `rest` decides until their work has
+    ended. While the trial is `paused`, for this reason, `rest` decides for all nodes.
+    """
+
+    policy: str
+    rest: str
+    nodes: str
+    on: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()
+    paused: str = ""
+
+
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The current scheduling policy: its name in the log, and the content of its file. The name ends with a digest if
     the policy comes from a file or a package. `asked` is the time of the request for it, in seconds since 1970; 0 for
-    the default.
+    the default. `trial` is set while two policies decide, each for a part of the nodes.
     """
 
     policy: str
     asked: float = 0.0
     recipe: dict[str, Any] = {}
+    trial: TrialReport | None = None
 
 
 class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
@@ -977,9 +992,12 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request to make a policy in shadow the scheduling policy; `force` ignores its figures."""
+    """A request to make a policy in shadow the scheduling policy; `force` ignores its figures. With `nodes`, it decides
+    only for a share of the nodes (`25%`), for named ones (`n1,n2`), or for those with a label (`zone=a`).
+    """
 
     force: bool = False
+    nodes: str = ""
 
 
 class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,8 @@
     adjust_memory_limit: {fit: 15%, most: 64GiB, class: train}
     scale_up_replicas: {service: chat, by: 2}
     mirror_traffic: {service: chat, to: chat-v2, share: 10%}
-    promote: {policy: srtf, share: 25%, for: 2d}
+    promote: {policy: srtf, share: 25%, for: 2d}          # of the time, then always
+    promote: {policy: srtf, nodes: 25%, for: 2d}          # for a part of the nodes, then for all
     notify: webhook:https://hooks.example.org/poise
     control: {knob: quota.gpu, of: ann, target: {fleet_use: 80%}, least: 4, most: 64}   # poise.model.control
 
@@ -27,6 +28,7 @@ from poise.model.fields import LEAST_MEMORY, MAX_BYTES, Quantity, parse_or_raise
 from poise.model.job_fields import PriorityName
 from poise.model.jobs import Priority
 from poise.model.notices import MOST_TARGETS, check_target
+from poise.model.selection import Selection, parse_selection
 from poise.model.served import service_in_full
 from poise.model.spec import check_name
 from poise.units import DAY, HOUR, MINUTE, parse_bytes, parse_duration, parse_share
@@ -116,14 +118,15 @@ class MirrorSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PromoteSpec(msgspec.Struct, forbid_unknown_fields=True, rename={"length": "for"}):
-    """The policy in shadow to promote, the share of the time in which it decides first, for how long, and the length of
-    one turn.
+    """The policy in shadow to promote, and for how long it decides only for a part of the `nodes`; without `nodes`, for
+    a share of the time, in turns of this length.
     """
 
     policy: str | dict[str, Any]
-    share: Quantity = "25%"
+    nodes: Quantity = ""
+    share: Quantity | msgspec.UnsetType = msgspec.UNSET
     length: Quantity = "1d"
-    turn: Quantity = "1h"
+    turn: Quantity | msgspec.UnsetType = msgspec.UNSET
 
 
 # --- compiled --------------------------------------------------------------------------------------------------------
@@ -175,14 +178,16 @@ class Mirror(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Promote(msgspec.Struct, frozen=True, kw_only=True):
-    """Let a policy, by name or as the content of a file, decide in a `share` (thousandths) of the turns of a trial of
-    this `length`, and always after it. Times in nanoseconds.
+    """Let a policy, by name or as the content of a file, decide in a trial of this `length`, and always after it. In
+    the trial, it decides for the `nodes`, or, if they are None, in a `share` (thousandths) of the turns. Times in
+    nanoseconds.
     """
 
     policy: str | dict[str, Any]
     share: int
     length: int
     turn: int
+    nodes: Selection | None = None
 
     def is_turn(self, passed: int) -> bool:
         """Whether the policy decides in the turn at this time of the trial. Its turns are spread evenly."""
@@ -281,14 +286,24 @@ def _promotion(value: Any, field: str, found: Findings) -> Promote | None:
     spec = found.convert(value, PromoteSpec, field)
     if spec is None or not _policy(spec.policy, f"{field}.policy", found):
         return None
-    share = found.get(1, parse_or_raise, parse_share, spec.share, f"{field}.share", 1000)
+    for name in ("share", "turn") if spec.nodes != "" else ():
+        if getattr(spec, name) is not msgspec.UNSET:
+            what, need = (
+                f"with `nodes`, there are no turns, so `{name}` has no effect",
+                "`nodes`, or `share` and `turn`",
+            )
+            found.add(SpecError(what, field=f"{field}.{name}", need=need, hint="{policy: srtf, nodes: 25%, for: 2d}"))
+    nodes = found.get(None, parse_selection, spec.nodes, f"{field}.nodes") if spec.nodes != "" else None
+    wanted = "25%" if spec.share is msgspec.UNSET else spec.share
+    share = found.get(1, parse_or_raise, parse_share, wanted, f"{field}.share", 1000)
     length = found.get(DAY, parse_or_raise, parse_duration, spec.length, f"{field}.for", MAX_TRIAL)
-    turn = found.get(HOUR, parse_or_raise, parse_duration, spec.turn, f"{field}.turn", MAX_TRIAL)
+    wanted = "1h" if spec.turn is msgspec.UNSET else spec.turn
+    turn = found.get(HOUR, parse_or_raise, parse_duration, wanted, f"{field}.turn", MAX_TRIAL)
     for name, have, least in (("share", share, 1), ("turn", turn, MINUTE)):
         if have < least:
             need = "0.1% to 100%" if name == "share" else "at least 1m"
             found.add(SpecError(f"the {name} is too small", field=f"{field}.{name}", need=need, have=str(have)))
-    return Promote(policy=spec.policy, share=share, length=length, turn=turn)
+    return Promote(policy=spec.policy, share=share, length=length, turn=turn, nodes=nodes)
 
 
 def _targets(value: Any, field: str, found: Findings) -> bool | tuple[str, ...] | None:

@@ -89,7 +89,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     that waits for a member, and `phased` for each unit whose training phase requests more or less than it holds.
     `yielded` maps preempted units to the units that they yielded to and that still wait, `quotas` has the remaining
     quota of tenants, `running` the number of attempts of each shape on nodes. `shares` is set if shares are declared.
-    `triggers` names the triggers that forced this round.
+    `triggers` names the triggers that forced this round. If the fleet is only a part of the nodes, `elsewhere` has the
+    free thousandths of devices of all others, by model.
     """
 
     revision: int
@@ -108,6 +109,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     quotas: Mapping[str, Amounts] = {}
     running: Mapping[Shape, int] = {}
     shares: ShareView | None = None
+    elsewhere: Mapping[str, int] = {}
     triggers: tuple[str, ...] = ()
     seed: int = 0
 

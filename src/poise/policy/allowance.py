@@ -15,6 +15,11 @@ class Allowance:
         self._left = dict(left)
         self._needs: dict[str, Amounts] = {}  # by queue: its units have equal requests
 
+    @property
+    def left(self) -> Mapping[str, Amounts]:
+        """The remaining quotas by tenant."""
+        return self._left
+
     def room_for(self, tenant: str, shape: Shape, most: int) -> int:
         """Return for how many tasks of a shape the quota has room, at most `most`."""
         left = self._left.get(tenant)

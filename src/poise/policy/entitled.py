@@ -503,9 +503,12 @@ def _used(standing: Standing, place: int) -> str:
 # --- limits and lending ----------------------------------------------------------------------------------------------
 
 
-def confined(standing: Standing, fleet: Fleet, share: Ints, candidate: Candidate) -> Candidate | tuple[Reason, ...]:
+def confined(
+    standing: Standing, fleet: Fleet, share: Ints, candidate: Candidate, elsewhere: Mapping[str, int]
+) -> Candidate | tuple[Reason, ...]:
     """Return the unit, restricted to the models and the size that limits and lending leave to it; or the reasons why it
-    waits. `share` is the free part of each device, as in `Fleet.device_share`.
+    waits. `share` is the free part of each device, as in `Fleet.device_share`. Guarantees may also be kept free
+    `elsewhere`, as in `Snapshot`.
     """
     if not (standing.has_limits or standing.keeps):
         return candidate
@@ -518,6 +521,8 @@ def confined(standing: Standing, fleet: Fleet, share: Ints, candidate: Candidate
     if shape.gpus and standing.keeps:
         kept = standing.kept_free(candidate.leaf)
         free = free_devices(fleet, share)
+        for model, amount in elsewhere.items():
+            free[model] = free.get(model, 0) + amount
         need = shape.gpus * shape.share * needed
         spare = sum(free.values()) - sum_of(kept, GPU)
         path = standing.path(candidate.leaf)

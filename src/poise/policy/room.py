@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, Ints, Resident
+from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.resources import WHOLE, Link, Shape
 
 INDEX, MODEL, FREE_MEMORY, FREE_SHARE, SPARE = range(5)
@@ -112,6 +112,20 @@ def room_on(fleet: Fleet, row: int, free: Ints, memory: Ints, share: Ints) -> Ro
 def give_back(room: Room, resident: Resident) -> None:
     """Free the room of an attempt that has ended."""
     room.give(resident.shape, resident.devices)
+
+
+def change_on(fleet: Fleet, row: int, resident: Resident, sign: int) -> None:
+    """Free the room that an attempt holds (`sign` 1), or take it (-1), in the columns of a copy."""
+    shape = resident.shape
+    fleet.free[CPU, row] += sign * shape.cpu
+    fleet.free[MEMORY, row] += sign * shape.memory
+    fleet.free[NETWORK, row] += sign * shape.network
+    for place, device in enumerate(fleet.nodes[row].devices):
+        before = fleet.device_share[row, place]
+        if device.index in resident.devices and before >= 0:
+            fleet.device_share[row, place] += sign * shape.share
+            fleet.device_memory[row, place] += sign * shape.gpu_memory if shape.share != WHOLE else 0
+            fleet.free[DEVICES, row] += int(fleet.device_share[row, place] == WHOLE) - int(before == WHOLE)
 
 
 def _by_memory(device: list[int]) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from poise.decoding import convert
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
-from poise.model.fleet import CORDONED, CPU, DEVICES, MEMORY, NETWORK, OPEN, Fleet, Floats, Resident, model_of
+from poise.model.fleet import CORDONED, OPEN, Floats, Resident, model_of
 from poise.model.jobs import ALL, WEIGHT, Work
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
@@ -29,7 +29,7 @@ from poise.policy.emptying import hand_over
 from poise.policy.feasible import ability, capacity_when_empty, gang_incomplete
 from poise.policy.place import Draft, close_together
 from poise.policy.predict import Speeds
-from poise.policy.room import Room, room_on
+from poise.policy.room import Room, change_on, room_on
 from poise.policy.score import TERMS
 from poise.policy.shares import (
     Allocate,
@@ -530,7 +530,7 @@ class Stage:
             fleet = fleet.copy()
             for claim in leaving:
                 for row, resident in claim.residents:
-                    _give_back(fleet, row, resident)
+                    change_on(fleet, row, resident, 1)
         return Draft(msgspec.structs.replace(self.view, fleet=fleet), {"first": 1.0}, TERMS)
 
     def _room_now(self, row: int) -> Room:
@@ -604,19 +604,6 @@ class Stage:
 
 def _devices(shape: Shape, tasks: int) -> float:
     return shape.gpus * tasks * shape.share / WHOLE
-
-
-def _give_back(fleet: Fleet, row: int, resident: Resident) -> None:
-    """Free the room that an attempt holds, in the columns of a copy."""
-    shape = resident.shape
-    fleet.free[CPU, row] += shape.cpu
-    fleet.free[MEMORY, row] += shape.memory
-    fleet.free[NETWORK, row] += shape.network
-    for place, device in enumerate(fleet.nodes[row].devices):
-        if device.index in resident.devices and fleet.device_share[row, place] >= 0:
-            fleet.device_share[row, place] += shape.share
-            fleet.device_memory[row, place] += shape.gpu_memory if shape.share != WHOLE else 0
-            fleet.free[DEVICES, row] += fleet.device_share[row, place] == WHOLE
 
 
 def _ordinal(claim: Claim) -> int:

@@ -92,7 +92,7 @@ class Shared:
             self._count(claim, -1)
         if candidate.recovering:
             return candidate
-        return confined(self.standing, self._fleet, self._draft.share, candidate)
+        return confined(self.standing, self._fleet, self._draft.share, candidate, self._draft.view.elsewhere)
 
     def promise(self, candidate: Candidate) -> None:
         """Count a unit as holding the room that others are about to leave."""

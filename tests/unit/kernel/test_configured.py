@@ -1,5 +1,7 @@
 """Another policy is set while the control plane is up."""
 
+from typing import Any
+
 import msgspec
 
 from poise.kernel.audit import audit_report
@@ -8,7 +10,9 @@ from poise.kernel.messages import Configure, Decide, Decided
 from poise.kernel.replay import replay as decide_again
 from poise.model.decisions import Plan
 from poise.model.events import Configured, Placed, Remembered, Round
+from poise.model.selection import Selection
 from poise.policy.recipe import compile_recipe
+from poise.policy.split import split_settings
 from poise.policy.suites import policy_named
 from poise.testing import World, replay
 from poise.units import SECOND
@@ -50,6 +54,41 @@ def test_the_memory_of_the_old_policy_is_forgotten_and_kept_when_it_is_set_again
     assert world.ledger.leader.memory == {"seen": 1}
     configure(world, "srtf")
     assert world.ledger.leader.memory == {}
+
+
+def settings_of(policy: str) -> dict[str, Any]:
+    return {"policy": policy, "recipe": {}, "code": ""}
+
+
+def test_a_trial_on_a_part_of_the_nodes_is_no_policy_to_go_back_to() -> None:
+    """First for one node, then for half of them, then for all: `rollback` ends it at each stage."""
+    world = World("fifo").nodes(4)
+    stages = [Selection(names=("n1",)), Selection(share=500)]
+    parts = [split_settings(settings_of("srtf"), settings_of("fifo"), nodes) for nodes in stages]
+    for part in (*parts, settings_of("srtf")):
+        configure(world, **part)
+        assert world.ledger.leader.before == settings_of("fifo")
+    configure(world, **parts[1])
+    configure(world, **settings_of("fifo"))
+    assert world.ledger.leader.before == parts[1], "a second rollback goes on with the trial"
+    assert replay(world.log).encode() == world.ledger.encode()
+    told = [audit_report(world.ledger, 2, event).what for event in world.log if isinstance(event, Configured)]
+    assert told == [
+        "let srtf decide for node n1, and fifo for the rest",
+        "let srtf decide for 50 % of the nodes, and fifo for the rest",
+        "set the policy to srtf",
+        "let srtf decide for 50 % of the nodes, and fifo for the rest",
+        "set the policy to fifo",
+    ]
+
+
+def test_the_triggers_of_a_trial_are_those_of_the_policy_for_the_rest() -> None:
+    recipe = msgspec.to_builtins(compile_recipe({"kind": "policy", "name": "ours", "triggers": {"failed_checks": 9}}))
+    world = World("fifo").nodes(4)
+    before = world.controller._watch.patience
+    rest = {"policy": "ours@1", "recipe": recipe, "code": ""}
+    configure(world, **split_settings(settings_of("srtf"), rest, Selection(share=500)))
+    assert world.controller._watch.patience == 3 * before
 
 
 def test_its_triggers_count_from_then_on() -> None:

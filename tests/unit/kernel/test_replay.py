@@ -13,8 +13,11 @@ from poise.kernel.messages import Decided
 from poise.kernel.replay import UNRECORDED, UNSEEN, replay
 from poise.model.decisions import Hold, Place, Plan
 from poise.model.events import Event, Held, NodeLost, Placed, Preempted, Remembered, Round, decode_event, encode_event
+from poise.model.selection import Selection
 from poise.model.views import Snapshot
+from poise.policy.divided import Split
 from poise.policy.recipe import compile_recipe
+from poise.policy.split import split_settings
 from poise.policy.suites import POLICIES, ClusterPolicy, Suite, decide_safely, policy_named
 from poise.testing import World
 
@@ -93,6 +96,19 @@ def test_every_policy_decides_the_same_again(policy: str) -> None:
     made = [event for event in log if isinstance(event, Placed | Preempted | Held)]
     assert told.decisions == len(made) > 20
     assert told.rounds == sum(isinstance(event, Round) for event in log) > 10
+
+
+def test_two_policies_decide_the_same_again_each_for_its_nodes() -> None:
+    parts: list[dict[str, Any]] = [{"policy": name, "recipe": {}, "code": ""} for name in ("max-min", "round-robin")]
+    nodes = Selection(names=("n1", "n3"))
+    told = split_settings(parts[0], parts[1], nodes)
+    world = busy(Split(told["policy"], POLICIES["max-min"], POLICIES["round-robin"], nodes), recipe=told["recipe"])
+    again = replay(as_read(world.log))
+    assert again.same, again.difference
+    assert (again.rounds > 10, again.left_out) == (True, {})
+    by = {event.why.policy for event in world.log if isinstance(event, Placed)}
+    assert by == {"max-min", "round-robin"}
+    assert {"trial", "rest"} in [set(event.memory) for event in world.log if isinstance(event, Remembered)]
 
 
 @pytest.mark.parametrize("policy", ["poise", "srtf"])

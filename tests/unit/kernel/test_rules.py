@@ -33,6 +33,7 @@ from poise.model.messages import Beat
 from poise.model.reports import ServiceOrder
 from poise.model.rules import compile_rules
 from poise.model.served import Served
+from poise.policy.split import split_in
 from poise.testing import World, node
 from poise.units import HOUR, MILLISECOND, MINUTE, SECOND
 
@@ -503,6 +504,48 @@ def test_a_policy_that_a_user_sets_ends_the_turns() -> None:
     world.ask(Configure(world.request(), "fifo", 1.0))
     minutes(world, 20)
     assert world.ledger.leader.policy == "fifo"
+
+
+PARTLY = PROMOTION | {"actions": [{"promote": {"policy": "srtf", "nodes": "n1", "for": "8m"}}]}
+
+
+def test_a_promotion_is_for_a_part_of_the_nodes_first() -> None:
+    world = load(World().nodes(4, cpu=4), rules(PARTLY), better={"policy": "srtf", "recipe": {}, "code": ""})
+    world.say(JudgeShadows({"srtf": "mean completion -9 %"}))
+    minutes(world, 3)
+    split, found = world.ledger.leader.policy, split_in(world.ledger.leader.now["recipe"])
+    assert found is not None
+    assert (found.trial.policy, found.rest.policy, str(found.nodes)) == ("srtf", "poise", "node n1")
+    minutes(world, 10)
+    assert policies(world) == [split, "srtf"]
+    told = [event for event in world.log if isinstance(event, Configured)]
+    assert [event.why for event in told] == [
+        "promotion of srtf, on trial for node n1",
+        "promotion of srtf, after its trial",
+    ]
+    assert round((told[1].at - told[0].at) / MINUTE) == 8
+    assert world.ledger.leader.before["policy"] == "poise", "a rollback ends the whole promotion"
+
+
+@pytest.mark.parametrize("passed", [3, 12])
+def test_a_promotion_for_a_part_of_the_nodes_is_undone_when_its_rule_is_over(passed: int) -> None:
+    world = load(World().nodes(4, cpu=4), rules(PARTLY), better={"policy": "srtf", "recipe": {}, "code": ""})
+    minutes(world.say(JudgeShadows({"srtf": "mean completion -9 %"})), passed)
+    assert world.ledger.leader.policy != "poise"
+    for _ in range(8):
+        world.job(resources={"cpu": 4})
+    minutes(world.round(), 3)
+    assert world.ledger.leader.policy == "poise"
+    assert [kind for kind, _, _ in changed(world)] == ["done", "over"]
+
+
+def test_a_promotion_for_nodes_that_are_not_there_changes_nothing() -> None:
+    rule = PROMOTION | {"actions": [{"promote": {"policy": "srtf", "nodes": "n9", "for": "8m"}}]}
+    world = load(World().nodes(4, cpu=4), rules(rule), better={"policy": "srtf", "recipe": {}, "code": ""})
+    minutes(world.say(JudgeShadows({"srtf": "mean completion -9 %"})), 3)
+    [fired] = [event for event in world.log if isinstance(event, RuleFired)]
+    assert fired.failed == "promote: there is no node n9"
+    assert policies(world) == []
 
 
 def test_a_policy_that_is_not_better_is_not_promoted() -> None:

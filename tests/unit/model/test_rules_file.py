@@ -10,6 +10,7 @@ from poise.model.expressions import MAX_LENGTH, Both, Compare, Not, Read, Truth,
 from poise.model.jobs import Priority
 from poise.model.rule_actions import Mirror, Relimit, Reprioritize, Rescale, WhichJobs
 from poise.model.rules import compile_rules, targets_of
+from poise.model.selection import Selection
 from poise.units import MINUTE, SECOND
 
 
@@ -140,6 +141,23 @@ def test_settings_of_different_things_have_different_owners() -> None:
     compile_rules(of(priority("a", tenant="ann"), priority("b", tenant="bob")))
     told = refused(of(priority("a", tenant="ann"), priority("b", name="train-*")))
     assert told == [("rules[1].actions", "`a` and `b` both set the priority of jobs")]
+
+
+def promotion(**fields: Any) -> dict[str, Any]:
+    actions = [{"promote": {"policy": "srtf", **fields}}]
+    return of(rule(trigger="shadow_better", clear="waiting > 500", actions=actions))
+
+
+def test_a_promotion_is_for_a_part_of_the_nodes_or_of_the_time() -> None:
+    [by_nodes, by_time] = (compile_rules(promotion(**fields)) for fields in ({"nodes": "25%"}, {}))
+    assert by_nodes.rules[0].actions[0].value.nodes == Selection(share=250)
+    assert (by_time.rules[0].actions[0].value.nodes, by_time.rules[0].actions[0].value.share) == (None, 250)
+    at = "rules[0].actions[0].promote"
+    assert [field for field, _ in refused(promotion(nodes="25%", share="25%", turn="2h"))] == [
+        f"{at}.share",
+        f"{at}.turn",
+    ]
+    assert [field for field, _ in refused(promotion(nodes="a,zone=b"))] == [f"{at}.nodes"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from poise.model.events import (
     Triggered,
     configured,
 )
+from poise.policy.split import split_in
 
 
 class Leader(Room):
@@ -78,6 +79,12 @@ class Leader(Room):
     def before(self) -> dict[str, Any]:
         """The previous policy, with the fields of `Configured`; empty if there was none."""
         return self._state.before
+
+    @property
+    def now(self) -> dict[str, Any]:
+        """The current policy, with the fields of `Configured`; empty in an empty log and in old states."""
+        began = self._state.began
+        return {} if began is None else {"policy": began.policy, "recipe": began.recipe, "code": began.code}
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -147,10 +154,15 @@ class Leader(Room):
             state.policy, state.memory = event.policy, {}
 
     def _keep_policy(self, following: str) -> None:
-        """Record the current policy as the previous one, before another takes over."""
+        """Record the current policy as the previous one, before another takes over. A trial on a part of the nodes that
+        goes on, with other nodes or all of them, is no policy to go back to: the one before it remains.
+        """
         began = self._state.began
-        if began is not None and began.policy != following:
-            self._state.before = {"policy": began.policy, "recipe": began.recipe, "code": began.code}
+        if began is None or began.policy == following:
+            return
+        split = split_in(began.recipe)
+        if split is None or split.rest.policy == following:
+            self._state.before = self.now
 
     def _remembered(self, event: Remembered) -> None:
         self._state.memory = msgspec.msgpack.decode(encoder.encode(event.memory))  # as decoded after a restart
