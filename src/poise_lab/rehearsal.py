@@ -5,6 +5,7 @@ time (within the objective, else within the timeout), the reasons of the others,
 ready time, their paid time, and its cost.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import ceil
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from poise.drivers.calendars import load_service, with_calendar
 from poise.drivers.yamlfile import is_kind, load_kind, place_in_file
 from poise.errors import InputError, SpecError, located
+from poise.model.scaling import Announced, after
 from poise.model.servers import Measured, Server, Serving, Speed, Table
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
@@ -34,7 +37,8 @@ LEFT_OUT = ("restart", "scaling", "sharing", "stragglers", "telemetry", "power")
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """The request for a rehearsal: the `file` of a service or of upstreams, the `requests` (a trace, or a generated
     load), and the `world`. `routers` applies to upstreams, `scalers` and `replicas` (`4`, or `1..8`) to a service;
-    empty means as in the file.
+    empty means as in the file. The requests begin at `begins`, in seconds since 1970; if that is None, announced load
+    is left out.
     """
 
     file: Path
@@ -45,6 +49,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[str, ...] = ()
     wanted: Wanted = Wanted()
     seed: int = 0
+    begins: float | None = None
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +107,7 @@ def rehearse(asked: Asked) -> Rehearsal:
             kind, front = "upstreams", compile_upstreams(load_kind(asked.file, "upstreams"))
             plans, objective, notes = _of_front(front, world, serving, asked)
         else:
-            kind, service = "service", compile_service(load_kind(asked.file, "service"))
+            kind, service = "service", load_service(asked.file, _begins(asked))
             plans, objective, notes = _of_service(service, world, serving, asked)
     source = asking(asked.requests, asked.wanted, asked.seed)
     said = [name for name in LEFT_OUT if _says(world, name)]
@@ -205,20 +210,40 @@ def _of_service(
     known = {server.name for server in serving.servers}
     _check_changes(world, known)
     plans, notes = [], []
+    if told.announced and asked.begins is None:
+        notes.append("announced load is left out: `--begins` says when the requests begin")
     for replicas in asked.replicas or (told.wanted,):
-        service = told if not asked.replicas else _with(told, replicas, asked.file)
+        service = told if not asked.replicas else _with(replicas, asked)
         if service.replicas > len(serving.servers):
             notes.append(f"of {service.wanted} replicas the world has {len(serving.servers)}")
         names = ("",) if service.rules is None else asked.scalers or (service.scaler or DEFAULT_SCALER,)
         for name in names:
             scaler = _named(scaler_named, SCALERS, name, "--scalers") if name else None
-            trial = partial(service_twin, service, world, serving, scaler, seed=asked.seed)
+            trial = partial(
+                service_twin, service, world, serving, scaler, seed=asked.seed, announced=_announced(told, asked)
+            )
             plans.append(_Plan(trial, scaler=name, replicas=service.wanted))
     return plans, told.limits.objective or told.limits.timeout, notes
 
 
+def _begins(asked: Asked) -> float:
+    return time.time() if asked.begins is None else asked.begins
+
+
+def _announced(told: DeclaredService, asked: Asked) -> tuple[Announced, ...]:
+    """Return the announced load in nanoseconds after the first request."""
+    return () if asked.begins is None else after(told.announced, round(asked.begins * SECOND))
+
+
 def service_twin(
-    service: DeclaredService, world: World, serving: Serving, scaler: ReplicaPolicy | None, load: Load, *, seed: int
+    service: DeclaredService,
+    world: World,
+    serving: Serving,
+    scaler: ReplicaPolicy | None,
+    load: Load,
+    *,
+    seed: int,
+    announced: Sequence[Announced] = (),
 ) -> ServiceTwin:
     """Return a service of a file in virtual time, with this load and scaler."""
     return ServiceTwin(
@@ -229,18 +254,19 @@ def service_twin(
         rules=service.rules,
         window=service.window,
         scaler=scaler,
+        announced=announced,
         seed=seed,
         losses=world.losses,
         changes=world.changes,
     )
 
 
-def _with(told: DeclaredService, replicas: str, file: Path) -> DeclaredService:
+def _with(replicas: str, asked: Asked) -> DeclaredService:
     """Return the service of the file with a different number of replicas."""
-    document = dict(load_kind(file, "service")) | {"replicas": replicas}
+    document = dict(load_kind(asked.file, "service")) | {"replicas": replicas}
     if ".." not in replicas:
         document.pop("scaling", None)
-    return compile_service(document)
+    return compile_service(with_calendar(document, asked.file.parent, _begins(asked)))
 
 
 def _of_front(front: Front, world: World, serving: Serving, asked: Asked) -> tuple[list[_Plan], int, list[str]]:

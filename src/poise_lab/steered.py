@@ -4,19 +4,18 @@ The service reports its state to the control plane every two seconds, as a gatew
 rules. The control plane records the reports and evaluates the rules with the code of a live one.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from poise.drivers.yamlfile import load_kind, place_in_file
+from poise.drivers.calendars import load_service
 from poise.engine.twin import Twin
-from poise.errors import located
 from poise.kernel.controller import Settings
 from poise.kernel.messages import HearServices, SetRules
 from poise.model.events import Event
 from poise.model.resources import Node
 from poise.model.served import WINDOW, service_in_full
-from poise.model.servicefile import compile_service
 from poise.model.tenants import tenant_of_class
 from poise.policy.replicas import DEFAULT_SCALER, scaler_named
 from poise.policy.suites import policy_named
@@ -45,8 +44,7 @@ def simulated(file: Path, world_file: Path, requests: str, seed: int = 0) -> Sim
     for unreadable input.
     """
     world, serving = load_world(world_file)
-    with located(place_in_file(file)):
-        service = compile_service(load_kind(file, "service"))
+    service = load_service(file, time.time())
     scaler = scaler_named(service.scaler or DEFAULT_SCALER) if service.rules is not None else None
     source = asking(requests, Wanted(), seed)
 

@@ -17,7 +17,7 @@ from poise.client import Client
 from poise.errors import Fault, InputError, NotFound, PoiseError, Unreachable
 from poise.model.precision import VARIABLE
 from poise.model.reports import JobReport, LogPiece
-from poise.model.scaling import Announced, Outlook
+from poise.model.scaling import Outlook, after
 from poise.model.servicefile import DeclaredService
 from poise.policy.replicas import DEFAULT_SCALER, scaler_named
 from poise.units import SECOND
@@ -155,7 +155,7 @@ class Replicas:
             self._say,
             now,
             len(self._jobs),
-            [Announced(one.at - since_1970, one.rate, one.until - since_1970) for one in declared.announced],
+            after(declared.announced, since_1970),
         )
 
     def spec(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from poise.drivers.yamlfile import load_yaml, parse_yaml
 from poise.engine.scenario import compile_nemesis
 from poise.errors import SpecError
 from poise.model.budgets import compile_budgets
+from poise.model.calendar import compile_calendar
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.intensity import compile_intensity
@@ -76,6 +77,10 @@ def compile_in_zones(document: Any) -> object:
     return compile_budgets(document, Zones(1_793_500_000.0, shifts))
 
 
+def compile_events(document: Any) -> object:
+    return compile_calendar(document, Zones(1_793_500_000.0, shifts))
+
+
 COMPILE: dict[str, Callable[[Any], object]] = {
     "job": compile_job,
     "fleet": compile_fleet,
@@ -95,6 +100,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "intensity": compile_intensity,
     "sign-in": compile_sign_in,
     "budgets": compile_in_zones,
+    "calendar": compile_events,
 }
 
 
@@ -204,6 +210,26 @@ MORE: dict[str, list[Any]] = {
                 {"tenant": "a", "in": "science", "guaranteed": {"gpu": 8, "cpu": "500m"}, "lends": False},
                 {"project": "vision", "in": "a", "limit": {"H100": 2}},
                 {"user": "ann", "in": "vision", "weight": 0.5, "name": "ann-of-vision"},
+            ],
+        }
+    ],
+    "calendar": [
+        {
+            "kind": "calendar",
+            "events": [
+                {
+                    "name": "sale",
+                    "from": "2026-12-01T20:00",
+                    "for": "8h",
+                    "every": "FREQ=WEEKLY;BYDAY=MO;COUNT=10",
+                    "time_zone": "Europe/Zurich",
+                    "without": ["20261214T200000"],
+                    "tenant": "ann",
+                    "load": "150%",
+                },
+                {"from": "2026-12-25", "as": "Sunday", "class": "train"},
+                {"from": "2026-12-25T10:00Z", "rate": 50, "service": "chat"},
+                {"from": "20:00", "load": 0.5},
             ],
         }
     ],

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -34,16 +35,32 @@ MOST_WINDOWS = 336
 @click.option(
     "--windows", "horizon", type=WholeRange(1, MOST_WINDOWS), default=24, show_default=True, help="Number of windows."
 )
+@click.option(
+    "--calendar",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Calendar with announced events: YAML, or iCalendar (.ics).",
+)
 @output.forms(*output.TEXT)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-def forecast(names: tuple[str, ...], by: str, counted: str | None, window: str, horizon: int, form: str) -> int:
+def forecast(
+    names: tuple[str, ...],
+    by: str,
+    counted: str | None,
+    window: str,
+    horizon: int,
+    calendar: Path | None,
+    form: str,
+) -> int:
     """Forecast the load of the next hours: submitted work by fleet, tenant, class or priority, or requests per second
     by service. The command reads the log, with or without a running control plane.
 
     The interval holds 80 % of windows. The last lines tell how often past intervals did, and the mean error of the
-    forecast beside that of simple ones. Turns of schedules and jobs with `--begin` are included at their times.
+    forecast beside that of simple ones. Turns of schedules and jobs with `--begin` are included at their times. Events
+    of a calendar multiply the load, or make a day like another day of the week.
     """
     from poise.cli import offline
+    from poise.drivers.calendars import read_calendar
 
     length = parse_or_raise(parse_duration, window, "--window", DAY)
     if length < 5 * MINUTE or DAY % length:
@@ -55,7 +72,8 @@ def forecast(names: tuple[str, ...], by: str, counted: str | None, window: str, 
     if by == "service" and counted is not None:
         what, hint = "requests are counted for services", "leave `--count` out"
         raise SpecError(what, field="--count", need="nothing", have=counted, hint=hint)
-    told = offline.load_forecasts(current_home(), length, horizon, by, counts, names)
+    events = read_calendar(calendar, time.time()) if calendar is not None else ()
+    told = offline.load_forecasts(current_home(), length, horizon, by, counts, names, events)
     return output.show(lambda: _shown(told, by), form, False)
 
 
@@ -76,6 +94,7 @@ def _shown(told: "Sequence[LoadForecast]", by: str) -> Shown:
                 right=True,
                 bare=True,
             ),
+            Column("EVENTS", [", ".join(window.events) for _, window in rows], bare=True),
         ],
         notes=[_accuracy(one) for one in told],
         nothing="poise: no service was reported yet" if by == "service" else "poise: nothing was submitted yet",

@@ -32,6 +32,7 @@ from poise.kernel.find import find, find_node, found_report, listed, of_rank
 from poise.kernel.incidents import Incidents
 from poise.kernel.ledger import Ledger, NodeState
 from poise.kernel.visible import Sight
+from poise.model.calendar import CalendarEvent
 from poise.model.document import near
 from poise.model.events import Event, NodeJoined, decode_event
 from poise.model.history import RunReport
@@ -301,9 +302,11 @@ def usage(home: Home, since: float, by: Sequence[str], tenant: str) -> list[Usag
 
 
 def load_forecasts(
-    home: Home, window: int, horizon: int, by: str, counted: str, names: Sequence[str]
+    home: Home, window: int, horizon: int, by: str, counted: str, names: Sequence[str], events: Sequence[CalendarEvent]
 ) -> list[LoadForecast]:
-    """Forecast the load by window (nanoseconds) from the log, for these subjects or all. Raises NotFound."""
+    """Forecast the load by window (nanoseconds) from the log, for these subjects or all, with the events of a calendar.
+    Raises NotFound.
+    """
     from poise.control.load import load_forecasts as forecasts
     from poise.kernel.loads import Loads
 
@@ -313,7 +316,7 @@ def load_forecasts(
         if name not in known:
             hint = near(name, known) or f"known: {', '.join(known[:8]) or 'none'}"
             raise NotFound(f"there is no load of {by} `{name}`", field=by, have=name, hint=hint)
-    return forecasts(told.by, told.now, window, horizon, by, counted, names)
+    return forecasts(told.by, told.now, window, horizon, by, counted, names, events)
 
 
 def decisions(home: Home, jobs: Collection[str], since: float, limit: int, node: str) -> list[Decided]:

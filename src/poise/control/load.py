@@ -1,12 +1,14 @@
 """Forecasts of the load of a home, from its log: submissions by tenant, class or priority, requests by service."""
 
-from collections.abc import Iterable
-from math import floor
+from collections.abc import Iterable, Sequence
+from math import floor, isnan
 
 from poise.engine.futures import scheduled
 from poise.kernel.ledger import Ledger
 from poise.kernel.loads import Loads, loads_of
+from poise.model.calendar import CalendarEvent, concerning
 from poise.model.reports import LoadAccuracy, LoadForecast, LoadWindow
+from poise.model.scaling import Announced, days_in, times_in
 from poise.policy.load import LEVEL, Band, LoadForecaster
 from poise.units import SECOND
 
@@ -15,10 +17,17 @@ MAX_TURNS = 10_000
 
 
 def load_forecasts(
-    loads: Loads, now: int, window: int, horizon: int, by: str, counted: str, names: Iterable[str] = ()
+    loads: Loads,
+    now: int,
+    window: int,
+    horizon: int,
+    by: str,
+    counted: str,
+    names: Iterable[str] = (),
+    events: Sequence[CalendarEvent] = (),
 ) -> list[LoadForecast]:
     """Forecast the load of the named subjects, or of all, the largest first. `window` in nanoseconds; `horizon` is the
-    number of windows.
+    number of windows. `events` are those of a calendar.
     """
     coming = _announced(loads.ledger, now, window, horizon, by, counted) if by != "service" else {}
     for subject, windows in loads.announced.items():
@@ -29,7 +38,16 @@ def load_forecasts(
     wanted = list(names) or list(dict.fromkeys([*loads.subjects(), *coming]))
     first = loads.window_of(now)
     return [
-        forecast_of(subject, counted, loads.series(subject, now), window, horizon, first, coming.get(subject, {}))
+        forecast_of(
+            subject,
+            counted,
+            loads.series(subject, now),
+            window,
+            horizon,
+            first,
+            coming.get(subject, {}),
+            concerning(events, by, subject),
+        )
         for subject in wanted
     ]
 
@@ -42,18 +60,31 @@ def forecast_of(
     horizon: int,
     first: int,
     announced: dict[int, float],
+    events: Sequence[Announced] = (),
 ) -> LoadForecast:
-    """Forecast one series from window number `first` on. What is announced is added to what is expected."""
+    """Forecast one series from window number `first` on. What is announced is added to what is expected. Events of a
+    calendar change what is expected, and are taken out of the past that is learned from.
+    """
     forecaster = LoadForecaster(window, horizon)
     for at, value in series:
-        forecaster.learn(at, value)
+        forecaster.learn(at, value / (times_in(events, at, at + window) or 1.0))
     bands = forecaster.ahead() or [Band(0.0, 0.0, 0.0, known=False)] * horizon
     windows = []
-    for number, band in enumerate(bands, start=first):
-        extra = announced.get(number, 0.0)
+    for distance, band in enumerate(bands, start=1):
+        number = first + distance - 1
+        extra, begins = announced.get(number, 0.0), number * window
+        band, names = _with_events(forecaster, band, distance, events, begins, begins + window)
         low, high = (band.low + extra, band.high + extra) if band.known else (None, None)
-        begins = number * window / SECOND
-        windows.append(LoadWindow(at=begins, expected=band.expected + extra, low=low, high=high, announced=extra))
+        windows.append(
+            LoadWindow(
+                at=begins / SECOND,
+                expected=band.expected + extra,
+                low=low,
+                high=high,
+                announced=extra,
+                events=names,
+            )
+        )
     distances = dict.fromkeys((1, horizon))
     return LoadForecast(
         subject=subject,
@@ -65,6 +96,20 @@ def forecast_of(
         windows=tuple(windows),
         accuracy=tuple(_accuracy(forecaster, distance, window) for distance in distances),
     )
+
+
+def _with_events(
+    forecaster: LoadForecaster, band: Band, distance: int, events: Sequence[Announced], since: int, until: int
+) -> tuple[Band, tuple[str, ...]]:
+    """Return the forecast of a window with the effect of its events, and their names."""
+    there = [one for one in events if one.at < until and since < one.until]
+    days, times = days_in(there, since, until), times_in(there, since, until)
+    like = forecaster.as_on(distance, days) if days else float("nan")
+    change = 0.0 if isnan(like) else like - band.expected
+    expected, low, high = (max(0.0, value + change) * times for value in band[:3])
+    rate = max((one.rate for one in there), default=0.0)
+    made = Band(max(rate, expected), max(rate, low), max(rate, high), band.known)
+    return made, tuple(dict.fromkeys(one.name or "event" for one in there))
 
 
 def _accuracy(forecaster: LoadForecaster, distance: int, window: int) -> LoadAccuracy:

@@ -13,6 +13,7 @@ import msgspec
 from poise.engine import scenario
 from poise.model import (
     budgets,
+    calendar,
     control,
     devicefile,
     expressions,
@@ -46,6 +47,7 @@ from poise.model.fields import (
     quantity,
 )
 from poise.model.job_fields import COUNT, COUNT_OR_NONE, RECORDS, SECRETS, JobSpec, PriorityName, records_in
+from poise.model.scaling import MAX_TIMES
 from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
@@ -70,6 +72,7 @@ FILES = {
     "reservations": "Nodes and devices that are kept for a time: `poise reserve apply FILE.yaml`",
     "budgets": "Limits of spending in each period: `poise budgets apply FILE.yaml`",
     "intensity": "When electricity is clean or cheap: `intensity.yaml` in the home",
+    "calendar": "Announced events that change the load: `poise forecast --calendar FILE.yaml`",
     "sign-in": "Which accounts may sign in, and their tenants: `sign-in.yaml` in the home",
 }
 """The kinds of files, with the purpose of each."""
@@ -92,6 +95,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "reservations": reservations.ReservationsSpec,
     "budgets": budgets.BudgetsSpec,
     "intensity": intensity.IntensitySpec,
+    "calendar": calendar.CalendarSpec,
     "sign-in": sign_in.SignInSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -110,6 +114,10 @@ _HOURS: Schema = {
     "minItems": intensity.DAY_HOURS,
     "maxItems": intensity.WEEK_HOURS,
 }
+_TIMES: Schema = {
+    "anyOf": [{"type": "string", "examples": ["x3", "30%"]}, {"type": "number", "minimum": 0, "maximum": MAX_TIMES}]
+}
+_DAY: Schema = {"type": "string", "examples": ["sunday"]}
 _WEIGHT = {"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}
 
 
@@ -445,7 +453,16 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "scaling.window": DURATION,
     "announced.at": {"format": "date-time", "minLength": 1, "examples": ["2026-12-01T12:00:00Z"]},
     "announced.lasts": DURATION,
-    "announced.rate": {"exclusiveMinimum": 0, "maximum": servicefile.MOST_WAITING},
+    "announced.rate": {"minimum": 0, "maximum": servicefile.MOST_WAITING},
+    "announced.load": _TIMES,
+    "announced.as": _DAY,
+    "event.from": {"minLength": 1, "examples": ["2026-12-01T09:00", "2026-12-25"]},
+    "event.for": DURATION,
+    "event.load": _TIMES,
+    "event.as": _DAY,
+    "event.rate": {"minimum": 0},
+    "calendar.kind": {"const": "calendar"},
+    "calendar.events": {"maxItems": calendar.MAX_EVENTS},
     "service.version_of": {"pattern": f"^(?:{NAME})?$"},
     "model.version_policy": {
         "anyOf": [
@@ -641,6 +658,7 @@ _RULES: dict[str, Schema] = {
     "rules": {"required": ["kind", "rules"]},
     "shares": {"required": ["kind", "shares"]},
     "reservations": {"required": ["kind", "reservations"]},
+    "calendar": {"required": ["kind", "events"]},
     "ReservationSpec": {
         "required": ["name", "from"],
         "anyOf": [{"required": ["nodes"]}, {"required": ["devices"]}],
@@ -820,6 +838,10 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "announced.at": "Start, with its time zone: `2026-12-01T12:00:00Z`.",
     "announced.lasts": "Duration. An hour by default.",
     "announced.rate": "Number of requests per second.",
+    "announced.load": "Factor on the forecast: `x3`, `0.5` or `30%`.",
+    "announced.as": "Day of the week like which this day is.",
+    "announced.name": "Name, for the reasons of the scaler.",
+    "scaling.calendar": "Calendar with announced events, relative to this file: YAML, or iCalendar (`.ics`).",
     "scaling.window": "Time over which the load is averaged for a decision. A missed objective is decided on after 1 "
     "s.",
     "service.objective": "Objective of the service. A request that would miss it is refused at once.",
@@ -832,6 +854,20 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "service.hold": "Maximum time that a request waits while no replica is ready. The default is `timeout`.",
     "service.timeout": "Time limit of a request.",
     "service.body": "Maximum size of a request's body, decompressed; 64 MiB at most.",
+    "calendar.kind": "`calendar`.",
+    "calendar.events": "The events.",
+    "event.name": "Name of the event, for forecasts and reasons.",
+    "event.from": "Start, on the clock of `time_zone`. A date is its midnight.",
+    "event.for": "Length. A day by default.",
+    "event.time_zone": "Time zone of `from` and of `every`. `UTC` by default.",
+    "event.every": "RRULE of iCalendar by which the event recurs.",
+    "event.without": "Starts at which a recurring event does not take place.",
+    "event.service": "Service that it concerns.",
+    "event.tenant": "Tenant whose work it concerns.",
+    "event.class": "Class of work that it concerns. Without service, tenant and class: everything.",
+    "event.load": "Factor on the load: `x3`, `0.5` or `30%`.",
+    "event.as": "Day of the week like which each day of the event is.",
+    "event.rate": "Requests per second of the service, at least.",
     "reservations.kind": "`reservations`.",
     "reservations.reservations": "The reservations. Others stay as they are.",
     "reservation.name": "Name of the reservation, unique for its tenant. The same name replaces it.",

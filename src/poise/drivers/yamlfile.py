@@ -95,7 +95,18 @@ def load_yaml(path: Path) -> Any:
 def load_kind(
     path: Path,
     wanted: Literal[
-        "job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares", "reservations", "budgets"
+        "job",
+        "fleet",
+        "policy",
+        "world",
+        "service",
+        "upstreams",
+        "keys",
+        "rules",
+        "shares",
+        "reservations",
+        "budgets",
+        "calendar",
     ],
 ) -> Any:
     """Return the one document of a file of this kind. Raises `SpecError` if it looks like a file of another kind."""
@@ -129,6 +140,7 @@ _USED_BY = {
     "shares": "poise shares check",
     "reservations": "poise reserve apply",
     "budgets": "poise budgets apply",
+    "calendar": "poise forecast --calendar",
 }
 _TELLING = {
     "job": ("run", "tasks", "artifacts"),
@@ -141,6 +153,7 @@ _TELLING = {
     "rules": ("rules",),
     "shares": ("shares",),
     "reservations": ("reservations",),
+    "calendar": ("events",),
 }
 """Fields that occur only in files of one kind."""
 

@@ -41,9 +41,9 @@ class Entry(NamedTuple):
     description: str = ""
 
 
-def read_events(text: str) -> list[dict[str, Any]]:
-    """Return the events as entries of a reservations file, with `name`, `from`, `for` and what else they have. Raises
-    SpecError.
+def read_events(text: str, *, described: bool = False) -> list[dict[str, Any]]:
+    """Return the events as entries of a reservations file, with `name`, `from`, `for` and what else they have; if
+    `described`, also with their `description`. Raises SpecError.
     """
     found: list[dict[str, Any]] = []
     event: dict[str, list[Property]] | None = None
@@ -57,6 +57,8 @@ def read_events(text: str) -> list[dict[str, Any]]:
             inner -= 1
         elif event is not None and of.name == "END":
             found.append(_entry(event, len(found) + 1))
+            if described:
+                found[-1]["description"] = _plain(event["DESCRIPTION"][0].value) if "DESCRIPTION" in event else ""
             event = None
             if len(found) > MAX_EVENTS:
                 raise SpecError("there are too many events", field="calendar", need=f"at most {MAX_EVENTS}")
@@ -176,6 +178,11 @@ def _escaped(text: str) -> str:
     for plain, escaped in (("\\", "\\\\"), (";", "\\;"), (",", "\\,"), ("\n", "\\n")):
         text = text.replace(plain, escaped)
     return text
+
+
+def _plain(text: str) -> str:
+    """Return an escaped text as it was."""
+    return re.sub(r"\\(.)", lambda found: "\n" if found[1] in "nN" else found[1], text)
 
 
 def _folded(line: str) -> Iterator[str]:

@@ -885,7 +885,8 @@ class TunedLoop(msgspec.Struct, frozen=True, kw_only=True):
 
 class LoadWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The forecast of one window that begins `at` (seconds since 1970): the expected load with its interval, of which
-    `announced` comes at known times. Without enough history, `low` and `high` are unknown.
+    `announced` comes at known times. Without enough history, `low` and `high` are unknown. `events` are the names of
+    those events of a calendar that change it.
     """
 
     at: float
@@ -893,6 +894,7 @@ class LoadWindow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     low: float | None = None
     high: float | None = None
     announced: float = 0.0
+    events: tuple[str, ...] = ()
 
 
 class LoadAccuracy(msgspec.Struct, frozen=True, kw_only=True):

@@ -200,7 +200,7 @@ def _compile(spec: ReservationSpec, at: str, zones: Zones) -> Reservation:
     if spec.maintenance and spec.soft:
         raise SpecError("maintenance is always firm", field=f"{at}.soft", hint="soft: false")
     shifts = zones.shifts(spec.time_zone, zones.now, f"{at}.time_zone")
-    first, shifts = _first(spec, at, zones, shifts)
+    first, shifts = read_start(spec.begins, f"{at}.from", zones, shifts)
     length = parse_or_raise(parse_duration, spec.length, f"{at}.for", MAX_DURATION) // SECOND
     length = OPEN_END if spec.maintenance and not length else length
     if length < LEAST_LENGTH:
@@ -221,7 +221,7 @@ def _compile(spec: ReservationSpec, at: str, zones: Zones) -> Reservation:
         rule=spec.every.strip().upper().removeprefix("RRULE:"),
         zone=spec.time_zone,
         shifts=shifts,
-        without=tuple(_exception(text, f"{at}.without", shifts) for text in spec.without),
+        without=tuple(without_of(text, f"{at}.without", shifts) for text in spec.without),
         release_after=release,
     )
     return _with_sound_windows(made, at, zones.now)
@@ -246,11 +246,11 @@ def _nodes(spec: ReservationSpec, at: str) -> tuple[tuple[str, ...], int]:
     return nodes, count
 
 
-def _first(spec: ReservationSpec, at: str, zones: Zones, shifts: Shifts) -> tuple[int, Shifts]:
+def read_start(written: str, field: str, zones: Zones, shifts: Shifts) -> tuple[int, Shifts]:
     """Return the first start on the clock of the zone, and the offsets of the zone. A time with an offset of its own
     counts in UTC unless the reservation recurs.
     """
-    text, field = spec.begins.strip(), f"{at}.from"
+    text = written.strip()
     if text[:1] == "+":
         soon = int(zones.now) + parse_or_raise(parse_duration, text[1:], field, MAX_DURATION) // SECOND
         return _local(soon, shifts), shifts
@@ -260,7 +260,7 @@ def _first(spec: ReservationSpec, at: str, zones: Zones, shifts: Shifts) -> tupl
             hour, minute = text.split(":")
             clock = datetime(1970, 1, 1, int(hour), int(minute), tzinfo=UTC)
             local = today + int(clock.timestamp())
-            return (local if _utc(local, shifts) > zones.now else local + 86_400), shifts
+            return (local if utc_of(local, shifts) > zones.now else local + 86_400), shifts
         moment = datetime.fromisoformat(text)
     except ValueError:
         need = "2026-12-01T20:00, 20:00 (the next one), or +2h (from now)"
@@ -275,16 +275,17 @@ def _local(utc: int, shifts: Shifts) -> int:
     return utc + next((offset for since, offset in reversed(shifts) if since <= utc), shifts[0][1])
 
 
-def _utc(local: int, shifts: Shifts) -> int:
+def utc_of(local: int, shifts: Shifts) -> int:
+    """Return the seconds since 1970 of a time on the clock of a zone."""
     import numpy as np
 
     return int(in_utc(None, np.array([local], np.int64), shifts)[0])
 
 
-def _exception(text: str, field: str, shifts: Shifts) -> int:
-    """Return an exception of a recurring reservation in seconds since 1970."""
+def without_of(text: str, field: str, shifts: Shifts) -> int:
+    """Return a start that a recurrence leaves out, in seconds since 1970."""
     seconds, is_utc = parse_time(text.strip().upper().replace("-", "").replace(":", ""), field)
-    return seconds if is_utc else _utc(seconds, shifts)
+    return seconds if is_utc else utc_of(seconds, shifts)
 
 
 def _with_sound_windows(made: Reservation, at: str, now: float) -> Reservation:

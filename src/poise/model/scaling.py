@@ -5,11 +5,13 @@ goes out with the verdict (`ScaleMemory`) and comes back with the next view. Rat
 durations are nanoseconds, use of CPU and devices is a fraction of the replicas' capacity.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
-from poise.units import HOUR, MINUTE
+from poise.errors import SpecError
+from poise.units import DAY, HOUR, MINUTE
 
 Signal = Literal["cpu", "devices", "rate", "latency", "queue"]
 
@@ -33,12 +35,80 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peak: int = 0
 
 
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+MAX_TIMES = 1000.0
+"""Maximum factor by which an event multiplies the load."""
+
+MAX_EVENT = 366 * DAY
+"""Maximum length of an event."""
+
+
 class Announced(msgspec.Struct, frozen=True):
-    """Announced load: the rate will be `rate` from `at` to `until`."""
+    """Announced load, from `at` to `until`: the rate will be at least `rate` (0: not said) and `times` what it would be
+    otherwise, as it was `days` days earlier in the week. `name` is the name of the event.
+    """
 
     at: int
     rate: float
     until: int
+    times: float = 1.0
+    days: int = 0
+    name: str = ""
+
+
+def announced_days(one: Announced, weekday: int, like: int) -> tuple[Announced, ...]:
+    """Return an event, which begins on this day of the week, as days that are like another day of the week."""
+    begins = range(one.at, one.until, DAY)
+    return tuple(
+        Announced(at, one.rate, min(at + DAY, one.until), one.times, (weekday + number - like) % 7, one.name)
+        for number, at in enumerate(begins)
+    )
+
+
+def effects_in(announced: Iterable[Announced], since: int, until: int) -> str:
+    """Return the announced changes of the load in a window for people, in parentheses; empty if there are none."""
+    told = []
+    for one in announced:
+        if one.at < until and since < one.until and (one.times != 1 or one.days):
+            effect = f"x{one.times:g}" if one.times != 1 else "as on another day of the week"
+            told.append(f"{effect} for {one.name}" if one.name else effect)
+    return f" ({', '.join(dict.fromkeys(told))})" if told else ""
+
+
+def after(announced: Iterable[Announced], since: int) -> tuple[Announced, ...]:
+    """Return announced load on a clock that began at `since`."""
+    return tuple(msgspec.structs.replace(one, at=one.at - since, until=one.until - since) for one in announced)
+
+
+def read_times(value: str | int | float, field: str) -> float:
+    """Return the factor in `x3`, `0.5` or `30%`. Raises `SpecError`."""
+    text = str(value).strip()
+    percent = text.endswith("%")
+    try:
+        times = float(text.lower().removeprefix("x").removesuffix("%")) / (100 if percent else 1)
+    except ValueError:
+        times = -1.0
+    if not 0 <= times <= MAX_TIMES:
+        need = f"a factor from 0 to {MAX_TIMES:g}, such as x3, 0.5 or 30%"
+        raise SpecError("the factor cannot be read", code="E103", field=field, need=need, have=text[:80])
+    return times
+
+
+def times_in(announced: Iterable[Announced], since: int, until: int) -> float:
+    """Return the factor on the load in a window: the mean over its time."""
+    factor = 1.0
+    for one in announced:
+        common = min(until, one.until) - max(since, one.at)
+        if common > 0:
+            factor *= 1 + (one.times - 1) * common / (until - since)
+    return factor
+
+
+def days_in(announced: Iterable[Announced], since: int, until: int) -> int:
+    """Return by how many days earlier in the week a window is like; 0 if it is like its own day."""
+    middle = (since + until) // 2
+    return next((one.days for one in announced if one.at <= middle < one.until and one.days), 0)
 
 
 class ScaleRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -245,4 +315,10 @@ __all__ = [
     "Season",
     "Signal",
     "Window",
+    "after",
+    "announced_days",
+    "days_in",
+    "effects_in",
+    "read_times",
+    "times_in",
 ]

@@ -24,7 +24,7 @@ from poise.model.document import Findings, shown
 from poise.model.fields import Quantity, parse_or_raise
 from poise.model.job_fields import PriorityName, ResourcesSpec
 from poise.model.precision import PrecisionName
-from poise.model.scaling import Announced, ScaleRules
+from poise.model.scaling import DAYS, MAX_EVENT, Announced, ScaleRules, announced_days, read_times
 from poise.model.serving import MOST, Limits
 from poise.model.spec import check_name, check_text, compile_spec, read_moment
 from poise.units import DAY, HOUR, SECOND, parse_bytes, parse_duration, parse_share
@@ -52,12 +52,17 @@ Followed = Literal["rate", "latency", "queue", "devices"]
 """Signals that a gateway measures; `devices`: the fraction of time that replicas are busy."""
 
 
-class AnnouncedSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Expected load: a number of requests per second from a given time on, for some time."""
+class AnnouncedSpec(msgspec.Struct, forbid_unknown_fields=True, rename={"like": "as"}):
+    """Expected load from a given time on, for some time: a number of requests per second, a factor on the load, or the
+    load of another day of the week.
+    """
 
     at: str = ""
     lasts: Quantity = "1h"
     rate: float = 0.0
+    load: Quantity = ""
+    like: str = ""
+    name: str = ""
 
 
 class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,6 +77,7 @@ class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
     window: Quantity = "10s"
     shared: bool = False
     announced: list[AnnouncedSpec] = msgspec.field(default_factory=list)
+    calendar: str = ""
 
 
 class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -324,7 +330,11 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         if window < SECOND:
             what = "so little is seen in so short a time that nothing can be said of it"
             found.add(SpecError(what, field="scaling.window", need="1s or more", have=str(told.window)))
-        announced = [_announced(one, f"scaling.announced[{at}]", found) for at, one in enumerate(told.announced)]
+        for at, one in enumerate(told.announced):
+            announced += _announced(one, f"scaling.announced[{at}]", found)
+        if told.calendar:
+            what, hint = "a calendar is read where the service file is", "`poise serve FILE.yaml` reads both"
+            found.add(SpecError(what, field="scaling.calendar", have=told.calendar[:80], hint=hint))
     elif top.scaling is not None:
         what = "replicas do not follow the load where their number is given"
         found.add(
@@ -528,14 +538,24 @@ def _replicas(given: int | str) -> tuple[int, int]:
     return least, most
 
 
-def _announced(told: AnnouncedSpec, field: str, found: Findings) -> Announced:
+def _announced(told: AnnouncedSpec, field: str, found: Findings) -> tuple[Announced, ...]:
     moment = found.get(None, read_moment, told.at, f"{field}.at")
     at = int(moment.timestamp()) * SECOND if moment is not None else 0
-    lasts = found.get(0, parse_or_raise, parse_duration, told.lasts, f"{field}.lasts", DAY)
-    if not 0 < told.rate <= MOST_WAITING:
+    lasts = found.get(0, parse_or_raise, parse_duration, told.lasts, f"{field}.lasts", MAX_EVENT)
+    if told.load != "" and told.like:
+        what, need = "announced load has one effect on the forecast", "`load` or `as`"
+        found.add(SpecError(what, field=f"{field}.as", need=need, have="both"))
+    if told.like and told.like.lower() not in DAYS:
+        what = "there is no such day"
+        found.add(SpecError(what, field=f"{field}.as", need=", ".join(DAYS), have=told.like[:80], hint="as: sunday"))
+    times = found.get(1.0, read_times, told.load, f"{field}.load") if told.load != "" else 1.0
+    if not 0 <= told.rate <= MOST_WAITING or not (told.rate or told.load != "" or told.like):
         need = f"above 0, at most {MOST_WAITING} a second"
         found.add(SpecError("the number is out of range", field=f"{field}.rate", need=need, have=shown(told.rate)))
-    return Announced(at=at, rate=told.rate, until=at + lasts)
+    made = Announced(at, told.rate, at + lasts, times, 0, told.name[:63])
+    if moment is None or told.like.lower() not in DAYS:
+        return (made,)
+    return announced_days(made, moment.weekday(), DAYS.index(told.like.lower()))
 
 
 def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Findings) -> ScaleRules:

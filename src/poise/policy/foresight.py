@@ -10,16 +10,19 @@ Two things shift the quantile. `credit`: a service with fewer violations than al
 a window less certain than usual may be violated more often, since safety costs more there: with exponential tails, a
 given share of violations is cheapest if each window's risk is proportional to its spread.
 
+Announced events multiply the forecast, and make a day like another day of the week. A season does not learn from
+windows with an event what the event has changed.
+
 Pure functions from `poise.model.scaling.Learned` to the next `Learned`; there is no other state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import exp, log
 
 import msgspec
 
-from poise.model.scaling import Learned, Outlook, ScaleRules, Season
+from poise.model.scaling import Announced, Learned, Outlook, ScaleRules, Season, days_in, times_in
 from poise.units import DAY, HOUR
 
 PERIODS = (HOUR, DAY, 7 * DAY)
@@ -79,7 +82,9 @@ def begin(rate: float, rules: ScaleRules) -> Learned:
     return Learned(last=rate, level=rate, soon=spread, long=spread, usual=spread, tail=tail, counted=PRIOR)
 
 
-def learn(learned: Learned, at: int, rate: float, rules: ScaleRules, window: int) -> Learned:
+def learn(
+    learned: Learned, at: int, rate: float, rules: ScaleRules, window: int, announced: Sequence[Announced] = ()
+) -> Learned:
     """Learn from the window that ended at `at`."""
     outlook = next((one for one in learned.outlooks if one.at == at), None)
     learned = msgspec.structs.replace(learned, outlooks=tuple(one for one in learned.outlooks if one.at > at))
@@ -97,7 +102,7 @@ def learn(learned: Learned, at: int, rate: float, rules: ScaleRules, window: int
         soon=learned.soon if error is None else learned.soon + SOON * (error - learned.soon),
         long=learned.long if error is None else learned.long + LONG * (error - learned.long),
         doubted=None,
-        seasons=_seasons(learned, at, rate, window),
+        seasons=_seasons(learned, at, rate, window, announced),
     )
 
 
@@ -108,14 +113,21 @@ def at_rest(learned: Learned) -> Learned:
     return msgspec.structs.replace(learned, last=0.0, level=0.0, soon=0.0, long=0.0, usual=0.0, doubted=None)
 
 
-def foresee(learned: Learned, ended: int, ahead: int, rules: ScaleRules, window: int) -> Outlook:
+def foresee(
+    learned: Learned, ended: int, ahead: int, rules: ScaleRules, window: int, announced: Sequence[Announced] = ()
+) -> Outlook:
     """Return the forecast for the window `ahead` of the last one that ended (1: the next): the highest up to and
     including it.
     """
     change, most = 0.0, 0.0
+    plain = learned.last / (times_in(announced, ended - window, ended) or 1.0)
     for step in range(1, ahead + 1):
-        change += sum(_guess(season, ended + step * window, window) for season in learned.seasons)
-        most = max(most, learned.last * exp(change))
+        at = ended + step * window
+        days = days_in(announced, at - window, at)
+        change += sum(
+            _guess(season, at - days * DAY if season.period > DAY else at, window) for season in learned.seasons
+        )
+        most = max(most, plain * exp(change) * times_in(announced, at - window, at))
     rate = max(most, learned.level)
     spread = (learned.soon + learned.long) / 2 + BLUR * rate
     enough = rate + spread * _spreads(learned.tail, learned.counted, _risk(learned, spread, rules))
@@ -180,10 +192,11 @@ def _prior() -> tuple[float, ...]:
 # --- seasons ---------------------------------------------------------------------------------------------------------
 
 
-def _seasons(learned: Learned, at: int, rate: float, window: int) -> tuple[Season, ...]:
+def _seasons(learned: Learned, at: int, rate: float, window: int, announced: Sequence[Announced]) -> tuple[Season, ...]:
     """Update the seasons; each learns from what the ones before it leave unexplained."""
     seasons = learned.seasons or tuple(_blank(window))
-    if rate <= 0 or learned.last <= 0:
+    before, after = (times_in(announced, end - window, end) for end in (at - window, at))
+    if rate <= 0 or learned.last <= 0 or before != after or days_in(announced, at - window, at):
         return seasons
     change = min(STEEPEST, max(-STEEPEST, log(rate / learned.last)))
     found = []

@@ -126,6 +126,15 @@ class LoadForecaster:
             for mid, least, most in zip(expected, low, high, strict=True)
         ]
 
+    def as_on(self, distance: int, days: int) -> float:
+        """Return what is expected `distance` windows ahead if that day is like the one `days` days earlier in the week;
+        not a number if that is not known.
+        """
+        means = self._means.get(WEEK)
+        if means is None:
+            return float("nan")
+        return float(means[self._part(WEEK, self._at + (distance - 1) * self._window - days * DAY)])
+
     def accuracy(self, distance: int) -> Accuracy:
         """Return how good the forecasts were, `distance` windows ahead (1: the next window)."""
         place = distance - 1

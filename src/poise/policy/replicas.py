@@ -13,7 +13,18 @@ from math import ceil
 
 import msgspec
 
-from poise.model.scaling import Because, Learned, Outlook, Scale, ScaleMemory, ScaleView, Signal, Window
+from poise.model.scaling import (
+    Announced,
+    Because,
+    Learned,
+    Outlook,
+    Scale,
+    ScaleMemory,
+    ScaleView,
+    Signal,
+    Window,
+    effects_in,
+)
 from poise.policy.foresight import at_rest, begin, decided, foresee, learn
 from poise.policy.protocol import Policy
 from poise.policy.sharing import weights
@@ -100,7 +111,7 @@ def _seen(view: ScaleView, memory: ScaleMemory, window: Window) -> ScaleMemory:
         level=memory.level + WEIGHT * (rate - memory.level) if memory.recent else rate,
         learned=begin(rate, view.rules)
         if learned is None
-        else learn(learned, window.at, rate, view.rules, view.window),
+        else learn(learned, window.at, rate, view.rules, view.window, view.announced),
     )
 
 
@@ -196,11 +207,20 @@ def _announcements(view: ScaleView) -> list[Because]:
     """
     found = []
     for at, one in zip(_announced_at(view), view.announced, strict=True):
-        wish = _enough(view, one.rate / view.rules.target)
-        if at <= view.now < one.until and wish is not None:
+        rate = _announced_rate(view, one)
+        wish = _enough(view, rate / view.rules.target)
+        if rate and at <= view.now < one.until and wish is not None:
             begins = f"in {format_duration(one.at - view.now)}" if one.at > view.now else "now"
-            found.append(Because(code="ANNOUNCED", wish=wish, have=f"{one.rate:.4g}", need=begins))
+            found.append(Because(code="ANNOUNCED", wish=wish, have=f"{rate:.4g}", need=begins))
     return found
+
+
+def _announced_rate(view: ScaleView, one: Announced) -> float:
+    """Return the rate for which to prepare. Once an event that multiplies the load has begun, the forecast knows it."""
+    learned = view.memory.learned
+    if one.times <= 1 or view.now >= one.at or learned is None:
+        return one.rate
+    return max(one.rate, one.times * learned.last)
 
 
 def _announced_at(view: ScaleView) -> list[int]:
@@ -327,7 +347,8 @@ def _as_foreseen(view: ScaleView, memory: ScaleMemory) -> Because | None:
     wish = _enough(view, outlook.enough)
     if wish is None:
         return Because(code="UNKNOWN_CAPACITY", wish=len(view.replicas))
-    have = f"{outlook.rate:.4g} ± {outlook.spread:.2g} requests/s are foreseen"
+    events = effects_in(view.announced, outlook.at - view.window, outlook.at)
+    have = f"{outlook.rate:.4g} ± {outlook.spread:.2g} requests/s are foreseen{events}"
     return Because(code="FORECAST", wish=wish, have=have, need=f"{outlook.enough:.4g}")
 
 
@@ -345,7 +366,8 @@ def _wishing(view: ScaleView, wish: int, rate: float) -> Because:
 def _outlook(view: ScaleView, learned: Learned, seen: int) -> Outlook:
     """Return the forecast for the window in which a replica started now begins to serve."""
     ready = max(0, view.now - seen) + view.start_up
-    return foresee(learned, seen, min(FURTHEST, ready // view.window + 1), view.rules, view.window)
+    ahead = min(FURTHEST, ready // view.window + 1)
+    return foresee(learned, seen, ahead, view.rules, view.window, view.announced)
 
 
 def _enough(view: ScaleView, rate: float) -> int | None:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 @click.option("--requests", type=WholeRange(0), default=0, metavar="N", help="Use only the first N. [default: all]")
 @click.option("--until", metavar="TIME", help="Use only the requests of this first period: `1d`. [default: all]")
 @click.option("--load", type=Number(), default=1.0, metavar="X", help="Multiply the request rate by X. [default: 1]")
+@click.option(
+    "--begins",
+    metavar="TIME",
+    help="Time of the first request, for announced load: 2026-12-01T08:00Z. [default: announced load is left out]",
+)
 @click.option("--column", default="", metavar="NAME", help="Column of a file of rates.")
 @click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed. [default: 0]")
 @click.option("--strict", is_flag=True, help="Refuse a trace with a row that cannot be read.")
@@ -49,6 +54,7 @@ def rehearse(
     requests: int,
     until: str | None,
     load: float,
+    begins: str | None,
     column: str,
     seed: int,
     strict: bool,
@@ -59,6 +65,7 @@ def rehearse(
     replicas. TRACE has requests (Azure, BurstGPT, Mooncake) or rates (with `--column`), or is generated:
     `poisson:rate=50,requests=10000`, `clients:clients=12,think=400ms`.
     """
+    from poise.model.spec import read_moment
     from poise_lab.rehearsal import Asked, rehearse
     from poise_lab.traces.loads import Wanted
 
@@ -73,6 +80,7 @@ def rehearse(
         replicas=_names(replicas, "--replicas"),
         wanted=Wanted(requests=requests, until=parsed_time(until, "--until"), load=load, column=column, strict=strict),
         seed=seed,
+        begins=None if begins is None else read_moment(begins, "--begins").timestamp(),
     )
     told = rehearse(asked)
     for note in told.notes:

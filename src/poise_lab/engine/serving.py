@@ -25,7 +25,7 @@ from math import log, sqrt
 from random import Random
 from typing import Literal, NamedTuple, Protocol
 
-from poise.model.scaling import ScaleRules
+from poise.model.scaling import Announced, ScaleRules
 from poise.model.servers import Server, Serving, Speed
 from poise.model.serving import Limits
 from poise.model.serving_upstreams import Front, Upstream
@@ -306,11 +306,13 @@ class ServiceTwin(Trial):
         rules: ScaleRules | None = None,
         window: int = 10 * SECOND,
         scaler: ReplicaPolicy | None = None,
+        announced: Sequence[Announced] = (),
         batching: Batching | None = None,
         seed: int = 0,
         losses: Losses | None = None,
         changes: Sequence[Change] = (),
     ) -> None:
+        """`announced`: known future load, in nanoseconds of virtual time."""
         super().__init__(serving, load, seed=seed, losses=losses, changes=changes)
         self.batcher = Batcher(limits, batching)
         self.said: list[tuple[int, str]] = []
@@ -321,7 +323,15 @@ class ServiceTwin(Trial):
         self._rules = rules
         self._scaler = None
         if rules is not None and scaler is not None:
-            self._scaler = Scaler(self, rules, window, scaler, lambda line: self.said.append((self.now, line)), 0)
+            self._scaler = Scaler(
+                self,
+                rules,
+                window,
+                scaler,
+                lambda line: self.said.append((self.now, line)),
+                0,
+                announced=announced,
+            )
         self.seen = Seen()
         self._jobs: list[_Job] = []
         self._by_name: dict[str, _Job] = {}  # jobs that the batcher knows

@@ -14,6 +14,7 @@ The newest version that is served has the name of the model. Each other one is a
 import ast
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ import msgspec
 from poise.cli.asking import merged
 from poise.cli.secrets import absolute
 from poise.cli.submit import fill_in
+from poise.drivers.calendars import with_calendar
 from poise.drivers.yamlfile import is_kind, load_kind, place_in_file
 from poise.errors import InputError, PoiseError, SpecError, located, together
 from poise.model.servicefile import compile_service, served_versions
@@ -169,7 +171,7 @@ def _loaded(path: Path) -> Document:
 
 def _complete(document: Document, own: Document, folder: Path) -> Document:
     """Return a document with the fields of `own` in place of its own, absolute paths, and values of its variables."""
-    made = absolute(merged(document, own), folder)
+    made = absolute(with_calendar(merged(document, own), folder, time.time()), folder)
     fill_in(made.get("env"), dict(os.environ))
     made["folder"] = str((folder / str(made.get("folder") or ".")).resolve())
     for block, field in (("canary", "folder"), ("canary", "replay"), ("record", "file")):

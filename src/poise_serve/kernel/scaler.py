@@ -7,7 +7,7 @@ import msgspec
 
 from poise.model.scaling import Announced, Outlook, Scale, ScaleMemory, ScaleRules, ScaleView, Window
 from poise.policy.replicas import ReplicaPolicy
-from poise.units import MILLISECOND, SECOND
+from poise.units import DAY, MILLISECOND, SECOND
 from poise_serve.kernel.batcher import Batcher, Why
 
 LOOK_EVERY = 500 * MILLISECOND
@@ -55,6 +55,10 @@ class Seen(msgspec.Struct):
     def after(self) -> "Seen":
         """Return the record of the next window, with the latencies if they were too few."""
         return Seen(took=self.took if len(self.took) < ENOUGH else [])
+
+
+FORESEEN = DAY
+"""Announced load counts from so long before it on: longer than any replica takes to start."""
 
 
 class Followed(Protocol):
@@ -132,7 +136,9 @@ class Scaler:
                 start_up=start_up,
                 waiting=service.batcher.waiting,
                 starting=starting,
-                announced=self._announced,
+                announced=tuple(
+                    one for one in self._announced if one.until + 2 * self._length > now > one.at - FORESEEN
+                ),
                 memory=self._memory,
             )
         )

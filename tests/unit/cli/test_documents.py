@@ -1,13 +1,16 @@
 """Folders of models: `poise serve models/`, `poise service apply models/`."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from poise.errors import InputError, SpecError
-from poise.model.servicefile import DeclaredService
-from poise_serve.cli.documents import Source, all_of, at_its_place, models_in, readers
+from poise.model.scaling import Announced
+from poise.model.servicefile import DeclaredService, compile_service
+from poise.units import HOUR, SECOND
+from poise_serve.cli.documents import Source, all_of, at_its_place, models_in, of_file, readers
 from poise_serve.cli.serve import declared_of
 
 MODEL = "class Model:\n    def predict(self, batch):\n        return batch\n"
@@ -132,3 +135,29 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no model") as error:
         read(tmp_path)
     assert "config.yaml" in error.value.record.need
+
+
+def test_the_calendar_of_a_service_becomes_announced_load(tmp_path: Path) -> None:
+    """Relative to the file of the service, and only what concerns it. A wrong one is refused with its place."""
+    begins = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
+    when = f"from: '{begins:%Y-%m-%dT%H:%M:%S}', for: 3h"
+    calendar, service = tmp_path / "c.yaml", tmp_path / "chat.yaml"
+    events = [f"{{{when}, name: launch, service: chat, load: x3}}", f"{{{when}, service: image, load: x2}}"]
+    events += [f"{{{when}, service: chat, rate: 40}}", f"{{{when}, as: monday}}"]
+    calendar.write_text("kind: calendar\nevents:\n" + "".join(f"  - {event}\n" for event in events))
+    service.write_text(
+        "kind: service\nname: chat\nmodel: app.py:Model\nreplicas: 1..8\n"
+        "scaling: {calendar: c.yaml, announced: [{at: '2026-12-01T12:00:00Z', rate: 5}]}\n"
+    )
+    [source] = of_file(service, {})
+    made = compile_service(source.document)
+    at = round(begins.timestamp()) * SECOND
+    assert made.announced[0].rate == 5
+    launch, rate, day = made.announced[1:]
+    assert launch == Announced(at, 0.0, at + 3 * HOUR, 3.0, 0, "launch")
+    assert (rate.rate, rate.times, rate.days) == (40.0, 1.0, 0)
+    assert day.days == begins.weekday(), "so many days after a Monday"
+    calendar.write_text("kind: calendar\nevents: [{from: soon, load: x3}]\n")
+    with pytest.raises(SpecError) as error:
+        of_file(service, {})
+    assert (error.value.record.field, error.value.record.at) == ("events[0].from", f"{calendar}:2:11")

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import CollectorRegistry
 
-from poise.model.scaling import Announced, ScaleRules
+from poise.model.scaling import Announced, ScaleRules, after
 from poise.model.serving import Limits
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS
-from poise.units import MILLISECOND, MINUTE, SECOND
+from poise.units import DAY, MILLISECOND, MINUTE, SECOND
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.kernel.scaler import Scaler
 from poise_serve.service import Service
@@ -83,6 +83,24 @@ def test_the_last_goes_only_where_there_may_be_none_and_comes_back_as_soon_as_so
         followed.service.batcher.arrive(1, followed.now)
         assert followed.scaler.look(followed.now + MILLISECOND, SECOND) == 1
         assert "something waits and nothing serves" in followed.said[-1]
+
+
+def test_replicas_are_there_before_an_event_that_multiplies_the_load() -> None:
+    """50 requests a second, and four times as many for two minutes: the scaler knows it before, and after it too."""
+    begins, began = 3 * MINUTE + SECOND, 20_000 * DAY
+    event = Announced(began + begins, 0.0, began + begins + 2 * MINUTE, 4.0, 0, "launch")
+    followed = Followed(ScaleRules(least=1, most=8, fall=MINUTE), announced=after([event], began))
+    wanted, foreseen = {}, {}
+    while followed.now < begins + 6 * MINUTE:
+        wanted[followed.now] = followed.passes(200 if begins <= followed.now < begins + 2 * MINUTE else 50)
+        outlook = followed.scaler.outlook
+        foreseen[followed.now] = outlook.rate if outlook is not None else 0.0
+    assert foreseen[begins - WINDOW] == pytest.approx(50, rel=0.1)
+    assert foreseen[begins] == pytest.approx(200, rel=0.1), "the next window is the first of the event"
+    assert foreseen[begins + MINUTE] == pytest.approx(200, rel=0.1), "not four times what has come"
+    assert wanted[begins - WINDOW] == 3 > wanted[begins - 3 * WINDOW]
+    assert wanted[begins + 6 * MINUTE] == wanted[begins - 3 * WINDOW]
+    assert any("200 requests/s are announced in 10.0 s" in line for line in followed.said), followed.said
 
 
 def test_the_forecast_of_the_next_window_is_told() -> None:

@@ -2,13 +2,15 @@
 
 import pytest
 
-from poise.control.load import load_forecasts
+from poise.control.load import forecast_of, load_forecasts
 from poise.kernel.ledger import Ledger
 from poise.kernel.loads import Loads
 from poise.kernel.messages import HearServices
+from poise.model.calendar import CalendarEvent
+from poise.model.scaling import Announced
 from poise.model.served import Served
 from poise.testing import World
-from poise.units import HOUR, MINUTE
+from poise.units import DAY, HOUR, MINUTE
 
 
 def read(world: World, by: str = "fleet", counted: str = "units") -> Loads:
@@ -81,3 +83,38 @@ def test_the_load_of_a_service_is_its_mean_rate() -> None:
     [told] = load_forecasts(loads, world.now, HOUR, 3, "service", "requests per second")
     assert len(told.windows) == 3
     assert (told.subject, told.counted) == ("ann:chat", "requests per second")
+
+
+def test_events_of_a_calendar_change_the_forecast_and_not_what_is_learned() -> None:
+    """Eight submissions an hour, twice as many in the last two hours, which were an event."""
+    world = hourly(World(check=False).nodes(1, cpu=64), [8] * 30 + [16] * 2)
+    loads = read(world)
+    hour = loads.window_of(world.now) * HOUR
+    past = Announced(hour - 2 * HOUR, 0.0, hour, 2.0, 0, "launch")
+    next_one = Announced(hour + 2 * HOUR, 0.0, hour + 3 * HOUR, 3.0, 0, "sale")
+    quiet = Announced(hour + 4 * HOUR, 0.0, hour + 5 * HOUR, 0.0, 0, "closed")
+    events = [CalendarEvent(by="", of="", announced=(one,)) for one in (past, next_one, quiet)]
+    [told] = load_forecasts(loads, world.now, HOUR, 6, "fleet", "units", events=events)
+    assert [round(window.expected) for window in told.windows] == [8, 8, 24, 8, 0, 8]
+    assert [window.events for window in told.windows] == [(), (), ("sale",), (), ("closed",), ()]
+    assert told.windows[2].low is not None and told.windows[2].low > 16
+    others = [CalendarEvent(by="tenant", of="bob", announced=(next_one,))]
+    [same] = load_forecasts(loads, world.now, HOUR, 6, "tenant", "units", ["default"], others)
+    assert all(not window.events for window in same.windows)
+
+
+def test_a_holiday_is_as_a_sunday() -> None:
+    """Four weeks of ten units an hour on working days, and one an hour at weekends. A Friday is to be as a Sunday."""
+    first = next(day for day in range(20_000, 20_007) if (day + 3) % 7 == 0)  # a Monday, in days since 1970
+    series = []
+    for hour in range(4 * 7 * 24 + 4 * 24):
+        day = first + hour // 24
+        series.append((day * DAY + hour % 24 * HOUR, 1.0 if (day + 3) % 7 >= 5 else 10.0))
+    friday = first + 4 * 7 + 4
+    holiday = Announced(friday * DAY, 0.0, (friday + 1) * DAY, 1.0, 5, "holiday")
+    plain, told = (
+        forecast_of("fleet", "units", series, HOUR, 30, friday * 24, {}, events) for events in ((), (holiday,))
+    )
+    assert {round(window.expected) for window in plain.windows[:24]} == {10}
+    assert {round(window.expected) for window in told.windows[:24]} == {1}
+    assert [window.expected for window in told.windows[24:]] == [window.expected for window in plain.windows[24:]]

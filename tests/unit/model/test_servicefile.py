@@ -71,7 +71,7 @@ def test_what_is_known_to_come_is_announced() -> None:
         ({"at": "2026-12-01T13:00:00", "rate": 1}, "at"),
         ({"rate": 1}, "at"),
         ({"at": "2026-12-01T13:00:00Z"}, "rate"),
-        ({"at": "2026-12-01T13:00:00Z", "rate": 1, "lasts": "2d"}, "lasts"),
+        ({"at": "2026-12-01T13:00:00Z", "rate": 1, "lasts": "500d"}, "lasts"),
     ],
 )
 def test_what_cannot_be_announced_is_told(event: dict[str, Any], field: str) -> None:

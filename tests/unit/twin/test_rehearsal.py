@@ -143,6 +143,28 @@ def test_requests_of_rates(folder: Path) -> None:
     assert error.value.record.need == "one of big, small"
 
 
+def test_replicas_of_a_simulated_service_are_there_before_an_event(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A replica starts in 5 seconds. From 9:02 on there are six times as many requests: the calendar says so."""
+    (folder / "s.yaml").write_text(SERVICE.replace("replicas: 2", "replicas: 1..4\nscaling: {calendar: c.yaml}"))
+    (folder / "rates.csv").write_text("window_start_s,all\n0,50\n60,50\n120,300\n")
+    event = "{name: launch, from: 2026-12-01T09:02, for: 10m, service: s, load: x6}"
+    (folder / "c.yaml").write_text(f"kind: calendar\nevents: [{event}]\n")
+    typed = ["s.yaml", "rates.csv", "--world", "w.yaml", "--column", "all"]
+    without, told = value(capsys, *typed), value(capsys, *typed, "--begins", "2026-12-01T09:00Z")
+    assert any("announced load is left out" in note for note in without["notes"])
+    assert not told["notes"]
+    late, there = (of["trials"][0] for of in (without, told))
+    assert late["figures"]["not_answered"]["late"] > 20
+    assert there["figures"]["not_answered"] == {}
+    assert "requests/s are announced in 10.0 s" in there["scaled"][0][1]
+    assert any("(x6 for launch)" in why for _, why in there["scaled"])
+    (folder / "c.yaml").write_text("kind: calendar\nevents: [{from: 2026-12-01T09:10, load: much}]\n")
+    assert main(["rehearse", *typed, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["at"].endswith("c.yaml:2:35")
+
+
 @pytest.mark.parametrize(
     "text", ["poisson:rate=0", "poisson:jobs=4", "clients:think=soon", "clients:clients=x", "poisson:rate"]
 )

@@ -1,0 +1,141 @@
+"""Calendars: what events say of the load, when, and of what; and what is refused."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from poise.drivers.calendar import shifts
+from poise.errors import SpecError
+from poise.model.calendar import CalendarEvent, compile_calendar, concerning, events_in
+from poise.model.reservations import Zones
+from poise.model.scaling import Announced, days_in, read_times, times_in
+from poise.units import DAY, HOUR, SECOND
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
+
+
+def at(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp()) * SECOND
+
+
+def compiled(*events: dict[str, Any]) -> tuple[CalendarEvent, ...]:
+    return compile_calendar({"kind": "calendar", "events": list(events)}, Zones(NOW, shifts))
+
+
+def event(**fields: Any) -> dict[str, Any]:
+    return {"name": "launch", "from": "2026-12-01T09:00", "for": "3h", "load": "x3"} | fields
+
+
+def refused(*events: dict[str, Any]) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        compiled(*events)
+    return [record.field for record in caught.value.record.all()]
+
+
+def test_an_event_multiplies_the_load_on_the_clock_of_its_zone() -> None:
+    [made] = compiled(event(time_zone="Europe/Zurich", service="chat"))
+    begins = at("2026-12-01T08:00Z")
+    launch = Announced(begins, 0.0, begins + 3 * HOUR, 3.0, 0, "launch")
+    assert made == CalendarEvent(by="service", of="chat", announced=(launch,))
+    assert concerning([made], "service", "chat") == made.announced
+    assert concerning([made], "service", "image") == concerning([made], "tenant", "chat") == ()
+    assert concerning(compiled(event()), "class", "train"), "without a subject, it concerns everything"
+
+
+def test_days_are_like_another_day_of_the_week() -> None:
+    """Christmas 2026 is a Friday, and the next day a Saturday: five days and six days after a Sunday."""
+    [made] = compiled({"name": "christmas", "from": "2026-12-25", "for": "2d", "as": "sunday"})
+    assert [(one.at, one.until - one.at, one.days) for one in made.announced] == [
+        (at("2026-12-25T00:00Z"), DAY, 5),
+        (at("2026-12-26T00:00Z"), DAY, 6),
+    ]
+    assert days_in(made.announced, at("2026-12-26T10:00Z"), at("2026-12-26T11:00Z")) == 6
+    assert days_in(made.announced, at("2026-12-27T10:00Z"), at("2026-12-27T11:00Z")) == 0
+
+
+def test_events_recur_also_without_an_end() -> None:
+    weekly = compiled(event(every="FREQ=WEEKLY", without=["20261208T090000"], time_zone="UTC"))
+    begins = [one.announced[0].at for one in weekly]
+    assert begins[:2] == [at("2026-12-01T09:00Z"), at("2026-12-15T09:00Z")]
+    assert (begins[-1] - at("2026-11-20T12:00Z")) // DAY in range(393, 401), "as far ahead as events count"
+    assert compiled(event(**{"from": "2026-06-01"})) == (), "it is long over"
+
+
+def test_a_factor_counts_for_its_part_of_a_window_and_factors_multiply() -> None:
+    events = [Announced(2 * HOUR, 0, 3 * HOUR, 3.0), Announced(2 * HOUR, 0, 4 * HOUR, 0.5)]
+    assert times_in(events, HOUR, 3 * HOUR) == pytest.approx(2 * 0.75)
+    assert times_in(events, 3 * HOUR, 4 * HOUR) == 0.5
+    assert times_in(events, 4 * HOUR, 5 * HOUR) == 1.0
+
+
+@pytest.mark.parametrize(("text", "times"), [("x3", 3.0), ("X1.5", 1.5), (0.5, 0.5), ("30%", 0.3), ("0", 0.0)])
+def test_factors_are_read(text: str | float, times: float) -> None:
+    assert read_times(text, "load") == pytest.approx(times)
+
+
+@pytest.mark.parametrize("text", ["xx", "-1", "3x", "x1e9", "nan", "inf", ""])
+def test_what_is_no_factor_is_refused(text: str) -> None:
+    with pytest.raises(SpecError):
+        read_times(text, "load")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"load": "much"}, "events[0].load"),
+        ({"as": "sunday"}, "events[0]"),
+        ({"load": ""}, "events[0]"),
+        ({"load": "", "as": "funday"}, "events[0].as"),
+        ({"load": "", "rate": 5}, "events[0].rate"),
+        ({"load": "", "rate": -5, "service": "chat"}, "events[0].rate"),
+        ({"service": "chat", "tenant": "ann"}, "events[0]"),
+        ({"from": "soon"}, "events[0].from"),
+        ({"for": "0s"}, "events[0].for"),
+        ({"every": "FREQ=HOURLY"}, "events[0].every"),
+        ({"time_zone": "Mars/Olympus"}, "events[0].time_zone"),
+        ({"name": "a b"}, "events[0].name"),
+        ({"colour": "red"}, "events[0].colour"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(wrong: dict[str, Any], field: str) -> None:
+    assert refused(event(**wrong)) == [field]
+
+
+def test_every_wrong_event_is_told() -> None:
+    assert refused(event(load="much"), event(), event(**{"from": "soon"})) == ["events[0].load", "events[2].from"]
+
+
+def ical(*lines: str) -> str:
+    return "\r\n".join(["BEGIN:VCALENDAR", "BEGIN:VEVENT", *lines, "END:VEVENT", "END:VCALENDAR", ""])
+
+
+LAUNCH = (
+    "SUMMARY:Launch of chat",
+    "DTSTART;TZID=Europe/Zurich:20261201T090000",
+    "DTEND;TZID=Europe/Zurich:20261201T120000",
+)
+
+
+def test_a_calendar_program_has_the_effect_in_the_description() -> None:
+    text = ical(*LAUNCH, "DESCRIPTION:Do not forget\\, all of you:\\nload: x3\\nService: chat\\nhost: ann")
+    [made] = compile_calendar(events_in(text, {}), Zones(NOW, shifts))
+    begins = at("2026-12-01T08:00Z")
+    assert (made.by, made.of) == ("service", "chat")
+    assert made.announced == (Announced(begins, 0.0, begins + 3 * HOUR, 3.0, 0, "Launch-of-chat"),)
+
+
+def test_the_effect_of_a_calendar_of_holidays_comes_from_the_defaults() -> None:
+    text = ical("SUMMARY:Christmas", "DTSTART;VALUE=DATE:20261225")
+    [made] = compile_calendar(events_in(text, {"as": "sunday"}), Zones(NOW, shifts))
+    assert [one.days for one in made.announced] == [5]
+    own = ical(*LAUNCH, "DESCRIPTION:load: 50%")
+    [made] = compile_calendar(events_in(own, {"as": "sunday"}), Zones(NOW, shifts))
+    assert (made.announced[0].times, made.announced[0].days) == (0.5, 0), "its own effect counts"
+
+
+def test_an_event_without_an_effect_is_refused() -> None:
+    with pytest.raises(SpecError) as caught:
+        events_in(ical(*LAUNCH), {})
+    assert caught.value.record.field == "event 1: DESCRIPTION"
+    assert "load: x3" in (caught.value.record.hint or "")
