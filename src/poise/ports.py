@@ -78,7 +78,8 @@ class Executor(Protocol):
     has not started; both answer through `on_change`. A running attempt that is stopped with `hung`, a description of
     the symptoms, has the outcome `hung`. `renew` sets, before `start` and again later, the instant at which the attempt
     is killed, even if the caller has exited; its outcome is then `lost`. `order` sends a started attempt the new
-    members of its gang; `limit` changes its time limit. `pause` stops the processes of an attempt, or continues them.
+    members of its gang; `limit` changes its time limit. `shrink` lowers its memory limit if it has never used nearly as
+    much. `pause` stops the processes of an attempt, or continues them.
     `forget` confirms that an ending is durable elsewhere.
     """
 
@@ -89,6 +90,7 @@ class Executor(Protocol):
     def renew(self, attempt: Attempt, until: int) -> None: ...
     def order(self, attempt: Attempt, orders: Orders) -> None: ...
     def limit(self, attempt: Attempt, time_limit: int, memory: int) -> None: ...
+    def shrink(self, attempt: Attempt, memory: int) -> None: ...
     def pause(self, attempt: Attempt, *, on: bool) -> None: ...
     def forget(self, attempts: Sequence[Attempt]) -> None: ...
 
@@ -106,6 +108,8 @@ def carry_out(effect: node.ToExecutor, executor: Executor) -> None:
             executor.order(effect.attempt, effect.orders)
         case node.Limit():
             executor.limit(effect.attempt, effect.time_limit, effect.memory)
+        case node.Shrink():
+            executor.shrink(effect.attempt, effect.memory)
         case node.Pause():
             executor.pause(effect.attempt, on=effect.on)
         case node.Forget():

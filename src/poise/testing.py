@@ -75,6 +75,7 @@ from poise.model.messages import (
     Launch,
     Report,
     Running,
+    Sized,
     Told,
 )
 from poise.model.reservations import Zones, compile_reservations
@@ -156,6 +157,7 @@ class World:
         self.connected: set[str] = set()
         self.held: dict[str, dict[Attempt, Launch]] = {}
         self.started: dict[Attempt, int] = {}
+        self.shrinks: dict[Attempt, int] = {}
         self.orders: dict[Attempt, Orders] = {}
         self._requests = 0
         self._serials = 0
@@ -256,6 +258,18 @@ class World:
                 Report(serial=self._serial(), told=(Told(attempt=attempt, training=Training(step=1, resizes=True)),)),
             )
         return self
+
+    def sized(self, task: str, used: int, *, short: bool = False) -> "World":
+        """Report that the memory limit of a task was lowered as ordered (`shrinks`); or, if it is `short`, that the
+        task uses nearly all of its lowered limit.
+        """
+        attempt, at = self._attempt(task)
+        launch = self.held[at][attempt]
+        if not short:
+            shape = msgspec.structs.replace(launch.shape, memory=self.shrinks.pop(attempt))
+            launch = self.held[at][attempt] = msgspec.structs.replace(launch, shape=shape)
+        sized = Sized(attempt=attempt, memory=launch.shape.memory, used=used, short=short)
+        return self.hear(at, Report(serial=self._serial(), sized=(sized,)))
 
     def finish(self, *tasks: str, outcome: Outcome = "done", run: str | int = "1s", **ending: Any) -> "World":
         """Report from their nodes that the latest attempts of these tasks have ended."""
@@ -532,6 +546,9 @@ class World:
         holds.update((launch.attempt, launch) for launch in desired.launches)
         for limited in desired.limited:
             launch = holds[limited.attempt]
+            if 0 < limited.memory < launch.shape.memory:
+                self.shrinks[limited.attempt] = limited.memory
+                continue
             shape = msgspec.structs.replace(launch.shape, memory=limited.memory or launch.shape.memory)
             holds[limited.attempt] = msgspec.structs.replace(launch, time_limit=limited.time_limit, shape=shape)
         self.orders.update((launch.attempt, launch.orders) for launch in desired.launches if launch.founded)

@@ -548,6 +548,49 @@ def check_growth(line: Line, folder: Path) -> None:
     assert line.ending("grows")["outcome"] == "done"
 
 
+MIB = 1 << 20
+
+
+def check_shrinking(line: Line, folder: Path) -> None:
+    """The limit of a command is lowered to what it has never used, and not further. It says when that is too little,
+    and gets more before it needs it.
+    """
+    holds, first, second = folder / "holds", folder / "first", folder / "second"
+    wait = f"import os, time\nx = [bytearray(20 << 20)]\nopen({str(holds)!r}, 'w').close()\n"
+    for place, more in ((first, 93), (second, 150)):
+        wait += f"while not os.path.exists({str(place)!r}): time.sleep(0.01)\nx.append(bytearray({more} << 20))\n"
+    attempt = ["j1.shrinks", 1]
+    line.run("shrinks", sys.executable, "-I", "-S", "-c", wait + "time.sleep(0.3)", memory=512 * MIB)
+    wait_until(holds.exists)
+
+    def shrunk(of: list[Any], memory: int) -> list[Any]:
+        """What it answers; nothing if it keeps its limit."""
+        line.say("shrink", of, memory)
+        line.say("try")
+        answer: list[Any] = []
+        while (message := line.hear())[0] != "unfit":
+            answer = message if message[0] == "sized" else answer
+        return answer
+
+    while not (told := shrunk(attempt, 128 * MIB)):  # its memory was not looked at yet
+        time.sleep(0.05)
+    assert told[:3] == ["sized", attempt, 128 * MIB]
+    assert (10 * MIB < told[3] < 112 * MIB, told[4]) == (True, False)
+    assert shrunk(attempt, 16 * MIB) == shrunk(["j1.other", 1], 64 * MIB) == [], "it uses more than that"
+    assert shrunk(attempt, 128 * MIB)[2] == 128 * MIB, "it has this limit already"
+    first.touch()
+    _, of, limit, used, short = line.until("sized")
+    assert (of, limit, short) == (attempt, 128 * MIB, True)
+    assert 112 * MIB < used <= 128 * MIB
+    line.say("limit", attempt, 0, 512 * MIB)
+    second.touch()
+    assert line.ending("shrinks")["outcome"] == "done"
+
+
+def test_a_watched_limit_is_lowered_while_the_command_runs(connect: Open, tmp_path: Path) -> None:
+    check_shrinking(connect(), tmp_path)
+
+
 def test_a_watched_limit_is_raised_while_the_command_runs(connect: Open, tmp_path: Path) -> None:
     check_growth(connect(), tmp_path)
 
@@ -558,7 +601,9 @@ def test_a_cgroup_ends_a_command_over_its_limit(connect: Open, tmp_path: Path) -
     if os.getuid() != 0 or not found.writable:
         pytest.skip(f"needs root and a writable memory cgroup: {found.why_not}")
     try:
-        check_growth(check_cgroup(connect, found), tmp_path)
+        line = check_cgroup(connect, found)
+        check_growth(line, tmp_path)
+        check_shrinking(line, tmp_path)
         assert not [path for path in Path(found.parent).iterdir() if path.is_dir()]
     finally:
         Path(found.parent).rmdir()

@@ -24,7 +24,7 @@ from poise.drivers.process import Keepers, end_orphans, mark_of, set_mark, visib
 from poise.drivers.system import probe_cgroups
 from poise.errors import SpecError
 from poise.model.jobs import Ending
-from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.messages import Attempt, Ended, Launch, Running, Sized
 from poise.model.resources import Device, Shape
 from poise.ports import Executor, Observation
 
@@ -39,6 +39,8 @@ class Fleet:
         self.keepers.on_change = self._on_change
         self.fitness: list[str] = []
         self.keepers.on_fitness = self.fitness.append
+        self.sized: list[Sized] = []
+        self.keepers.on_sized = self.sized.append
         self.running: dict[str, Running] = {}
         self.ended: dict[str, Ending] = {}
         self.order: list[str] = []
@@ -606,6 +608,37 @@ def test_a_damaged_journal_still_finds_the_orphan(tmp_path: Path) -> None:
             assert not alive(pid)
             second.start(0, "j1.b", "true")
             assert await second.until_ended("j1.b") == ["done"]
+
+    run(tmp_path, story)
+
+
+def test_a_lowered_memory_limit_is_told_and_stays_when_the_connection_breaks(tmp_path: Path) -> None:
+    """Before it, the limit was raised. What is sent again after the break must not raise it once more."""
+
+    async def story() -> None:
+        attempt = Attempt("j1.a", 1)
+        async with fleet(tmp_path) as one:
+            one.start(0, "j1.a", "sleep 60", shape=Shape(memory=256 << 20))
+            await one.until_running("j1.a")
+            one.keepers.limit(attempt, 50 * SECOND, 512 << 20)
+
+            def lowered(memory: int) -> Callable[[], bool]:
+                def ask() -> bool:
+                    one.keepers.shrink(attempt, memory)
+                    return bool(one.sized) and one.sized[-1].memory == memory and not one.sized[-1].short
+
+                return ask
+
+            await one.until(lowered(128 << 20))
+            assert 0 < one.sized[-1].used < 112 << 20
+            one.keepers._slots[0]._transport.abort()  # type: ignore[union-attr]
+            await one.until(lambda: one.keepers._slots[0].up)
+            one.sized.clear()
+            await one.until(lowered(128 << 20))
+            assert one.keepers.limits[attempt] == (50 * SECOND, 128 << 20), "and its time limit"
+            one.keepers.stop(attempt)
+            assert await one.until_ended("j1.a") == ["stopped"]
+            assert one.ended["j1.a"].limit in (0, 128 << 20)
 
     run(tmp_path, story)
 

@@ -251,6 +251,7 @@ class Agent:
         self._unfit = asyncio.Event()
         keepers.on_change = self._on_change
         keepers.on_fitness = self._on_fitness
+        keepers.on_sized = self._feed
         keepers.on_console = self._on_console
 
     def end_at(self, moment: float) -> None:

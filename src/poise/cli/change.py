@@ -146,7 +146,8 @@ def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
     """Change a JOB (id, name, or JOB.TASK) that waits or runs, e.g. `poise set j1 priority=high deadline=2h`.
 
     NAME=VALUE stands for `--NAME VALUE`. A deadline counts from now. `deadline=none` removes a deadline, `node=` any
-    restriction to nodes. Running tasks keep their resources; priority, deadline, weight and time limit change at once.
+    restriction to nodes. Running tasks keep their resources, except for the memory limit; priority, deadline, weight
+    and time limit change at once.
     """
     spec = asked(dict.fromkeys(FLAGS) | flags, dict(os.environ))
     spec |= {name: nothing for name, nothing in _NOTHING.items() if spec.get(name) == "none"}
@@ -161,5 +162,7 @@ def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
         return 0
     say(f"changed {changed.job}" if changed.units else f"{changed.job} has these values already")
     if changed.running:
-        say("running attempts keep their values; the next attempts get the new ones")
+        say("running attempts keep their values for now; the next attempts get the new ones")
+        if "memory" in spec.get("resources", {}):
+            say("a smaller memory limit applies sooner if a task never uses nearly as much")
     return 0

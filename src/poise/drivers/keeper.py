@@ -32,6 +32,8 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["renew", ATTEMPT, UNTIL]`: set a new deadline.
     * `["limit", ATTEMPT, TIME_LIMIT, MEMORY]`: set a new time limit, in nanoseconds from the start (0: none), and raise
       the memory limit of a running command, in bytes (0 or absent: keep it).
+    * `["shrink", ATTEMPT, MEMORY]`: lower the memory limit of a running command to this many bytes, if it has never
+      used more than 7/8 of that. Answered with `sized` if it has this limit then, else with nothing.
     * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; a queued attempt is `returned`. HUNG is optional: it
       describes why the command counts as hung, and makes its outcome `hung`.
     * `["pause", ATTEMPT, ON]`: stop all of its processes (SIGSTOP), or continue them.
@@ -53,6 +55,8 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
       hello.
     * `["started", ATTEMPT, pid, ticks]`: sent only for a command that outlives the reporting delay.
     * `["ended", ATTEMPT, ENDING]`.
+    * `["sized", ATTEMPT, MEMORY, USED, SHORT]`: a lowered memory limit, and the most that the command has used so far.
+      With SHORT, it uses more than 7/8 of its lowered limit now, and USED says how much; sent once a second.
     * `["unfit", WHY]`: it cannot start commands and has returned the queued attempts; empty: it can start them.
     * `["fed", WHOSE, TAKEN, WANTED]`: bytes of input taken so far, and whether more can be taken.
     * `["said", NAME, STREAM, DATA]`: output of a side command to `out` or `err`, in base64.
@@ -127,6 +131,8 @@ MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
 
 REPORT_WITHIN = 5 * MILLISECOND  # an event waits at most this long to be sent with others
+FULL = 7, 8  # the part of a lowered memory limit that may be in use
+SAY_SHORT_EVERY = 1 * SECOND  # minimum interval between reports that a lowered limit is too low
 WATCH_EVERY = 100 * MILLISECOND  # logs and watched memory of a running command
 WATCH_QUIET = 200 * MILLISECOND  # the same when its logs do not grow
 KILL_AGAIN = 100 * MILLISECOND  # interval between kills: a process may fork while it is being killed
@@ -638,6 +644,27 @@ class Cgroup:
             return False
         return True
 
+    def shrink(self, limit: int) -> bool:
+        """Lower the limit. Returns whether the kernel has done so."""
+        try:
+            if self.version == 1:
+                self._write("memory.limit_in_bytes", limit)
+                with contextlib.suppress(OSError):  # the limit with swap must not be below the other
+                    self._write("memory.memsw.limit_in_bytes", limit)
+            else:
+                self._write("memory.max", limit)
+        except OSError:
+            return False
+        return True
+
+    def used(self) -> int:
+        """Return the bytes in use, without files that the kernel can drop from its cache."""
+        text = self._read("memory.usage_in_bytes" if self.version == 1 else "memory.current").strip()
+        mark = "total_inactive_file " if self.version == 1 else "inactive_file "
+        lines = self._read("memory.stat").splitlines()
+        cached = sum(int(line[len(mark) :]) for line in lines if line.startswith(mark))
+        return max(0, int(text) - cached) if text.isdigit() else 0
+
     def enter(self) -> None:
         self._write("cgroup.procs", 0)
 
@@ -689,6 +716,8 @@ class Command:
     since = 0
     cpu = 0
     peak = 0
+    lowered = False  # its memory limit was lowered while it ran
+    short_at = 0  # when it may say again that its lowered limit is too low
     announced = False
     stopping = False
     lapsed = False
@@ -1002,6 +1031,8 @@ class Keeper:
             self._on_renew(text_of(message[1]), message[2])
         elif kind == "limit":
             self._on_limit(text_of(message[1]), *message[2:4])
+        elif kind == "shrink":
+            self._on_shrink(text_of(message[1]), message[2])
         elif kind == "pause":
             self._on_pause(text_of(message[1]), message[2])
         elif kind == "note":
@@ -1140,6 +1171,29 @@ class Keeper:
                 command.plan()
         elif key in self._known and key not in self._endings:
             self._limits[key] = limit
+
+    def _on_shrink(self, key: bytes, memory: int) -> None:
+        command = self._command
+        if command is None or command.key != key or command.stopping or not 0 < memory <= command.limit:
+            return
+        peak = command.cgroup.peak() if command.cgroup is not None else command.peak
+        if memory < command.limit:
+            part, whole = FULL
+            if not peak or peak * whole > memory * part:  # it is not known, or needs more
+                return
+            if command.cgroup is not None and not command.cgroup.shrink(max(memory, SMALLEST_LIMIT)):
+                return
+            command.limit, command.lowered = memory, True
+        self._events.append(b'["sized",%b,%d,%d,false]' % (key, memory, peak))
+        self._report()
+
+    def _say_if_short(self, command: Command, moment: int) -> None:
+        used = command.cgroup.used() if command.cgroup is not None else sum(family(os.getpid()).values())
+        part, whole = FULL
+        if used * whole > command.limit * part:
+            command.short_at = moment + SAY_SHORT_EVERY
+            self._events.append(b'["sized",%b,%d,%d,true]' % (command.key, command.limit, used))
+            self._report()
 
     def _on_forget(self, keys: list[bytes]) -> None:
         forgotten = [key for key in keys if self._endings.pop(key, None) is not None]
@@ -1682,6 +1736,10 @@ class Keeper:
         if command.limit and command.cgroup is None:
             self._watch_memory(command)
             interval = max(WATCH_EVERY, 20 * (now() - moment))  # at most 5 % of a core
+        if command.lowered and not command.stopping:
+            if moment >= command.short_at:
+                self._say_if_short(command, moment)
+            interval = min(interval, WATCH_EVERY)
         if command.paused:
             self._stop_again()
             interval = max(interval, 100 * (now() - moment))  # at most 1 % of a core

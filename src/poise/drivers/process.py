@@ -52,6 +52,7 @@ from poise.model.messages import (
     Left,
     Running,
     Said,
+    Sized,
     ToConsole,
 )
 from poise.model.resources import WHOLE, Device
@@ -116,6 +117,13 @@ class _Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     ending: Ending
 
 
+class _Sized(msgspec.Struct, frozen=True, array_like=True, tag="sized"):
+    attempt: Attempt
+    memory: int
+    used: int
+    short: bool
+
+
 class _Unfit(msgspec.Struct, frozen=True, array_like=True, tag="unfit"):
     why: str
 
@@ -162,7 +170,7 @@ SESSION = str(Path(__file__).with_name("session.py"))
 
 _TRY = b'["try"]\n'
 _encode = msgspec.json.Encoder().encode
-_messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Unfit | _Fed | _Said | _Left | _Whole)
+_messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Sized | _Unfit | _Fed | _Said | _Left | _Whole)
 _entries = json_decoder(_Header | _Starting | _Started | _Ended | _Forgotten)
 
 
@@ -278,6 +286,9 @@ class Keepers:
     on_console: Callable[[FromConsole], None]
     """Called with input that commands have taken, and with output of side commands."""
 
+    on_sized: Callable[[Sized], None]
+    """Called with a memory limit that was lowered, and when a lowered one is too low."""
+
     on_fitness: Callable[[str], None]
     """Called with the reason when this node cannot start commands and has returned them, and with "" once it can
     again."""
@@ -309,6 +320,7 @@ class Keepers:
         """
         self.on_change = lambda running, ended: None
         self.on_fitness = lambda why: None
+        self.on_sized = lambda sized: None
         self.on_console = lambda message: None
         self.folder = folder.absolute()
         self.logs = logs.absolute()
@@ -430,6 +442,14 @@ class Keepers:
         if slot is not None:
             self.limits[attempt] = time_limit, memory
             slot.limit(attempt, time_limit, memory)
+
+    def shrink(self, attempt: Attempt, memory: int) -> None:
+        """Lower the memory limit of a running attempt, if it has never used nearly as much. `on_sized` gets the
+        answer, if any.
+        """
+        slot = self._where.get(attempt)
+        if slot is not None:
+            slot.say("shrink", attempt, memory)
 
     def pause(self, attempt: Attempt, *, on: bool) -> None:
         """Stop the processes of an attempt, or continue them; its keeper ignores it if they are so already."""
@@ -969,6 +989,11 @@ class _Slot(asyncio.Protocol):
                 self._keepers.adopted(self, attempt, message.run.launch)
             if message.pid:
                 self._on_running(attempt, message.pid, running)
+        elif kind is _Sized:
+            attempt, memory = message.attempt, message.memory
+            if attempt in self._keepers.limits:  # else it keeps its time limit too
+                self._keepers.limits[attempt] = self._keepers.limits[attempt][0], memory
+            self._keepers.on_sized(Sized(attempt=attempt, memory=memory, used=message.used, short=message.short))
         elif kind is _Unfit:
             self._trying = False
             self._keepers.on_fitness(message.why)

@@ -140,6 +140,9 @@ class SimulatedExecutor:
         elif orders.rank < 0 and copy.since >= 0 and Random(f"leaves {attempt}").random() < 0.5:
             self._keepers.call_soon(self._leave, attempt)
 
+    def shrink(self, attempt: Attempt, memory: int) -> None:
+        """Memory is not simulated: no limit is lowered."""
+
     def limit(self, attempt: Attempt, time_limit: int, memory: int) -> None:
         """Change the time limit of an attempt, which the keeper enforces. Memory is not simulated."""
         found = self.copies.get(attempt)

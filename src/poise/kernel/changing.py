@@ -80,6 +80,29 @@ def change(
     return event, Changed(job=found.name, units=len(names), running=running)
 
 
+def _can_resize(ledger: Ledger, unit: UnitState) -> bool:
+    """Return whether the memory limit of the running attempts of a unit can change."""
+    spec = unit.spec
+    if not unit.is_whole or unit.suspended or spec.image or spec.variants or spec.phases or unit.stopping:
+        return False
+    tasks = [unit.tasks[index] for index in unit.members]
+    return all(task.status == "running" and ledger.nodes[task.node].node.grows for task in tasks)
+
+
+def memory_wish(ledger: Ledger, unit: UnitState) -> int:
+    """Return the smaller memory limit that the running attempt of a unit of one task should get; 0 if there is none."""
+    if unit.next_spec is None or len(unit.members) != 1 or not _can_resize(ledger, unit):
+        return 0
+    wish = unit.next_spec.shape.memory
+    return wish if 0 < wish < unit.spec.shape.memory else 0
+
+
+def sized(unit: UnitState, memory: int, by: str, now: int) -> JobChanged:
+    """Return the event that gives the running attempts of a unit this much memory each."""
+    like = _with_value(unit.spec, MEMORY, memory)
+    return JobChanged(at=now, job=unit.job, units=(unit.id,), like=like, paths=(MEMORY,), by=by, grow=(unit.id,))
+
+
 class Growth:
     """Decides which units get a larger memory limit at once, from the currently free room."""
 
@@ -95,19 +118,16 @@ class Growth:
         return tuple(unit.id for unit in units if self._takes(unit, memory))
 
     def _takes(self, unit: UnitState, memory: int) -> bool:
-        more, spec = memory - unit.shape.memory, unit.spec
-        whole = unit.is_whole and not unit.suspended and not spec.image and not spec.variants and not spec.phases
-        if not whole or not 0 < unit.shape.memory < memory:
+        more = memory - unit.shape.memory
+        if not 0 < unit.shape.memory < memory or not _can_resize(self._ledger, unit):
             return False
         tasks = [unit.tasks[index] for index in unit.members]
-        if any(task.status != "running" for task in tasks):
-            return False
         ledger, tenant = self._ledger, self._ledger.jobs[unit.job].tenant
         room = ledger.columns.room()
         wanted = Counter({node: more * count for node, count in Counter(task.node for task in tasks).items()})
         for node, bytes_more in wanted.items():
             free = int(room.free[FREE_MEMORY, room.rows[node]]) - self._taken[node]
-            if not ledger.nodes[node].node.grows or free < bytes_more:
+            if free < bytes_more:
                 return False
         if (quota := ledger.quotas.get(tenant)) is not None:
             left = quota.amounts.memory - ledger.quotas.held(tenant).memory - self._by_tenant[tenant]

@@ -88,11 +88,13 @@ from poise.kernel.messages import (
 )
 from poise.kernel.outage import Outage
 from poise.kernel.owners import owned
+from poise.kernel.refitting import fitting_of, lowered, raised
 from poise.kernel.ruling import Ruling
 from poise.kernel.schedulable import prepare
 from poise.kernel.services import Hearing
 from poise.kernel.signing import signed_in
 from poise.kernel.spans import root_of, run_of
+from poise.kernel.steering import acting_as
 from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.timetable import Calendar
 from poise.kernel.turns import Turns
@@ -105,7 +107,7 @@ from poise.kernel.verify import (
     verify_resume,
 )
 from poise.kernel.watch import Fired, Watch
-from poise.model.changing import LIVE
+from poise.model.changing import LIVE, MEMORY
 from poise.model.decisions import NO_POLICY, Ask, Hold, Place, Plan, Preempt, Reason, Rejection, Resize, Why
 from poise.model.events import (
     Began,
@@ -187,6 +189,7 @@ from poise.model.messages import (
     Ordered,
     Report,
     Running,
+    Sized,
     ToAgent,
     Told,
 )
@@ -1063,7 +1066,7 @@ class Controller:
         self._commit(event)
         if event.job in self.ledger.jobs.cancelling:
             self._lateness.submitted(event.job)
-        if limited := event.units if LIVE in event.paths else event.grow:
+        if limited := event.units if {LIVE, MEMORY}.intersection(event.paths) else event.grow:
             self._limit(limited)
         self._dirty = True
 
@@ -1073,7 +1076,7 @@ class Controller:
         for unit in [self.ledger.jobs.units[name] for name in names]:
             for index, task in enumerate(unit.tasks if unit.status == "active" else ()):
                 if task.active:
-                    limited.setdefault(task.node, []).append(_limits_of(unit, index))
+                    limited.setdefault(task.node, []).append(_limits_of(self.ledger, unit, index))
         for node, attempts in limited.items():
             self._send(node, Desired(limited=tuple(attempts)))
 
@@ -1368,6 +1371,7 @@ class Controller:
             self._take_told(name, message.told, now)  # first: the last report of ended attempts
             self._take_report(name, message.running, message.ended, now)
             self._take_idle(name, message.idle, now)
+            self._take_sized(name, message.sized, now)
             self._take_faults(name, message.faults, now)
             self._send(name, Acked(serial=message.serial))
 
@@ -1451,8 +1455,8 @@ class Controller:
             if attempt in holds:
                 keep.append(attempt)
                 orders += [Ordered(attempt, order) for of, order in orders_of(unit) if of == index and unit.generation]
-                if unit.limited == unit.placed_in:
-                    limited.append(_limits_of(unit, index))
+                if unit.limited == unit.placed_in or changing.memory_wish(self.ledger, unit):
+                    limited.append(_limits_of(self.ledger, unit, index))
                 if unit.suspended is not None:
                     suspended.append(attempt)
                 if leaves:
@@ -1541,6 +1545,28 @@ class Controller:
                 known = unit.training if unit.told >= unit.placed else None
                 if known is None or (now - unit.told >= TELL_EVERY and is_news(one.training, known)):
                     self._keep_training(unit, one.training, now)
+
+    def _take_sized(self, name: str, sized: Iterable[Sized], now: int) -> None:
+        """Free the memory by which a node has lowered the limit of an attempt. Raise a lowered limit that is too low,
+        if there is room.
+        """
+        for one in sized:
+            found = self.ledger.jobs.task(one.attempt.task)
+            if found is None or not self._valid(one.attempt, name):
+                continue
+            unit = found[0]
+            fitting = fitting_of(self.ledger, unit)
+            by = NO_POLICY if fitting is None else acting_as(fitting.rule).token
+            if one.short:
+                memory = raised(fitting, unit, one.used)
+                if changing.Growth(self.ledger).take([unit], memory):
+                    self._commit_change(changing.sized(unit, memory, by, now))
+            elif one.memory == changing.memory_wish(self.ledger, unit):
+                if fitting is not None and fitting.limits(unit)[1] == one.memory:
+                    self._commit(lowered(fitting, unit, one, now))
+                self._commit_change(changing.sized(unit, one.memory, by, now))
+            elif one.memory < unit.shape.memory:  # a larger limit was set in the meantime
+                self._limit([unit.id])
 
     def _take_idle(self, name: str, idle: Iterable[Idle], now: int) -> None:
         """Note which sessions are idle, and suspend those whose idle limit has passed."""
@@ -1980,6 +2006,7 @@ def _in_phase(unit: UnitState, env: dict[str, str]) -> dict[str, str]:
     return {LIBRARY_THREADS: threads} | env | told
 
 
-def _limits_of(unit: UnitState, index: int) -> Limited:
+def _limits_of(ledger: Ledger, unit: UnitState, index: int) -> Limited:
     """Return the limits of an attempt for its node."""
-    return Limited(attempt_of(unit, index), unit.spec.time_limit, unit.spec.shape.memory)
+    memory = changing.memory_wish(ledger, unit) or unit.spec.shape.memory
+    return Limited(attempt_of(unit, index), unit.spec.time_limit, memory)

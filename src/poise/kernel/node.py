@@ -51,13 +51,14 @@ from poise.model.messages import (
     Limited,
     Report,
     Running,
+    Sized,
     Told,
 )
 from poise.model.resources import WHOLE, Node, Shape, identity_of
 from poise.model.times import Times
 from poise.model.training import Orders
 from poise.model.usage import MAX_WINDOWS, Window, is_news
-from poise.units import MILLISECOND, SECOND
+from poise.units import MILLISECOND, MINUTE, SECOND
 
 QUANTA = (100 * MILLISECOND, 10 * SECOND)
 """Run times up to which a class of work stays on the first and second level of the feedback queue."""
@@ -75,6 +76,9 @@ STOP_AT, KILL_AT = 80, 90
 
 RENEW_BY = 1 * SECOND
 """A keeper is sent a new deadline once it has moved by this much."""
+
+SHRINK_AFTER, SHRINK_EVERY = 10 * MINUTE, MINUTE
+"""Run time of an attempt before its memory limit is lowered, and the interval of attempts to do so."""
 
 LEASE_OVER = "its lease ran out"
 
@@ -120,6 +124,13 @@ class Limit(msgspec.Struct, frozen=True):
     attempt: Attempt
     time_limit: int
     memory: int = 0
+
+
+class Shrink(msgspec.Struct, frozen=True):
+    """Lower the memory limit of a running attempt to this many bytes, if it has never used nearly as much."""
+
+    attempt: Attempt
+    memory: int
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -195,7 +206,7 @@ class Disconnected(msgspec.Struct, frozen=True):
     pass
 
 
-ToExecutor = Start | Stop | Renew | Order | Limit | Pause | Forget
+ToExecutor = Start | Stop | Renew | Order | Limit | Shrink | Pause | Forget
 Effect = ToExecutor | Say | Hang
 Message = (
     Desired
@@ -207,6 +218,7 @@ Message = (
     | Leaving
     | Telling
     | Used
+    | Sized
     | Load
     | Upkeep
     | Window
@@ -287,6 +299,11 @@ class NodeMachine:
         self._steps = Steps()
         self._idle: dict[Attempt, Idle] = {}  # the latest of each session
         self._unsaid_idle: dict[Attempt, Idle] = {}
+        self._began: dict[Attempt, int] = {}  # when each running attempt was first seen
+        self._wishes: dict[Attempt, int] = {}  # memory limits to lower to, once an attempt has run for long enough
+        self._sized: dict[Attempt, Sized] = {}  # the latest of each attempt whose memory limit was lowered
+        self._unsaid_sized: dict[Attempt, Sized] = {}
+        self._shrink_at = 0
         self._suspended: set[Attempt] = set()
         self._faults: dict[DeviceFault, None] = {}  # not acknowledged
         self._said_faults: tuple[DeviceFault, ...] = ()
@@ -327,6 +344,7 @@ class NodeMachine:
             self._hand(launch, slot)
             if running is not None:
                 self._running[launch.attempt] = running
+                self._began[launch.attempt] = -SHRINK_AFTER  # its limit may have been lowered already: ask at once
         for done in ended:
             self._ended[done.attempt] = done
 
@@ -355,6 +373,8 @@ class NodeMachine:
                 effects = self._tell(message, now)
             case Used():
                 effects = self._note_use(message, now)
+            case Sized():
+                effects = self._resized(message, now)
             case Load():
                 effects = self._sampled(message, now)
             case Upkeep():
@@ -375,6 +395,7 @@ class NodeMachine:
         effects = self._let_go(now)
         if not self._connected:
             return effects
+        effects += self._shrink(now)
         if now >= self._silent_at():
             self._disconnect()
             return [*effects, Hang()]
@@ -491,6 +512,7 @@ class NodeMachine:
         self._unsaid_unfit = None
         self._unsaid_told = self._told.copy()  # to be sent again, after the reply
         self._unsaid_idle = self._idle.copy()
+        self._unsaid_sized = self._sized.copy()
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
         held = {device for launch in self._launches.values() for device in launch.devices}
         self._said_faults = tuple(self._faults)
@@ -563,12 +585,40 @@ class NodeMachine:
         self._limits[attempt] = limited.time_limit
         if attempt not in self._slot_of:
             return []
+        self._wishes.pop(attempt, None)
+        if 0 < limited.memory < launch.shape.memory:
+            self._wishes[attempt] = limited.memory
         memory = limited.memory if 0 < launch.shape.memory < limited.memory else 0
         if memory and attempt not in self._suspended:
             shape = msgspec.structs.replace(launch.shape, memory=memory)
             self._launches[attempt] = msgspec.structs.replace(launch, shape=shape)
             self._reshape(attempt, shape)
         return [Limit(attempt, limited.time_limit, memory)]
+
+    def _shrink(self, now: int) -> list[Effect]:
+        """Lower the memory limits that should be lower, once a minute, of attempts that have run for long enough."""
+        if now < self._shrink_at or not self._wishes:
+            return []
+        self._shrink_at = now + SHRINK_EVERY
+        return [
+            Shrink(attempt, memory)
+            for attempt, memory in self._wishes.items()
+            if attempt in self._running and now - self._began.setdefault(attempt, now) >= SHRINK_AFTER
+        ]
+
+    def _resized(self, sized: Sized, now: int) -> list[Effect]:
+        """Record the lowered memory limit of an attempt, or that it is too low."""
+        attempt, launch = sized.attempt, self._launches.get(sized.attempt)
+        if launch is None or attempt not in self._slot_of:
+            return []
+        if not sized.short and sized.memory != launch.shape.memory and attempt not in self._suspended:
+            shape = msgspec.structs.replace(launch.shape, memory=sized.memory)
+            self._launches[attempt] = msgspec.structs.replace(launch, shape=shape)
+            self._reshape(attempt, shape)
+        if self._wishes.get(attempt) == sized.memory:
+            del self._wishes[attempt]
+        self._sized[attempt] = self._unsaid_sized[attempt] = sized
+        return self._report(now)
 
     def _suspend(self, attempt: Attempt) -> list[Effect]:
         """Stop the processes of an attempt. Its slot keeps only the memory."""
@@ -652,6 +702,7 @@ class NodeMachine:
         for running in changed.running:
             if running.attempt in self._launches:
                 self._running[running.attempt] = running
+                self._began.setdefault(running.attempt, now)
                 self._unsaid_running[running.attempt] = running
         known: list[Attempt] = []
         for done in changed.ended:
@@ -708,8 +759,11 @@ class NodeMachine:
         self._told_until.pop(attempt, None)
         self._run_out.discard(attempt)
         self._unsaid_idle.pop(attempt, None)
+        self._unsaid_sized.pop(attempt, None)
         for said in (self._orders, self._limits, self._told, self._idle):  # its last report is sent with its ending
             said.pop(attempt, None)
+        for of in (self._began, self._wishes, self._sized):
+            of.pop(attempt, None)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
         self._steps.forget(attempt)
@@ -735,7 +789,9 @@ class NodeMachine:
     def _report(self, now: int) -> list[Effect]:
         """Send a report, one at a time: while the log writes one, the next one collects news."""
         unsaid = self._unsaid_running or self._unsaid_ended or self._unsaid_told or self._unsaid_idle or self._faults
-        if not self._connected or self._in_flight or not (unsaid or self._unsaid_unfit is not None):
+        if not (unsaid or self._unsaid_sized or self._unsaid_unfit is not None):
+            return []
+        if not self._connected or self._in_flight:
             return []
         self._said_faults = tuple(self._faults)
         if self._every > self._busy_every():  # it was idle; after a report, both sides expect the next message soon
@@ -749,7 +805,9 @@ class NodeMachine:
             told=tuple(self._unsaid_told.pop(attempt) for attempt in [*self._unsaid_told][:MOST_TOLD]),
             unfit=self._unsaid_unfit,
             idle=tuple(self._unsaid_idle.values()),
+            sized=tuple(self._unsaid_sized.values()),
         )
+        self._unsaid_sized.clear()
         self._unsaid_unfit = None
         self._unsaid_idle.clear()
         self._in_flight[self._serial] = Sent(now, tuple(self._unsaid_ended))

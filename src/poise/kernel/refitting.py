@@ -7,14 +7,20 @@ stays, and the reason is returned.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from poise.errors import PoiseError
 from poise.kernel.changing import Adjustment, adjustment, check_adjustment, has_value
-from poise.kernel.ledger import Ledger
+from poise.kernel.ledger import Firing, Ledger, UnitState
 from poise.kernel.rules import Engine
 from poise.model.events import Event, RuleFired
+from poise.model.messages import Sized
 from poise.model.rule_actions import ADJUSTED, Relimit
+from poise.policy.memory import needed
 from poise.units import format_bytes
+
+LIMIT = "adjust_memory_limit"
+"""The action whose firings have the limits before and after it, by unit."""
 
 
 def refit(
@@ -79,6 +85,52 @@ def refit(
     return failed
 
 
+class Fitting(NamedTuple):
+    """The firing that has fitted the limit of a unit."""
+
+    rule: str
+    subject: str
+    firing: Firing
+
+    def limits(self, unit: UnitState) -> Sequence[int]:
+        """Return the limits before and after it."""
+        found: Sequence[int] = self.firing.before[LIMIT][unit.id]
+        return found
+
+
+def fitting_of(ledger: Ledger, unit: UnitState) -> Fitting | None:
+    """Return the firing that has set the memory limit of a unit; None if no rule has."""
+    for rule, subject, firing in ledger.rules.firings():
+        if not firing.over and unit.id in firing.before.get(LIMIT, {}):
+            return Fitting(rule, subject, firing)
+    return None
+
+
+def lowered(fitting: Fitting, unit: UnitState, sized: Sized, now: int) -> RuleFired:
+    """Return the record that the running attempt of a unit has the lower limit that a rule has set."""
+    firing, used = fitting.firing, format_bytes(sized.used)
+    return RuleFired(
+        at=now,
+        due=firing.since,
+        rule=fitting.rule,
+        outcome="adjusted",
+        subject=fitting.subject,
+        have=f"{unit.id} runs with {format_bytes(sized.memory)} now: it has used at most {used} so far",
+        actions=firing.actions,
+        failed=firing.failed,
+        before=firing.before,
+        spent=0,
+    )
+
+
+def raised(fitting: Fitting | None, unit: UnitState, used: int) -> int:
+    """Return the limit for a running attempt whose lowered limit is too low: as after an attempt that ran out of
+    memory, up to the limit from before the rule.
+    """
+    needs = needed(used, ran_out=True)
+    return needs if fitting is None else min(needs, max(fitting.limits(unit)[0], unit.shape.memory))
+
+
 def _why_not(
     ledger: Ledger, path: str, unit: str, change: Sequence[int], checked: dict[tuple[object, ...], str]
 ) -> str:
@@ -95,4 +147,4 @@ def _why_not(
     return checked[alike]
 
 
-__all__ = ["refit"]
+__all__ = ["fitting_of", "lowered", "raised", "refit"]

@@ -132,7 +132,7 @@ class JobHeld(msgspec.Struct, frozen=True, tag="job-held", kw_only=True, omit_de
 
 class JobChanged(msgspec.Struct, frozen=True, tag="job-changed", kw_only=True, omit_defaults=True):
     """Unfinished units of a job get the values that `like` has at these `paths` (`model/changing.py`). The attempts of
-    the units that `grow` get a larger memory limit at once.
+    the units that `grow` get a larger memory limit at once, or have a smaller one already.
     """
 
     at: int

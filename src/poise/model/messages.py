@@ -109,11 +109,24 @@ class Ordered(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Limited(msgspec.Struct, frozen=True, array_like=True):
-    """New limits of an attempt: time in nanoseconds from its start (0: none), memory in bytes (0: unchanged)."""
+    """New limits of an attempt: time in nanoseconds from its start (0: none), memory in bytes (0: unchanged). A smaller
+    memory limit applies once the attempt has never used nearly as much for a while; the node answers with `Sized`.
+    """
 
     attempt: Attempt
     time_limit: int
     memory: int = 0
+
+
+class Sized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The memory limit of a running attempt was lowered to `memory` bytes; it has used at most `used` so far. If it is
+    `short`, it uses nearly all of this limit now: `used` bytes.
+    """
+
+    attempt: Attempt
+    memory: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    used: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    short: bool = False
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -171,7 +184,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):
     """Changes since the last report. `serial` counts reports; a report is acknowledged when durable. `unfit` as in
-    `Hello`; None if unchanged. `idle` are sessions whose use has changed.
+    `Hello`; None if unchanged. `idle` are sessions whose use has changed, `sized` attempts with a lowered memory limit.
     """
 
     serial: int
@@ -181,6 +194,7 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
     told: Annotated[tuple[Told, ...], _MANY] = ()
     unfit: str | None = None
     idle: Annotated[tuple[Idle, ...], _MANY] = ()
+    sized: Annotated[tuple[Sized, ...], _MANY] = ()
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):

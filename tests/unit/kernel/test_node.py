@@ -1,5 +1,6 @@
 """The node machine: what it starts, stops and says."""
 
+from itertools import pairwise
 from typing import Any
 
 from poise.kernel.node import (
@@ -17,6 +18,7 @@ from poise.kernel.node import (
     NodeMachine,
     Renew,
     Say,
+    Shrink,
     Start,
     Stop,
     Telling,
@@ -37,6 +39,7 @@ from poise.model.messages import (
     Limited,
     Report,
     Running,
+    Sized,
     Told,
 )
 from poise.model.resources import Shape
@@ -869,6 +872,34 @@ def test_another_time_limit_is_passed_on_now_or_with_the_start() -> None:
     assert told == [Limit(at("a"), SECOND)]
     after = bench.feed(Changed(ended=(Ended(attempt=at("a"), ending=Ending(outcome="timeout")),)))
     assert [effect for effect in after if isinstance(effect, Limit)] == [Limit(at("b"), 0)]
+
+
+def test_a_smaller_memory_limit_waits_until_the_attempt_has_run_for_long_and_frees_room_once_it_applies() -> None:
+    """The keeper answers when it has lowered the limit. Until then the node asks once a minute."""
+    bench = Bench(cpu=4)
+    large = Shape(cpu=1000, memory=6 << 30)
+    bench.launch(launch("a", shape=large))
+    bench.feed(Changed(running=(Running(attempt=at("a"), pid=1),)))
+    bench.feed(Acked(serial=1))
+    told = bench.feed(Desired(limited=(Limited(at("a"), 0, 2 << 30),)))
+    assert told == [Limit(at("a"), 0)], "not yet"
+    asked: list[int] = []
+    for second in range(13 * 60):
+        bench.now += SECOND
+        asked += [second for effect in bench.machine.tick(bench.now) if effect == Shrink(at("a"), 2 << 30)]
+        bench.feed(Heard(beat=0))
+    assert 600 <= asked[0] <= 660
+    assert {after - before for before, after in pairwise(asked)} == {60}
+    answer = Sized(attempt=at("a"), memory=2 << 30, used=1 << 30)
+    bench.feed(answer)
+    report = bench.said[-1]
+    assert isinstance(report, Report)
+    assert report.sized == (answer,)
+    assert bench.machine._used_memory == 2 << 30
+    bench.now += 300 * SECOND
+    assert not [effect for effect in bench.machine.tick(bench.now) if isinstance(effect, Shrink)]
+    assert bench.feed(Desired(limited=(Limited(at("a"), 0, 3 << 30),))) == [Limit(at("a"), 0, 3 << 30)], "raised again"
+    assert bench.machine._used_memory == 3 << 30
 
 
 def test_a_node_that_shrinks_starts_nothing_until_what_it_runs_fits() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import SetRules
-from poise.model.events import RuleFired
+from poise.model.events import JobChanged, RuleFired
 from poise.model.messages import Beat
 from poise.testing import World, node
 from poise.units import DAY
@@ -164,3 +164,89 @@ def test_a_fit_beyond_the_budget_says_why() -> None:
     world = evaluated(held_jobs(evaluated(ran(loaded(budget=1), 20, 2 * GIB)), "a"))
     assert limit(world, "a") == 8 * GIB
     assert why_not(world) == "the budget of 1 actions an hour is spent"
+
+
+# --- while work runs -------------------------------------------------------------------------------------------------
+FITTED = 2560 << 20
+
+
+def running(world: World, name: str = "a", **fields: Any) -> World:
+    """A running job whose limit should be lowered: the rule has fitted it to the peaks of its class."""
+    evaluated(ran(world, 20, 2 * GIB))
+    tasks = [f"{name}.main[{rank}]" for rank in range(fields["workers"])] if "workers" in fields else [name]
+    return evaluated(job(world, name, **fields).round().start(*tasks))
+
+
+def held(world: World) -> int:
+    """Bytes that the ledger counts as held on the node."""
+    return sum(unit.spec.shape.memory for unit, _ in world.ledger.active.on("n1"))
+
+
+def test_what_running_work_does_not_need_is_free_for_other_work() -> None:
+    world = running(loaded())
+    attempt = next(iter(world.held["n1"]))
+    assert world.shrinks == {attempt: FITTED}, "its node is asked to lower the limit"
+    assert held(world) == 8 * GIB, "until it has done so, the room is taken"
+    world.job("large", memory="60GiB", **{"class": "eval"}).round()
+    assert world.status("large") == "pending"
+    world.sized("a", 2 * GIB).round()
+    unit = world.unit("a")
+    assert (unit.spec.shape.memory, unit.next_spec, held(world)) == (FITTED, None, FITTED + 60 * GIB)
+    assert world.status("large") != "pending"
+    [rule] = world.controller.ruling.report().rules
+    assert f"{unit.id} runs with 2.5 GiB now: it has used at most 2 GiB so far" in rule.firings[0].have
+    lowered = [event for event in world.log if isinstance(event, JobChanged)][-1]
+    assert (lowered.grow, lowered.by) == ((unit.id,), "rule:fit")
+    again = Ledger()
+    for event in world.log:
+        again.apply(event)
+    assert again.encode() == world.ledger.encode()
+
+
+def test_a_lowered_limit_that_is_too_low_is_raised_at_once() -> None:
+    world = running(loaded()).sized("a", 2 * GIB)
+    world.sized("a", 2400 << 20, short=True)
+    assert held(world) == world.unit("a").spec.shape.memory == 2880 << 20, "a fifth more than it uses"
+    [launch] = world.held["n1"].values()
+    assert launch.shape.memory == 2880 << 20, "its node has raised it"
+    assert limit(evaluated(world), "a") == 2880 << 20, "the rule leaves it alone"
+
+
+def test_a_lowered_limit_is_raised_no_further_than_before_the_rule_and_only_where_there_is_room() -> None:
+    world = running(loaded()).sized("a", 2 * GIB)
+    world.job("large", memory="62900MiB", **{"class": "eval"}).round().start("large")
+    world.sized("a", 2500 << 20, short=True)
+    assert limit(world, "a") == FITTED, "there is no room"
+    world.finish("large").sized("a", 7900 << 20, short=True)
+    assert limit(world, "a") == 8 * GIB
+
+
+def test_a_limit_that_was_raised_while_its_node_lowered_it_is_raised_there_too() -> None:
+    world = running(loaded())
+    attempt = next(iter(world.held["n1"]))
+    world.change("a", memory="12GiB")
+    assert world.held["n1"][attempt].shape.memory == 12 * GIB
+    world.sized("a", 2 * GIB)
+    assert world.held["n1"][attempt].shape.memory == 12 * GIB == held(world)
+
+
+def test_a_node_that_comes_back_is_asked_again() -> None:
+    world = running(loaded())
+    attempt = next(iter(world.held["n1"]))
+    world.shrinks.clear()
+    world.sync().restart()
+    assert world.shrinks == {attempt: FITTED}
+
+
+def test_gangs_containers_and_nodes_that_cannot_do_it_keep_their_limits() -> None:
+    world = running(loaded(), workers=2)
+    assert (limit(world, "a"), world.shrinks) == (FITTED, {})
+    other = World().nodes(1, cpu=8, memory="64GiB")
+    assert (limit(running(rules(other, FIT)), "a"), other.shrinks) == (FITTED, {})
+
+
+def test_a_user_lowers_the_limit_of_running_work() -> None:
+    world = World().nodes(1, cpu=8, memory="64GiB", grows=True)
+    world.job("a", memory="8GiB").round().start("a").change("a", memory="4GiB")
+    assert list(world.shrinks.values()) == [4 * GIB]
+    assert world.sized("a", GIB).unit("a").spec.shape.memory == 4 * GIB

@@ -14,7 +14,7 @@ from poise.model.events import JobChanged, JobHeld
 
 class Edits(Room):
     """Holds, and new values of fields. Only this room writes a job's `hold`, `held_for` and `budget`. An active unit
-    keeps its resources, unless its memory grows, and its `next_spec` takes effect at its next attempt.
+    keeps its resources, unless its memory limit changes in place, and its `next_spec` takes effect at its next attempt.
     """
 
     def __init__(

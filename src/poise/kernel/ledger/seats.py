@@ -63,7 +63,7 @@ class Seats(Room):
         self._hold(unit, 0)
 
     def grow(self, unit: UnitState, memory: int) -> None:
-        """Give the attempts of a unit this much memory each."""
+        """Give the attempts of a unit this much memory each, more or less than they have."""
         active = [index for index, task in enumerate(unit.tasks) if task.active]
         for index in active:
             self.give_back(unit, index)
