@@ -277,6 +277,7 @@ class Fleet:
         made.device_memory = bare.device_memory.copy()
         made.free = self.total.copy()
         made.free[DEVICES] = (made.device_share == WHOLE).sum(axis=1)
+        made.yielding = bare.yielding.copy()
         made.residents = [()] * len(self)
         made.pools = {}
         return made

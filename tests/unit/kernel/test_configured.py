@@ -4,12 +4,15 @@ from typing import Any
 
 import msgspec
 
+from poise.cli.policy import decides
 from poise.kernel.audit import audit_report
 from poise.kernel.controller import ROUND, Settings, with_latest_policy
+from poise.kernel.explain import policy_report
 from poise.kernel.messages import Configure, Decide, Decided
 from poise.kernel.replay import replay as decide_again
 from poise.model.decisions import Plan
 from poise.model.events import Configured, Placed, Remembered, Round
+from poise.model.reports import TrialReport
 from poise.model.selection import Selection
 from poise.policy.recipe import compile_recipe
 from poise.policy.split import split_settings
@@ -80,6 +83,22 @@ def test_a_trial_on_a_part_of_the_nodes_is_no_policy_to_go_back_to() -> None:
         "let srtf decide for 50 % of the nodes, and fifo for the rest",
         "set the policy to fifo",
     ]
+
+
+def test_a_trial_is_reported_with_its_nodes_and_why_it_is_paused() -> None:
+    world = World("poise").nodes(4, cpu=4)
+    assert policy_report(world.ledger).trial is None
+    configure(world, **split_settings(settings_of("srtf"), settings_of("poise"), Selection(names=("n1", "n2"))))
+    told = policy_report(world.ledger).trial
+    assert told is not None
+    assert (told.policy, told.rest, told.on, told.paused) == ("srtf", "poise", ("n1", "n2"), "")
+    gang = world.job("gang", workers=4, cpu=4).unit("gang").id
+    told = policy_report(world.ledger).trial
+    assert told is not None
+    assert (told.on, told.paused) == ((), f"{gang} needs nodes of both parts")
+    assert decides(told) == "srtf decides for nodes n1, n2, and poise for the rest"
+    shared = TrialReport(policy="srtf", rest="poise", nodes="50 % of the nodes", on=("n1", "n3"))
+    assert decides(shared) == "srtf decides for 50 % of the nodes (n1, n3), and poise for the rest"
 
 
 def test_the_triggers_of_a_trial_are_those_of_the_policy_for_the_rest() -> None:

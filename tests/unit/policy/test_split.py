@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis.stateful import run_state_machine_as_test
 from many import many
 
+from poise.errors import Conflict
 from poise.kernel.ledger import UnitState
 from poise.model.decisions import Plan
 from poise.model.events import Preempted
 from poise.model.jobs import Ending
 from poise.model.selection import ALL, Selection
 from poise.policy.divided import Split
-from poise.policy.split import divide
+from poise.policy.split import check_divisible, divide
 from poise.policy.suites import POLICIES
 from poise.testing import World, node
 from poise.units import parse_duration
@@ -258,3 +259,28 @@ def test_a_gang_that_needs_both_parts_starts_while_small_work_keeps_coming() -> 
         if world.status("gang") != "pending":
             return
     raise AssertionError(world.codes("gang"))
+
+
+# --- what it is made of ----------------------------------------------------------------------------------------------
+@settings(AS_DRAWN, max_examples=many(15, 60), deadline=None)
+@given(chance=CHANCE)
+def test_the_parts_of_a_fleet_are_the_fleet(chance: Random) -> None:
+    """All rows are the same fleet, each part has the state of its rows, and an emptied fleet is as before any work."""
+    world = some_world(chance, "poise")
+    empty = world.ledger.snapshot(world.now).fleet
+    start_all(world.round().round())
+    fleet = world.ledger.snapshot(world.now).fleet
+    assert fleet.part(range(len(fleet))) == fleet
+    assert fleet.emptied() == empty
+    rows = sorted(chance.sample(range(len(fleet)), chance.randint(1, len(fleet))))
+    part = fleet.part(rows)
+    assert part.names == tuple(fleet.names[row] for row in rows)
+    assert part.residents == [fleet.residents[row] for row in rows]
+    assert part.free.tolist() == fleet.free[:, rows].tolist()
+    assert fleet.part(rows) == part, "from the cache too"
+
+
+@pytest.mark.parametrize(("trial", "rest"), [("poise", "poise"), ("static", "poise"), ("srtf", "static")])
+def test_policies_that_cannot_share_a_fleet_are_refused(trial: str, rest: str) -> None:
+    with pytest.raises(Conflict):
+        check_divisible(trial, rest)
