@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from poise.control.decider import FAILED, IN_A_ROW, InlineDecider, WorkerDecider, try_out
-from poise.drivers.plugins import Choice, choose
+from poise.drivers.plugins import Choice, build, choose, choose_split
 from poise.engine.paired import FEWEST
 from poise.errors import SpecError
-from poise.model.decisions import Plan
+from poise.model.decisions import Place, Plan
+from poise.model.selection import Selection
 from poise.model.times import Times
 from poise.model.views import Snapshot
 from poise.policy.suites import policy_named
@@ -431,6 +432,23 @@ def test_a_worker_answers_as_the_policy_does_inline() -> None:
         inline = await plan_of(InlineDecider(policy_named("poise")), view)
         assert inline.decisions and not inline.failed
         assert await plan_of(worker, view) == inline
+        assert await plan_of(worker, view) == inline
+        worker.close()
+
+    run(compare)
+
+
+def test_a_worker_decides_with_two_policies_as_they_do_inline() -> None:
+    """Where one of them needs code of others, both decide in one worker."""
+
+    async def compare() -> None:
+        world = World().nodes(3, cpu=4, gpus=1).job("a", cpu=4).job("b", cpu=3, gpu=1).job("c", cpu=4)
+        view = world.ledger.snapshot(world.now)
+        choice = choose_split(choose("srtf"), choose("poise"), Selection(names=("n1",)))
+        worker = WorkerDecider(choice, Times())
+        await worker.ready()
+        inline = await plan_of(InlineDecider(build(choice)), view)
+        assert {of.why.policy for of in inline.decisions if isinstance(of, Place)} == {"srtf", "poise"}
         assert await plan_of(worker, view) == inline
         worker.close()
 
