@@ -15,7 +15,7 @@ from poise.model.resources import Device, Node, Shape, Wants
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth
 from poise.policy.assign import Entry, improve
 from poise.policy.suites import policy_named
-from poise.units import MINUTE, SECOND
+from poise.units import HOUR, MINUTE, SECOND
 
 RATES = {"fast": 4.0, "slow": 1.0}
 EVEN = {"fast": 1.0, "slow": 1.0}
@@ -352,3 +352,20 @@ def test_every_preemption_on_unequal_devices_gains_more_than_it_costs() -> None:
             assert one.why.score["worth"] > 0.99 * sum(event.why.score["instead"] for event in leaving)
         found += len(decided)
     assert found > 50
+
+
+def test_work_that_waits_for_hours_asks_for_few_rounds() -> None:
+    """Nothing is known of the run times, and none is worth more than another that has run: one device, 60 units."""
+
+    def unknown(number: int) -> Arrival:
+        one = job("even", 7 * number, 20_000)
+        unit = msgspec.structs.replace(one.units[0], expect=0, kind=f"of-{number}", checkpoint=0)
+        truth = msgspec.structs.replace(one.truths["main"], saves=False)
+        return msgspec.structs.replace(one, units=(unit,), truths={"main": truth})
+
+    twin = Twin(policy_named("poise"), Settings())
+    twin.add_nodes([node("n1", "fast")])
+    for number in range(60):
+        twin.arrive(unknown(number))
+    twin.run(5 * HOUR)
+    assert twin.rounds < 3 * 60
