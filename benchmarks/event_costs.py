@@ -24,8 +24,7 @@ from quality import CASES
 
 from poise.drivers.sqlite import SqliteStore
 from poise.engine.twin import VirtualStore
-from poise.kernel import controller
-from poise.kernel.controller import Settings
+from poise.kernel.controller import Settings, deciding
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, decode_event, encode_event
 from poise.policy.suites import policy_named
@@ -63,7 +62,7 @@ def timed(policy: Any, store: SqliteStore[Event]) -> Iterator[dict[str, float]]:
         stack.enter_context(mock.patch.object(Ledger, "apply", timing("apply", Ledger.apply)))
         stack.enter_context(mock.patch.object(type(policy), "decide", timing("decide", type(policy).decide)))
         for name in ("verify_place", "verify_preempt", "verify_resize", "verify_hold"):
-            stack.enter_context(mock.patch.object(controller, name, timing("verify", getattr(controller, name))))
+            stack.enter_context(mock.patch.object(deciding, name, timing("verify", getattr(deciding, name))))
         stack.enter_context(mock.patch.object(VirtualStore, "append", append))
         yield took
 

@@ -20,8 +20,12 @@ from poise.engine import control, disk, machine, timeline
 from poise.engine.host import Host
 from poise.engine.scenario import TENANTS, scenario_of
 from poise.engine.seeds import nemeses_of, shrink, try_scenario, try_seed
-from poise.kernel import controller, verify
-from poise.kernel.controller import Controller
+from poise.kernel import verify
+from poise.kernel.controller import Controller, attempts, deciding, tellings
+from poise.kernel.controller.attempts import LiveAttempts
+from poise.kernel.controller.jobs import JobRequests
+from poise.kernel.controller.membership import Membership
+from poise.kernel.controller.outbox import Outbox
 from poise.kernel.ledger import Ledger, NodeState
 from poise.kernel.ledger.jobs import Jobs
 from poise.kernel.ledger.lifecycle import Lifecycle
@@ -57,31 +61,31 @@ def no_fence() -> Any:
         again = unit is not None and unit.epoch and hasattr(placed, "epoch")
         return msgspec.structs.replace(placed, epoch=unit.epoch) if again and unit else placed
 
-    return patch.object(controller, "verify_place", same_epoch)
+    return patch.object(deciding, "verify_place", same_epoch)
 
 
 def effect_before_append() -> Any:
     """What is told to the outside does not wait for the log."""
 
     def at_once(self: Any, effect: Any) -> None:
-        self._outbox.append((0, effect))
+        self._waiting.append((0, effect))
 
-    return patch.object(Controller, "_later", at_once)
+    return patch.object(Outbox, "later", at_once)
 
 
 def epoch_not_checked() -> Any:
     """Whatever says that a task has ended is believed, if it is active at all."""
 
-    def any_epoch(self: Any, attempt: Attempt, node: str) -> bool:
-        found = self.ledger.jobs.task(attempt.task)
-        return found is not None and found[1].active
-
     def current(self: Any, attempt: Attempt, ending: Any, now: int) -> None:
         found = self.ledger.jobs.task(attempt.task)
         real(self, Attempt(attempt.task, found[0].epoch) if found else attempt, ending, now)
 
-    real = Controller._finish
-    return _both(patch.object(Controller, "_valid", any_epoch), patch.object(Controller, "_finish", current))
+    real = LiveAttempts.finish
+    return _both(
+        patch.object(attempts, "is_current", _is_active),
+        patch.object(tellings, "is_current", _is_active),
+        patch.object(LiveAttempts, "finish", current),
+    )
 
 
 def stale_plan_committed() -> Any:
@@ -113,7 +117,7 @@ def gang_half_placed() -> Any:
                 return real(ledger, place, now)
         return real(ledger, place, now)
 
-    return patch.object(controller, "verify_place", halves)
+    return patch.object(deciding, "verify_place", halves)
 
 
 def lease_on_wall_clock() -> Any:
@@ -199,7 +203,7 @@ def start_of_any_epoch() -> Any:
     """A start is believed of whatever epoch it is, and from whatever node."""
 
     def take(self: Any, name: str, running: Any, ended: Any, now: int) -> None:
-        with patch.object(Controller, "_valid", lambda self, attempt, node: _is_active(self, attempt)):
+        with patch.object(attempts, "is_current", _is_active):
             real(self, name, [], [], now)
             for began in running:
                 found = self.ledger.jobs.task(began.attempt.task)
@@ -208,12 +212,12 @@ def start_of_any_epoch() -> Any:
                     self._commit(Started(at=now, task=began.attempt.task, epoch=epoch, pid=1, cpus=()))
         real(self, name, running, ended, now)
 
-    real = Controller._take_report
-    return patch.object(Controller, "_take_report", take)
+    real = LiveAttempts.take_report
+    return patch.object(LiveAttempts, "take_report", take)
 
 
-def _is_active(self: Any, attempt: Attempt) -> bool:
-    found = self.ledger.jobs.task(attempt.task)
+def _is_active(ledger: Ledger, attempt: Attempt, node: str) -> bool:
+    found = ledger.jobs.task(attempt.task)
     return found is not None and bool(found[1].active)
 
 
@@ -225,25 +229,25 @@ def acknowledged_cancel_not_logged() -> Any:
         if job is not None and any(unit.status == "active" for unit in job.units):
             for unit in job.units:
                 if unit.status == "active":
-                    self._stop(unit, now)
+                    self._attempts.stop(unit, now)
             return str(job.id)
         return str(real(self, message, now))
 
-    real = Controller._cancel
-    return patch.object(Controller, "_cancel", cancel)
+    real = JobRequests._cancel
+    return patch.object(JobRequests, "_cancel", cancel)
 
 
 def drain_answered_at_once() -> Any:
     """The answer to a drain does not wait for the log, nor a quota's."""
-    real = Controller._later
+    real = Outbox.later
 
     def later(self: Any, effect: Any) -> None:
         if isinstance(effect, Reply) and (isinstance(effect.value, Drained) or effect.value in TENANTS):
-            self._outbox.append((0, effect))
+            self._waiting.append((0, effect))
         else:
             real(self, effect)
 
-    return patch.object(Controller, "_later", later)
+    return patch.object(Outbox, "later", later)
 
 
 def quota_kept_after_cancel() -> Any:
@@ -285,12 +289,12 @@ def checkpoint_one_event_short() -> Any:
 def outbox_lost_on_hang_up() -> Any:
     """With a node's connection goes all that waits to be said, to whomever."""
 
-    def disconnect(self: Any, name: str) -> None:
-        real(self, name)
-        self._outbox.clear()
+    def disconnect(self: Any, name: str, now: int) -> None:
+        real(self, name, now)
+        self._outbox._waiting.clear()
 
-    real = Controller._disconnect
-    return patch.object(Controller, "_disconnect", disconnect)
+    real = Membership.disconnect
+    return patch.object(Membership, "disconnect", disconnect)
 
 
 def backlog_in_order_of_arrival() -> Any:
@@ -347,11 +351,11 @@ def shrinking_loses_work() -> Any:
 
     def without_room(self: Any, name: str) -> list[Attempt]:
         if max(self.ledger.nodes[name].excess) > 0:
-            self._lose_attempts(name, self.ledger.now, "its node has shrunk")
+            self.lose_all(name, self.ledger.now, "its node has shrunk")
         return real(self, name)
 
-    real = Controller._without_room
-    return patch.object(Controller, "_without_room", without_room)
+    real = LiveAttempts._without_room
+    return patch.object(LiveAttempts, "_without_room", without_room)
 
 
 def quota_not_verified() -> Any:
@@ -375,9 +379,9 @@ def full_disk_takes_nothing_back() -> Any:
     real = Controller._append_failed
 
     def failed(self: Any, message: Any, now: int) -> Any:
-        waiting = list(self._outbox)
+        waiting = list(self.outbox._waiting)
         effects = real(self, message, now)
-        self._outbox.extend(waiting)
+        self.outbox._waiting.extend(waiting)
         return [effect for effect in effects if not isinstance(effect, Reply)]
 
     return patch.object(Controller, "_append_failed", failed)
@@ -396,7 +400,7 @@ def end_not_said_again() -> Any:
 
 def lease_of_lost_node_not_kept() -> Any:
     """Exclusive work of a node that is given up is placed elsewhere at once."""
-    return patch.object(Controller, "_lease_end", lambda *_: 0)
+    return patch.object(LiveAttempts, "lease_end", lambda *_: 0)
 
 
 def next_beside_last() -> Any:

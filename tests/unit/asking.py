@@ -45,7 +45,7 @@ def planned(
     world: World, document: dict[str, Any], *, tenant: str = DEFAULT, everything: bool = False, bounds: Bounds = FEW
 ) -> PlanReport:
     compiled = world.controller.prepare(document, WALL, world.now, tenant)
-    job = world.controller.would_submit(compiled)
+    job = world.controller.jobs.would_submit(compiled)
     proposal = whatif.propose(world.ledger, job, world.now)
     ahead = LookAhead(world.ledger, world.now, time.monotonic, bounds=bounds, job=job)
     view, policy = world.controller.snapshot(world.now), policy_of(world)

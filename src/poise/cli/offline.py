@@ -236,7 +236,7 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
         ledger.apply(NodeJoined(at=max(1, ledger.now), node=probe_node("this machine", home)))
     policy, controller = _resumed(ledger)
     compiled = controller.prepare(spec, time.time(), ledger.now)
-    job = controller.would_submit(compiled, user)
+    job = controller.jobs.would_submit(compiled, user)
     proposal = whatif.propose(ledger, job, ledger.now)
     view = controller.snapshot(ledger.now)
     ahead = LookAhead(ledger, ledger.now, Effort(), job=job)

@@ -463,7 +463,7 @@ def make_app(
     async def asked_about(bearer: Bearer, name: str, everything: bool = False) -> tuple[Snapshot, Question]:
         ledger, found = await settled_job(bearer, name)
         view = plane.controller.snapshot(plane.clock.now())
-        idle = plane.controller.idle_since
+        idle = plane.controller.tellings.idle_since
         return view, question(ledger, found.job, view, units=found.units, everything=everything, idle=idle)
 
     @routes.get("/healthz", summary="Whether the control plane is ready")
@@ -498,7 +498,7 @@ def make_app(
             fleet=controller.settings.fleet,
             accepting=plane.accepting,
             behind=plane.behind,
-            held=controller.held,
+            held=controller.silence.held,
             phases=plane.timings.phases(),
             substrates=of_clusters,
         )
@@ -511,7 +511,9 @@ def make_app(
     )
     async def everything_at_a_glance(bearer: Bearer) -> Overview:
         ledger, controller = await plane.settled(), plane.controller
-        told = overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), bearer, accepting=plane.accepting)
+        told = overview(
+            ledger, plane.clock.now(), controller.watch.load_of, plane.rates(), bearer, accepting=plane.accepting
+        )
         return Sight(ledger, bearer).only(told)
 
     @routes.get("/v1/demand", summary="The work that waits for room, by what it asks for", role=OPERATOR)
@@ -575,13 +577,16 @@ def make_app(
             nodes=tuple(
                 sight.node(
                     node_report(
-                        known[name], controller.load_of(name), controller.upkeep_of(name), cordons=ledger.cordons
+                        known[name],
+                        controller.watch.load_of(name),
+                        controller.watch.upkeep_of(name),
+                        cordons=ledger.cordons,
                     )
                 )
                 for name in sorted(found.nodes & known.keys())
             ),
             jobs=tuple(
-                job_report(ledger, job, now, tasks=False, idle=controller.idle_since)
+                job_report(ledger, job, now, tasks=False, idle=controller.tellings.idle_since)
                 for job in jobs.values()
                 if job is not None and bearer.sees(job.tenant)
             ),
@@ -605,7 +610,7 @@ def make_app(
         spec = vault.sealed(data.spec, bearer.tenant)
         compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(request.body)), bearer)
         if compiled.tree is not None:
-            plane.controller.check(compiled, data.key, data.user)  # check before the client sends files for the job
+            plane.controller.jobs.check(compiled, data.key, data.user)  # before the client sends files for the job
         await files.admit(compiled, bearer.account)
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
@@ -692,7 +697,7 @@ def make_app(
         now = plane.clock.now()
         seen = Sight(ledger, bearer).jobs(None if all_ else RECENT, "" if latest else after)
         shown = islice(listed(seen, statuses=status, name=name, user=user, latest=latest, after=after), limit)
-        idle = plane.controller.idle_since
+        idle = plane.controller.tellings.idle_since
         return [job_report(ledger, job, now, tasks=False, idle=idle) for job in shown]
 
     @routes.post(
@@ -718,7 +723,7 @@ def make_app(
             units = () if found.whole else tuple(unit.id for unit in found.units)
             await plane.over(found.job.id, units, min(wait, MAX_WAIT))
             ledger = await plane.settled()
-        live = plane.controller.heard, plane.controller.idle_since
+        live = plane.controller.tellings.heard, plane.controller.tellings.idle_since
         told = Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now(), *live))
         kept = await asyncio.to_thread(captures_of, home.logs, found.job.id)
         return msgspec.structs.replace(told, captures=tuple(kept)) if kept else told
@@ -910,14 +915,14 @@ def make_app(
     ) -> PlanReport:
         made = await plane.prepare(named(data.spec), bearer.tenant, len(request.body))
         compiled, user = owned(plane.ledger, made, bearer), bearer.person or data.user
-        plane.controller.would_submit(compiled, user)  # raises any refusal before the request waits for its turn
+        plane.controller.jobs.would_submit(compiled, user)  # raises any refusal before the request waits for its turn
 
         async def ask() -> Callable[[ClusterPolicy], tuple[PlanReport, str]]:
             from poise.engine.lookahead import LookAhead
 
             await plane.settled()
             now = plane.clock.now()
-            job = plane.controller.would_submit(compiled, user)
+            job = plane.controller.jobs.would_submit(compiled, user)
             propose = whatif.proposing(plane.ledger, job, now)
             view = plane.controller.snapshot(now)
             ahead = LookAhead(plane.ledger, now, Effort(), job=job)
@@ -1109,7 +1114,7 @@ def make_app(
         bearer: Bearer, after: str = "", limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = PAGE
     ) -> list[NodeReport]:
         ledger = await plane.settled()
-        sight, told = Sight(ledger, bearer), plane.controller
+        sight, told = Sight(ledger, bearer), plane.controller.watch
         page = list(islice((entry for entry in ledger.nodes.items() if entry[0] > after), limit))
         reports: list[NodeReport] = []
         for name, state in page:
@@ -1427,7 +1432,7 @@ def make_app(
                 jobs = (await plane.settled()).jobs
                 found = jobs.get(job) or jobs.named(job, bearer.tenant)
                 found = found if found is not None and bearer.sees(found.tenant) else None
-                told = endpoints(found, plane.controller.address_of)
+                told = endpoints(found, plane.controller.contacts.addresses.get)
                 if (told.complete and told.known != known) or asyncio.get_running_loop().time() >= deadline:
                     break
                 with contextlib.suppress(TimeoutError):

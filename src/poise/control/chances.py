@@ -57,7 +57,7 @@ class Chances:
         if not strict or (key and self._plane.ledger.jobs.submitted_under(key, compiled.tenant) is not None):
             return
         self._plane.check_leading()
-        job = self._plane.controller.would_submit(compiled, user)  # raises all other refusals
+        job = self._plane.controller.jobs.would_submit(compiled, user)  # raises all other refusals
         told = await self._ask(tuple(unit.name for unit in strict), job=job)
         first = min(strict, key=lambda unit: unit.deadline)
         refused = refusal(told, compiled.due_by.get(first.name, "deadline"), first.deadline)

@@ -99,7 +99,7 @@ class Gauges:
         return {
             metrics.POLICY: {(ledger.leader.policy,): 1},
             metrics.DECIDING: {(): vitals.deciding / SECOND},
-            metrics.REJECTED: _folded_reasons(self._plane.controller.rejections),
+            metrics.REJECTED: _folded_reasons(self._plane.controller.deciding.rejections),
             metrics.LOG_LAG: {(): ledger.revision - self._plane.controller.durable},
             metrics.OUTBOX: {(): vitals.outbox},
             metrics.MISSED: {(): self._plane.observers.missed()},
@@ -166,10 +166,10 @@ class Gauges:
         """Return the agents' metrics of the busiest nodes."""
         minutes, controller = self._minutes, self._plane.controller
         minutes.keep_only(ledger.nodes)
-        loads = dict(controller.loads())
+        loads = dict(controller.watch.loads())
         found: dict[Metric, dict[Labels, float]] = {metric: {} for metric in _OF_NODES}
         for name in sorted(self._nodes.of({name: load.cpu for name, load in loads.items()})):
-            load, minute, upkeep, label = loads[name], minutes.latest(name), controller.upkeep_of(name), (name,)
+            load, minute, upkeep, label = loads[name], minutes.latest(name), controller.watch.upkeep_of(name), (name,)
             found[metrics.NODE_CPU][label] = load.cpu / 1000
             found[metrics.NODE_LOAD1][label] = load.load1 / 1000
             found[metrics.NODE_MEMORY][label] = load.memory / 1000

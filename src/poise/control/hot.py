@@ -34,8 +34,8 @@ from poise.drivers.shipping import keep
 from poise.drivers.vault import Vault
 from poise.engine.host import Answer
 from poise.errors import Busy, Denied, ErrorRecord, Forbidden, InputError, NotFound, PoiseError, SpecError
-from poise.kernel import controller as machine
 from poise.kernel import messages
+from poise.kernel.controller.membership import OF_THE_HOME
 from poise.kernel.dispatch import not_served
 from poise.kernel.frames import Broken, Frames
 from poise.kernel.owners import check_enter
@@ -141,7 +141,7 @@ async def submit(
     spec = vault.sealed(submission.spec, bearer.tenant)
     compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(line)), bearer)
     if compiled.tree is not None:
-        plane.controller.check(compiled, submission.key, submission.user)
+        plane.controller.jobs.check(compiled, submission.key, submission.user)
         await files.admit(compiled, bearer.account)
     if compiled.strict:
         await chances.check(compiled, submission.key, submission.user)
@@ -337,7 +337,7 @@ class NodeChannel:
         number = self._port.accepted()
         frames = Frames()
         bearer: Bearer = scope["bearer"]
-        by = bearer.token or machine.OF_THE_HOME
+        by = bearer.token or OF_THE_HOME
         key_of = self._key_of if bearer.role is Role.NODE else None
         channel = Channel(send, frames, key_of, lambda: self._gate.stands(bearer), self._opened, now=at_once(scope))
         node = ""

@@ -199,10 +199,10 @@ class Host:
         name = node.name
         if number < self._newest.get(name, 0):
             return False
-        self.controller.check_namesake(name, by, self.clock.now())
+        self.controller.membership.check_namesake(name, by, self.clock.now())
         old = self._channels.get(name)
         if old is not None and old is not channel:
-            if self.controller.hears_another(node, self.clock.now()):
+            if self.controller.membership.hears_another(node, self.clock.now()):
                 raise Conflict(
                     "another machine uses this name",
                     code="E107",

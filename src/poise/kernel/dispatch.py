@@ -135,10 +135,14 @@ class Dispatch:
         say_worker: Callable[[Attempt, ToWorker], None],
     ) -> None:
         """`commit` applies an event; `say_…` send once all events applied so far are durable."""
-        self._ledger = ledger
         self._commit = commit
         self._say_caller = say_caller
         self._say_worker = say_worker
+        self.restart(ledger, now)
+
+    def restart(self, ledger: Ledger, now: int) -> None:
+        """Start again from the state in the ledger."""
+        self._ledger = ledger
         self._lines: dict[str, Line] = {}
         for job in ledger.jobs.values():
             if job.calls is not None and not job.ended:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from poise.errors import Conflict
-from poise.kernel.controller import OF_THE_HOME
+from poise.kernel.controller.membership import OF_THE_HOME
 from poise.kernel.frames import Frames
 from poise.kernel.messages import FromNode
 from poise.model.messages import Hello
@@ -91,10 +91,10 @@ def test_a_name_that_the_home_itself_used_is_free_once_the_node_is_lost_and_hold
     world.job("held", cpu=1).round().start("held")
     for _ in range(2):
         with pytest.raises(Conflict, match="another token"):
-            world.controller.check_namesake("n1", "t1", world.now)
+            world.controller.membership.check_namesake("n1", "t1", world.now)
         world.lose("n1")
     world.cancel("held").after("1s")
-    world.controller.check_namesake("n1", "t1", world.now)
+    world.controller.membership.check_namesake("n1", "t1", world.now)
 
 
 def test_a_token_takes_the_place_of_one_that_is_revoked_or_was_given_under_its_name(tmp_path: Path) -> None:

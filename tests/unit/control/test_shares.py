@@ -12,7 +12,8 @@ import pytest
 from poise.control import plane, shares
 from poise.control.shares import Shares
 from poise.errors import Busy
-from poise.kernel import controller, schedulable
+from poise.kernel import schedulable
+from poise.kernel.controller import controller
 from poise.model.tenants import HOME, Bearer, Role
 from unit.control.open_door import OpenDoor, open_door
 

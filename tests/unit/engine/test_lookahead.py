@@ -152,7 +152,7 @@ def test_of_a_job_that_is_not_submitted_nothing_is_left_behind() -> None:
     world = World("fifo").nodes(1).job("a", cpu=2, expect="10m").round().start("a")
     compiled = world.controller.prepare({"run": "true"}, 0.0, world.now)
     before = world.ledger.encode()
-    job = world.controller.would_submit(compiled)
+    job = world.controller.jobs.would_submit(compiled)
     ahead = LookAhead(world.ledger, world.now, time.monotonic, bounds=BOUNDS, job=job)
     [start] = ahead.starts(policy_named("fifo"), [["j2.main"]])
     assert start.likely == pytest.approx(8.5 * MINUTE, rel=0.3)

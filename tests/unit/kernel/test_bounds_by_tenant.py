@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from poise.errors import Busy
-from poise.kernel import controller
+from poise.kernel.controller import jobs
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import AddToken
 from poise.model.events import Began, Event
@@ -31,7 +31,7 @@ def cancelled(world: World) -> World:
 
 
 def test_a_tenant_may_fill_half_of_what_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "MAX_UNFINISHED", 16)
+    monkeypatch.setattr(jobs, "MAX_UNFINISHED", 16)
     world = submit(World().nodes(1), "ann", 8)
     world.ask(AddToken(request=world.request(), tenant="bob", role=Role.SUBMITTER, hash="b" * 64))
     with pytest.raises(Busy, match="too much work of tenant `ann` is waiting already") as refused:
@@ -46,7 +46,7 @@ def test_a_tenant_may_fill_half_of_what_the_others_leave(monkeypatch: pytest.Mon
 
 
 def test_who_is_alone_may_have_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "MAX_UNFINISHED", 16)
+    monkeypatch.setattr(jobs, "MAX_UNFINISHED", 16)
     world = submit(World().nodes(1), "default", 16)
     with pytest.raises(Busy, match="tenant `default`"):
         submit(world, "default")

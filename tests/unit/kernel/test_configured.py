@@ -104,20 +104,20 @@ def test_a_trial_is_reported_with_its_nodes_and_why_it_is_paused() -> None:
 def test_the_triggers_of_a_trial_are_those_of_the_policy_for_the_rest() -> None:
     recipe = msgspec.to_builtins(compile_recipe({"kind": "policy", "name": "ours", "triggers": {"failed_checks": 9}}))
     world = World("fifo").nodes(4)
-    before = world.controller._watch.patience
+    before = world.controller.watch.patience
     rest = {"policy": "ours@1", "recipe": recipe, "code": ""}
     configure(world, **split_settings(settings_of("srtf"), rest, Selection(share=500)))
-    assert world.controller._watch.patience == 3 * before
+    assert world.controller.watch.patience == 3 * before
 
 
 def test_its_triggers_count_from_then_on() -> None:
     recipe = compile_recipe({"kind": "policy", "name": "ours", "triggers": {"failed_checks": 9}})
     world = World("fifo")
-    before = world.controller._watch.patience
+    before = world.controller.watch.patience
     configure(world, "ours@1", recipe=msgspec.to_builtins(recipe))
-    assert world.controller._watch.patience == 3 * before
+    assert world.controller.watch.patience == 3 * before
     configure(world, "fifo")
-    assert world.controller._watch.patience == before
+    assert world.controller.watch.patience == before
 
 
 def test_whoever_takes_the_log_next_goes_on_with_what_was_asked_for_last() -> None:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from poise.errors import Busy, Conflict, Forbidden, InputError, NotFound, SpecError, StoreFull
-from poise.kernel import controller as machine
 from poise.kernel import messages
+from poise.kernel.controller import ROUND, Controller, Settings, jobs
 from poise.kernel.explain import node_report
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import (
@@ -99,7 +99,7 @@ def test_an_error_leaves_at_once_and_changes_nothing() -> None:
 
 
 def test_events_are_appended_in_order_and_numbered() -> None:
-    controller = machine.Controller(Ledger(), machine.Settings())
+    controller = Controller(Ledger(), Settings())
     [append] = controller.begin(1, boot="", boottime=0, wall=WALL)
     assert isinstance(append, Append)
     assert append.expected == 0
@@ -108,7 +108,7 @@ def test_events_are_appended_in_order_and_numbered() -> None:
 
 
 def test_a_checkpoint_follows_every_so_many_events() -> None:
-    controller = machine.Controller(Ledger(), machine.Settings(checkpoint_every=3))
+    controller = Controller(Ledger(), Settings(checkpoint_every=3))
     controller.begin(1, boot="", boottime=0, wall=WALL)
     revisions = []
     for request in range(5):
@@ -246,7 +246,7 @@ def test_a_gang_too_large_for_all_nodes_says_how_many_fit() -> None:
 
 
 def test_too_much_is_refused_whatever_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "MAX_UNFINISHED", 3)
+    monkeypatch.setattr(jobs, "MAX_UNFINISHED", 3)
     world = World().job("a").job(after=["a"]).job(after=["a"])
     with pytest.raises(Busy):
         world.job()
@@ -267,7 +267,7 @@ def decides(world: World) -> bool:
 
 
 def test_a_round_follows_an_event_and_then_every_200_ms_while_something_waits() -> None:
-    world = World(check=False, poll=machine.ROUND).nodes(1, cpu=1).job().job().after("1ms")
+    world = World(check=False, poll=ROUND).nodes(1, cpu=1).job().job().after("1ms")
     rounds = len(world.plans)
     world.after("10s")
     assert len(world.plans) - rounds in range(49, 53)
@@ -527,7 +527,7 @@ def test_giving_up_a_node_that_has_never_joined_is_not_giving_up_one_whose_name_
 def test_another_machine_of_a_name_is_told_from_the_one_that_is_heard_for_as_long_as_that_is() -> None:
     world = World().nodes(1)
     same, other = world.known["n1"], node("n1", incarnation="2")
-    hears = world.controller.hears_another
+    hears = world.controller.membership.hears_another
     assert hears(other, world.now) and not hears(same, world.now) and not hears(node("n2"), world.now)
     assert hears(other, world.now + 2 * SECOND) and not hears(other, world.now + 2 * SECOND + 1)
     world.after("5s").disconnect("n1")
@@ -1324,7 +1324,7 @@ def test_a_lease_does_not_end_because_the_wall_clock_was_wrong_at_a_boot() -> No
     assert 0 < left <= 10 * SECOND
     ledger = replay(world.log)
     before = ledger.now
-    again = machine.Controller(ledger, world.controller.settings)
+    again = Controller(ledger, world.controller.settings)
     again.begin(world.now + HOUR, boot="another", boottime=1, wall=WALL + 3600)
     assert ledger.jobs.unit("j1.main") is not None
     assert ledger.jobs.unit("j1.main").leases[lost] == world.now + HOUR + left + (world.now - before)  # type: ignore[union-attr]

@@ -36,7 +36,7 @@ def test_one_plan_is_made_at_a_time() -> None:
 
 def test_what_fires_while_a_plan_is_made_is_told_to_the_next_round() -> None:
     world, decide = thinking()
-    world.controller._fired.append("late")  # as a trigger does
+    world.controller.cadence.fired.append("late")  # as a trigger does
     world.say(Decided(Plan(base=decide.view.revision, policy="slow")))
     world.now += SECOND
     assert asked(world).view.triggers == ("late",)

@@ -288,7 +288,7 @@ def test_no_round_is_asked_for_by_looking_again_and_again() -> None:
     """While nothing changes, the only instant to wake for is the one at which the deadline is lost."""
     world = busy().job("late", cpu=1, expect="10m", deadline=cancel("15m")).after("2s")
     world.disconnect("n1")
-    lateness = world.controller._lateness
+    lateness = world.controller.jobs.lateness
     assert lateness.wakeup(world.ledger) is not None
     list(lateness.missed(world.ledger, world.now + 2 * SECOND))
     assert lateness.wakeup(world.ledger) == world.state("late").submitted + 5 * MINUTE + 1

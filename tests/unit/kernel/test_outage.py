@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from poise.kernel import controller
-from poise.kernel.controller import ROUND
+from poise.kernel.controller import ROUND, contacts
 from poise.kernel.messages import Crowded, GiveUp, Send
 from poise.kernel.outage import Outage
 from poise.model.events import NodeLost, NodeSuspected, NodeTrusted
@@ -274,10 +273,10 @@ def test_a_herd_that_is_trusted_again_causes_few_rounds() -> None:
 
 
 def test_in_a_large_fleet_fewer_heartbeats_are_asked_for_and_expected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "PER_BEAT", SECOND // 2)
+    monkeypatch.setattr(contacts, "PER_BEAT", SECOND // 2)
     world = busy(5)
     assert world.hear("n1", Beat(number=1)).sent[-1] == Send("n1", Heard(beat=1, pace=5 * SECOND // 2))
-    monkeypatch.setattr(controller, "PER_BEAT", SECOND)
+    monkeypatch.setattr(contacts, "PER_BEAT", SECOND)
     assert world.hear("n1", Beat(number=2)).sent[-1] == Send("n1", Heard(beat=2, pace=3 * SECOND)), "no longer"
     cut(world)
     for _ in range(20):

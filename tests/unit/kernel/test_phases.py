@@ -45,7 +45,7 @@ def orders(world: World) -> list[Preempted]:
 
 
 def launch(world: World) -> Launch:
-    return world.controller._launch(world.unit("train"), 0)
+    return world.controller.attempts.launch(world.unit("train"), 0)
 
 
 def test_it_gives_room_back_when_something_waits_that_has_room_with_it() -> None:

@@ -75,9 +75,9 @@ def test_only_what_is_due_asks_for_it_and_runs_is_suspended() -> None:
     world = session(World().nodes(1, cpu=4, memory="8GiB"))
     idle(world, due=False, lasts=10 * MINUTE)
     assert world.unit("desk").suspended is None
-    assert world.now - world.controller.idle_since(world.unit("desk")) == 10 * MINUTE
+    assert world.now - world.controller.tellings.idle_since(world.unit("desk")) == 10 * MINUTE
     idle(world, lasts=0, due=False)
-    assert world.controller.idle_since(world.unit("desk")) == 0
+    assert world.controller.tellings.idle_since(world.unit("desk")) == 0
     session(world, "ends", idle={"after": "30m", "then": "end"})
     idle(world, "ends")
     assert world.unit("ends").suspended is None, "its node ends it"

@@ -47,7 +47,7 @@ def test_it_is_known_and_outlives_a_restart() -> None:
 def test_what_has_hardly_changed_is_shown_and_not_kept() -> None:
     world = said(said(running()).after("6s"), step=105, goodput=5_500_000)
     assert len(heard(world)) == 1
-    shown = world.controller.heard(world.unit("train"))
+    shown = world.controller.tellings.heard(world.unit("train"))
     assert shown is not None
     assert (shown.at, shown.said.step) == (world.now, 105)
 
@@ -64,8 +64,8 @@ def test_what_has_changed_noticeably_is_kept_every_few_seconds_at_most(changed: 
 
 def test_another_phase_wakes_a_round() -> None:
     world = said(running()).round().after("6s")
-    assert not world.controller._dirty
-    assert said(world, phase="fine-tuning").controller._dirty
+    assert not world.controller.cadence.dirty
+    assert said(world, phase="fine-tuning").controller.cadence.dirty
 
 
 def test_the_last_word_of_an_attempt_is_kept() -> None:

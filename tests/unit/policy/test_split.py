@@ -51,7 +51,7 @@ class Divided(Story):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "world"):
-            assert not self.world.controller.rejections, "each decision stands"
+            assert not self.world.controller.deciding.rejections, "each decision stands"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_quota_counts_for_both_parts_together(quota: int) -> None:
         world.job(name, cpu=4)
     world.round()
     assert sum(world.status(name) != "pending" for name in "abcd") == quota // 4
-    assert not world.controller.rejections
+    assert not world.controller.deciding.rejections
 
 
 def test_a_guarantee_that_is_not_lent_may_be_kept_free_on_either_part() -> None:
@@ -236,7 +236,7 @@ def test_a_guarantee_that_is_not_lent_may_be_kept_free_on_either_part() -> None:
         world.job(name, tenant="bob", gpu=1)
     world.round()
     assert sum(world.status(name) != "pending" for name in "abc") == 2
-    assert not world.controller.rejections
+    assert not world.controller.deciding.rejections
 
 
 def test_a_gang_that_needs_both_parts_starts_while_small_work_keeps_coming() -> None:
