@@ -31,7 +31,7 @@ from harness import NO_OP, Figure, say
 
 from poise.client import Client
 from poise.config import Home
-from poise.control.api import CANCELLED_AT_ONCE
+from poise.control.api.jobs import CANCELLED_AT_ONCE
 from poise.drivers.lock import holder
 from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger

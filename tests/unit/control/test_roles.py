@@ -374,7 +374,7 @@ def test_an_operator_cancels_what_is_of_all_tenants_when_that_is_asked_for() -> 
 
 
 def test_jobs_after_others_are_cancelled_too_and_neither_begin_nor_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poise.control.api.CANCELLED_AT_ONCE", 1)
+    monkeypatch.setattr("poise.control.api.jobs.CANCELLED_AT_ONCE", 1)
     world = World().job("first").job("second", after=["first"]).job("third", **{"after-any": ["first"]})
     desk = Desk(world)
     assert _cancelled(desk) == (["j1", "j2", "j3"], {"default": 3})
