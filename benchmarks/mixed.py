@@ -28,7 +28,7 @@ from harness import Figure, percentile, say
 
 from poise.client import Client
 from poise.config import Home
-from poise.model.reports import JobReport
+from poise.model.reports.jobs import JobReport
 from poise.policy.suites import POLICIES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -43,7 +43,7 @@ from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 from poise.model.document import words_of
 from poise.model.fleetfile import PRECISIONS
 from poise.model.job_fields import flagged
-from poise.model.reports import STATUSES
+from poise.model.reports.jobs import STATUSES
 from poise.policy.feasible import FALLBACKS
 from poise.policy.suites import POLICIES
 from poise_serve.keys import Usage

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from poise.client import AsyncClient, Client
     from poise.drivers.heartbeat import step
     from poise.errors import CallFailed, CallLost, GangBroken, Misused, PoiseError
-    from poise.model.reports import LogPiece
+    from poise.model.reports.streams import LogPiece
     from poise.sdk import Mapped, Task, close, gather, rank, task, world_size
 
 _HOMES = {
@@ -20,7 +20,7 @@ _HOMES = {
     "Client": "poise.client",
     "Future": "poise.calls",
     "GangBroken": "poise.errors",
-    "LogPiece": "poise.model.reports",
+    "LogPiece": "poise.model.reports.streams",
     "Mapped": "poise.sdk",
     "Misused": "poise.errors",
     "PoiseError": "poise.errors",

@@ -38,55 +38,24 @@ from poise.errors import (
 from poise.model.captures import Capture, CaptureEnded, CaptureKind, CaptureLine, CaptureStarted
 from poise.model.chances import DeadlineForecast
 from poise.model.incidents import IncidentReport
-from poise.model.reports import (
-    Backlog,
+from poise.model.reports.access import PageReport, RefusalsReport, SignInCode, SignInReport, TokenReport, WhoReport
+from poise.model.reports.demand import Backlog, DemandReport, Offer, Quote
+from poise.model.reports.jobs import Changed, JobReport, JobStatus, PartReport, ScheduleReport
+from poise.model.reports.nodes import Drained, NodeReport
+from poise.model.reports.policies import PolicyReport, PolicyRequest, Promotion, ShadowReport
+from poise.model.reports.questions import Explanation, PlanReport, UnblockReport, WhyNot
+from poise.model.reports.rules import RuleAnswer, RuleDone, RulesReport, RulesRequest
+from poise.model.reports.services import EndpointsReport, OrdersReport
+from poise.model.reports.status import ChangesReport, Overview, StatusReport
+from poise.model.reports.streams import ExecEnd, ExecLine, ExecOutput, InputReport, LogEnd, LogLine, LogPiece
+from poise.model.reports.tenants import (
     BudgetReport,
-    Changed,
-    ChangesReport,
-    DemandReport,
-    Drained,
-    EndpointsReport,
-    ExecEnd,
-    ExecLine,
-    ExecOutput,
-    Explanation,
-    InputReport,
-    JobReport,
-    JobStatus,
-    LogEnd,
-    LogLine,
-    LogPiece,
-    NodeReport,
-    Offer,
-    OrdersReport,
-    Overview,
-    PageReport,
-    PartReport,
-    PlanReport,
-    PolicyReport,
-    PolicyRequest,
-    Promotion,
     QuotaReport,
-    Quote,
-    RefusalsReport,
     ReservationReport,
     ReservationsRequest,
-    RuleAnswer,
-    RuleDone,
-    RulesReport,
-    RulesRequest,
-    ScheduleReport,
-    ShadowReport,
     SharesForeseen,
     SharesReport,
     SharesRequest,
-    SignInCode,
-    SignInReport,
-    StatusReport,
-    TokenReport,
-    UnblockReport,
-    WhoReport,
-    WhyNot,
 )
 from poise.model.served import GatewayNews
 from poise.model.traces import TRACEPARENT, carried

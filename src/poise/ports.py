@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # what an agent does not need, and slow to import
     from poise.model.decisions import Plan
     from poise.model.events import Event
     from poise.model.observed import Observed
-    from poise.model.reports import Demand, DemandReport, Quote, Request
+    from poise.model.reports.demand import Demand, DemandReport, Quote
+    from poise.model.reports.status import Request
     from poise.model.views import Snapshot
 
 

@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from poise.model.reports import Check
+from poise.model.reports.nodes import Check
 from poise.ports import PlacingSubstrate, Substrate
 from poise_kubernetes.settings import parse_settings
 

@@ -8,7 +8,7 @@ from poise.drivers.kubernetes.api import Api, Away, Refused
 from poise.drivers.kubernetes.credentials import find_access
 from poise.drivers.kubernetes.watching import Watched
 from poise.errors import PoiseError
-from poise.model.reports import Check
+from poise.model.reports.nodes import Check
 from poise.units import format_bytes, format_cpu
 from poise_kubernetes.claims import GROUP, VERSION
 from poise_kubernetes.records import NodeObject, PodObject, Toleration, admits, amounts, device_of, left_of

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from poise.model.fleet import model_of
-from poise.model.reports import Demand
+from poise.model.reports.demand import Demand
 from poise.model.resources import ANY_GPU, ANYWHERE, Node
 from poise.policy.feasible import can_serve
 from poise.units import SECOND, format_bytes, format_cpu

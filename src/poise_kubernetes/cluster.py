@@ -25,7 +25,8 @@ from poise.drivers.kubernetes.api import Api, Away, Refused
 from poise.drivers.kubernetes.credentials import Access, find_access
 from poise.drivers.kubernetes.watching import Watched
 from poise.errors import Fault
-from poise.model.reports import Demand, DemandReport, Opening, Quote, Request
+from poise.model.reports.demand import Demand, DemandReport, Opening, Quote
+from poise.model.reports.status import Request
 from poise.model.resources import ALLOCATED, Device, Node
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND

@@ -38,7 +38,8 @@ from poise.drivers.whole import write_whole
 from poise.errors import Conflict, NotFound, PoiseError
 from poise.kernel.frames import Broken, Frames
 from poise.model.messages import Attempt, FromAgent, Launch, ToAgent, ToNode
-from poise.model.reports import Explanation, Request
+from poise.model.reports.questions import Explanation
+from poise.model.reports.status import Request
 from poise.units import SECOND, format_duration
 from poise_kubernetes import manifests
 from poise_kubernetes.claims import Calls, Granted, reserve

@@ -18,7 +18,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.messages import SetRules
 from poise.model.control import Control, Gains
 from poise.model.events import Event
-from poise.model.reports import LoopResponse, TunedLoop
+from poise.model.reports.rules import LoopResponse, TunedLoop
 from poise.model.resources import Node
 from poise.model.rules import compile_rules
 from poise.model.workload import Workload

@@ -19,7 +19,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.messages import SetRules
 from poise.model.decisions import Plan
 from poise.model.events import Event, RuleFired
-from poise.model.reports import RulesEffect, RulesTest
+from poise.model.reports.rules import RulesEffect, RulesTest
 from poise.model.resources import Node
 from poise.model.rule_actions import policy_of
 from poise.model.rules import compile_rules

@@ -19,7 +19,7 @@ from poise.drivers.security import digest, own_account
 from poise.drivers.yamlfile import load_kind
 from poise.errors import Denied, PoiseError
 from poise.model.keys import SCOPES_OF, Key, compile_keys
-from poise.model.reports import WhoReport
+from poise.model.reports.access import WhoReport
 from poise.model.tenants import Role
 from poise.units import SECOND
 from poise_serve.kernel.spending import Bucket

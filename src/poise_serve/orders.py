@@ -12,7 +12,7 @@ from functools import partial
 
 from poise.client import Client
 from poise.errors import PoiseError
-from poise.model.reports import OrdersReport, ServiceLeftOut, ServiceOrder
+from poise.model.reports.services import OrdersReport, ServiceLeftOut, ServiceOrder
 from poise.model.served import GatewayNews
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.replicas import Replicas

@@ -16,7 +16,8 @@ import msgspec
 from poise.client import Client
 from poise.errors import Fault, InputError, NotFound, PoiseError, Unreachable
 from poise.model.precision import VARIABLE
-from poise.model.reports import JobReport, LogPiece
+from poise.model.reports.jobs import JobReport
+from poise.model.reports.streams import LogPiece
 from poise.model.scaling import Outlook, after
 from poise.model.servicefile import DeclaredService
 from poise.policy.replicas import DEFAULT_SCALER, scaler_named

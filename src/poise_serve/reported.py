@@ -16,7 +16,7 @@ import msgspec
 from poise.client import Client
 from poise.drivers.kubernetes.objects import Known, Record
 from poise.errors import InputError, PoiseError
-from poise.model.reports import Endpoint
+from poise.model.reports.services import Endpoint
 from poise.model.serving_upstreams import MAX_PORT, MAX_UPSTREAMS, Discovery, JobPlace, ServicePlace, Upstream
 
 WAIT = 10.0

@@ -13,7 +13,7 @@ import msgspec
 
 from poise.drivers import sockets
 from poise.drivers.gateways import ANSWER_SECONDS, socket_of
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 
 Report = Callable[[int], list[ServiceReport]]
 """Returns the reports for a window in nanoseconds."""

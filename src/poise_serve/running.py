@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from poise.client import Client
 from poise.errors import InputError, NotFound, PoiseError, SpecError
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 from poise.model.served import MAX_AT_ONCE, WINDOW, GatewayNews, ServiceNews
 from poise.model.servicefile import DeclaredService
 from poise.model.serving import Limits

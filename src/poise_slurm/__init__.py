@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from poise.errors import InputError
-from poise.model.reports import Check
+from poise.model.reports.nodes import Check
 from poise.model.spec import Compiled
 from poise.ports import Handed, Substrate
 from poise_slurm.settings import parse_settings

@@ -8,7 +8,7 @@ import psutil
 
 from poise.drivers.checkup import REMOTE
 from poise.errors import Fault
-from poise.model.reports import Check
+from poise.model.reports.nodes import Check
 from poise.units import SECOND, format_duration
 from poise_slurm import commands
 from poise_slurm.commands import UNLIMITED, Kind

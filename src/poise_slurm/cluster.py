@@ -20,7 +20,8 @@ import msgspec
 
 from poise.drivers.delays import Delay, Delays
 from poise.errors import Fault
-from poise.model.reports import Demand, DemandReport, Opening, Quote, Request
+from poise.model.reports.demand import Demand, DemandReport, Opening, Quote
+from poise.model.reports.status import Request
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_slurm import commands

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from poise.model.reports import Demand
+from poise.model.reports.demand import Demand
 from poise.model.resources import ANYWHERE, SUBSTRATE, Node, Where
 from poise.units import SECOND
 from poise_slurm.commands import Kind

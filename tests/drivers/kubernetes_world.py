@@ -11,7 +11,8 @@ from drivers.kubernetes_api import KubernetesApi
 from poise.drivers.kubernetes.api import Api
 from poise.drivers.kubernetes.credentials import find_access
 from poise.drivers.kubernetes.watching import Watched
-from poise.model.reports import Demand, DemandReport, Request
+from poise.model.reports.demand import Demand, DemandReport
+from poise.model.reports.status import Request
 from poise.model.resources import Shape
 from poise.ports import Contact, Pilot
 from poise_kubernetes import manifests

@@ -12,7 +12,7 @@ from poise.drivers import checkup
 from poise.drivers.checkup import byte_code, devices, examine, exposed, file_system_of, folder, probe
 from poise.drivers.probes import Answer, Finding
 from poise.drivers.vault import Vault
-from poise.model.reports import Check
+from poise.model.reports.nodes import Check
 from poise.model.resources import Device, Node
 
 MOUNTS = """22 1 254:0 / / rw,relatime - ext4 /dev/vda rw

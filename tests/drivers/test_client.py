@@ -13,7 +13,7 @@ from poise.client import Client
 from poise.config import Home
 from poise.drivers import sockets
 from poise.errors import Fault
-from poise.model.reports import StatusReport
+from poise.model.reports.status import StatusReport
 
 ANSWER = b'{"staying":true}'
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from drivers.kubernetes_api import node, pod
-from poise.model.reports import Demand
+from poise.model.reports.demand import Demand
 from poise.model.resources import Node, Shape, Wants, Where
 from poise.units import SECOND
 from poise_kubernetes.choosing import GUESS, WORTH, Room, wanted

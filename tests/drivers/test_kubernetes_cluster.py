@@ -11,7 +11,8 @@ import pytest
 from drivers.kubernetes_api import Dropped, Refusal, kubernetes_api, node, pod
 from drivers.kubernetes_world import CONTACT, HOME, NOTHING, World, until, waits
 from poise.errors import Fault, InputError
-from poise.model.reports import Check, DemandReport
+from poise.model.reports.demand import DemandReport
+from poise.model.reports.nodes import Check
 from poise.ports import Contact
 from poise.units import SECOND
 from poise_kubernetes import manifests

@@ -11,7 +11,7 @@ import pytest
 
 from drivers.kubernetes_api import Dropped, KubernetesApi, Refusal, kubernetes_api, node, pod
 from drivers.kubernetes_world import CONTACT, World, waits
-from poise.model.reports import DemandReport
+from poise.model.reports.demand import DemandReport
 from poise.units import MINUTE
 
 SEEDS = range(1, 1 + int(os.environ.get("KUBERNETES_SEEDS", "12")))

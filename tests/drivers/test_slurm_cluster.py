@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from poise.errors import Fault
-from poise.model.reports import Demand, DemandReport, Request
+from poise.model.reports.demand import Demand, DemandReport
+from poise.model.reports.status import Request
 from poise.model.resources import SUBSTRATE, Shape, Where
 from poise.units import SECOND
 from poise_slurm import commands

@@ -3,7 +3,7 @@
 import pytest
 
 from poise.errors import InputError
-from poise.model.reports import Demand
+from poise.model.reports.demand import Demand
 from poise.units import HOUR, MINUTE, SECOND
 from poise_slurm.commands import Job, Kind, Turns, parse_job, parse_kind
 from poise_slurm.pilot import devices_in, memory_in

@@ -39,7 +39,7 @@ from poise.model.decisions import Hold, Plan
 from poise.model.events import Started
 from poise.model.jobs import Retry
 from poise.model.messages import Attempt
-from poise.model.reports import Drained
+from poise.model.reports.nodes import Drained
 from poise.model.resources import Node
 from poise.policy.suites import Suite
 from poise.units import SECOND

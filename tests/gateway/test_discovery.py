@@ -17,7 +17,7 @@ from drivers.kubernetes_api import kubernetes_api
 from gateway.front import WEB, Front, front, least_outstanding
 from gateway.server import models, until
 from poise.errors import InputError, SpecError
-from poise.model.reports import Endpoint
+from poise.model.reports.services import Endpoint
 from poise.model.serving_upstreams import Discovery, Upstream, compile_upstreams
 from poise_serve import dns
 from poise_serve.discovery import Discoverer

@@ -16,7 +16,7 @@ from poise.config import Home
 from poise.drivers.security import own_account
 from poise.errors import Denied, SpecError, Unreachable
 from poise.model.keys import Allowance, compile_keys
-from poise.model.reports import WhoReport
+from poise.model.reports.access import WhoReport
 from poise.units import MINUTE, SECOND
 from poise_serve.asgi import Receive, Scope, Send, answer, may_ask
 from poise_serve.door import Door

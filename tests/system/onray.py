@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from poise.drivers.lock import holder
-from poise.model.reports import NodeReport
+from poise.model.reports.nodes import NodeReport
 from system.living import PATIENCE, POISE, Living, ended, free_port, until
 from system.networks import Networks
 

@@ -36,7 +36,7 @@ from poise.drivers.security import ensure_home
 from poise.errors import Unreachable
 from poise.kernel.frames import Frames
 from poise.model.messages import Attempt, Hello, Met, Output
-from poise.model.reports import ExecEnd, ExecOutput, ExecStarted
+from poise.model.reports.streams import ExecEnd, ExecOutput, ExecStarted
 from poise.model.resources import Node
 from system.living import PATIENCE, Diary, Done, Living, free_port, kill, until
 

@@ -15,7 +15,7 @@ from poise.dashboard.recording import Recording
 from poise.drivers.http import Connection
 from poise.drivers.lock import holder
 from poise.model.decisions import Reason
-from poise.model.reports import TrainingReport
+from poise.model.reports.jobs import TrainingReport
 from poise.model.training import Saved, Training
 from system.living import Living, alive, ended, kill, until
 from system.watching import MARKUP, Seen, first_value, link, watched

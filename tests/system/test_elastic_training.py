@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from train.gangs import HERE, Workers
 from train.test_folds import come_to_the_same, folds
 
-from poise.model.reports import TaskReport
+from poise.model.reports.jobs import TaskReport
 from poise.model.training import Training
 from system.living import Diary, Living, kill, until
 from system.serving import Serving

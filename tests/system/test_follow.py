@@ -16,7 +16,7 @@ from poise.client import Client
 from poise.config import Address, Home
 from poise.drivers.lock import holder
 from poise.errors import NotFound, SpecError
-from poise.model.reports import LogPiece
+from poise.model.reports.streams import LogPiece
 from poise.model.trees import Entry, Manifest, digest
 from system.living import PATIENCE, Done, Living, free_port, kill, until
 

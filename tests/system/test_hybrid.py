@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from poise.model.reports import Prospect
+from poise.model.reports.demand import Prospect
 from system.living import Living, free_port, kill, until
 from system.onkubernetes import OnCluster, cluster_of
 from system.onslurm import OnSlurm

@@ -12,7 +12,7 @@ import pytest
 
 from poise.client import Client, Receipt
 from poise.errors import SpecError, Unreachable
-from poise.model.reports import JobReport
+from poise.model.reports.jobs import JobReport
 from system.living import Diary, Living, alive, ended, kill, until
 
 SHORT, LONG = 30, 2

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from poise.drivers.kubernetes.api import Api
-from poise.model.reports import Demand, DemandReport
+from poise.model.reports.demand import Demand, DemandReport
 from poise.model.resources import Shape
 from poise.ports import Contact
 from poise_kubernetes import manifests

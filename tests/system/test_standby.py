@@ -40,7 +40,7 @@ from poise.errors import PoiseError
 from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
 from poise.model.events import Began, StopAsked, decode_event, encode_event
-from poise.model.reports import LogPiece
+from poise.model.reports.streams import LogPiece
 from poise.model.times import Times
 from poise.units import HOUR, MINUTE, SECOND
 from system.living import PATIENCE, Diary, Living, alive, kill, until

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from poise.client import AsyncClient
-from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
+from poise.model.reports.streams import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from system.living import PATIENCE, POISE, Done, Living, alive, ended, kill, until
 
 ROWS, COLUMNS = 33, 111

@@ -8,7 +8,7 @@ from poise.engine.lookahead import Bounds, LookAhead
 from poise.kernel import whatif
 from poise.kernel.explain import question
 from poise.kernel.find import find
-from poise.model.reports import Explanation, PlanReport, Start
+from poise.model.reports.questions import Explanation, PlanReport, Start
 from poise.model.tenants import DEFAULT
 from poise.policy.suites import ClusterPolicy, policy_named
 from poise.testing import WALL, World

@@ -28,7 +28,7 @@ from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
 from poise.drivers.substrates import driver_of
 from poise.errors import Fault, NotFound, PoiseError
-from poise.model.reports import Request
+from poise.model.reports.status import Request
 from poise.ports import Contact, PlacingSubstrate, Substrate
 
 LOOK_SECONDS = 1.0

@@ -25,7 +25,8 @@ from poise.client import Client
 from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.errors import NotFound, PoiseError, Unreachable
-from poise.model.reports import Demand, DemandReport, Quote, Request
+from poise.model.reports.demand import Demand, DemandReport, Quote
+from poise.model.reports.status import Request
 from poise.model.resources import SUBSTRATE, Labels
 from poise.ports import Contact, GrowingSubstrate, Machine, Pilot, Substrate
 

@@ -11,7 +11,7 @@ from poise.cli.terminal import PATIENCE, Detached, Feeding, Terminal, copied
 from poise.client import Client, current_home
 from poise.control.start import connected
 from poise.drivers.giving import Giving, Source, comes_in
-from poise.model.reports import JobReport, TaskReport
+from poise.model.reports.jobs import JobReport, TaskReport
 
 
 @click.command()

@@ -12,7 +12,7 @@ from poise.client import Client, current_home
 from poise.control.start import UNTIL_IDLE, connected, ensure_up
 from poise.model.changing import fields_in
 from poise.model.document import some
-from poise.model.reports import JobReport, JobStatus
+from poise.model.reports.jobs import JobReport, JobStatus
 
 _ONLY = "Remove only ended jobs"
 

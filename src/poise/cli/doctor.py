@@ -19,7 +19,7 @@ from poise.drivers.clusters import answer_of, kept_clusters, lock_of, parse_clus
 from poise.drivers.lock import is_held
 from poise.drivers.logfile import has_log
 from poise.errors import PoiseError
-from poise.model.reports import Check, CheckReport
+from poise.model.reports.nodes import Check, CheckReport
 
 STYLE = {"ok": "green", "warn": "yellow", "fail": "red"}
 

@@ -12,7 +12,7 @@ from poise.client import Client, current_home
 from poise.control.start import connected
 from poise.drivers.giving import Giving, Source, comes_in
 from poise.errors import SpecError
-from poise.model.reports import ExecEnd, ExecOutput, ExecStarted
+from poise.model.reports.streams import ExecEnd, ExecOutput, ExecStarted
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

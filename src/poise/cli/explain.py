@@ -19,13 +19,13 @@ from poise.config import Home
 from poise.control.start import connected, may_be_asked, user_name
 from poise.errors import NotFound, PoiseError, located
 from poise.model.decisions import SERVES, UNKNOWN, Reason, Spot
-from poise.model.reports import (
+from poise.model.reports.demand import Prospect
+from poise.model.reports.questions import (
     Explanation,
     Foreseen,
     Going,
     PlanReport,
     Prediction,
-    Prospect,
     Start,
     UnblockReport,
     Waiting,

@@ -16,7 +16,7 @@ from poise.model.fields import parse_or_raise
 from poise.units import DAY, MINUTE, SECOND, format_duration, parse_duration
 
 if TYPE_CHECKING:  # the ledger imports numpy
-    from poise.model.reports import LoadForecast
+    from poise.model.reports.services import LoadForecast
 
 BY = ("fleet", "tenant", "class", "priority", "service")
 COUNTED = ("units", "devices", "cores")

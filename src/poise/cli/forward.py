@@ -18,7 +18,7 @@ from poise.control.start import connected
 from poise.decoding import json_decoder
 from poise.drivers.giving import Giving
 from poise.errors import InputError, PoiseError, SpecError
-from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
+from poise.model.reports.streams import ExecEnd, ExecLine, ExecOutput, ExecStarted
 
 OWN_FAILURE = 125
 MOST_AT_ONCE = 12

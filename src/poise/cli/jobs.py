@@ -30,7 +30,7 @@ from poise.config import Home
 from poise.control.start import connected, may_be_asked
 from poise.errors import Conflict, NotFound, SpecError, Unreachable
 from poise.model.document import some
-from poise.model.reports import JobReport, JobStatus, TaskReport
+from poise.model.reports.jobs import JobReport, JobStatus, TaskReport
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND, format_bytes, format_duration, parse_duration
 

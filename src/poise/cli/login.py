@@ -7,7 +7,7 @@ import click
 from poise.cli.render import print_json, say
 from poise.client import Client, current_home
 from poise.errors import Denied, NotFound
-from poise.model.reports import SignInCode, SignInReport
+from poise.model.reports.access import SignInCode, SignInReport
 from poise.units import SECOND, format_duration
 
 SLOWER = 5.0

@@ -13,7 +13,7 @@ from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, unstarted
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
-from poise.model.reports import LogPiece
+from poise.model.reports.streams import LogPiece
 
 LONGEST = 64 * 1024
 """Maximum bytes of an unfinished line to hold back."""

@@ -17,7 +17,7 @@ from poise.control.start import connected
 from poise.decoding import json_decoder
 from poise.errors import located
 from poise.model.load import Load, Upkeep
-from poise.model.reports import DeviceReport, Drained, NodeReport, report_of
+from poise.model.reports.nodes import DeviceReport, Drained, NodeReport, report_of
 from poise.model.resources import SUBSTRATE
 from poise.units import format_bytes, format_cpu, format_rate
 

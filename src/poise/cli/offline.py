@@ -38,20 +38,13 @@ from poise.model.events import Event, NodeJoined, decode_event
 from poise.model.history import RunReport
 from poise.model.hotspots import HotSpots, Order
 from poise.model.incidents import IncidentReport
-from poise.model.reports import (
-    Explanation,
-    JobReport,
-    LoadForecast,
-    LogLine,
-    NodeReport,
-    PartReport,
-    PlanReport,
-    ScheduleReport,
-    StatusReport,
-    UnblockReport,
-    UsageRow,
-    WhyNot,
-)
+from poise.model.reports.jobs import JobReport, PartReport, ScheduleReport
+from poise.model.reports.nodes import NodeReport
+from poise.model.reports.questions import Explanation, PlanReport, UnblockReport, WhyNot
+from poise.model.reports.services import LoadForecast
+from poise.model.reports.status import StatusReport
+from poise.model.reports.streams import LogLine
+from poise.model.reports.tenants import UsageRow
 from poise.model.rounds import Decided
 from poise.model.tenants import Bearer, Role
 from poise.model.timeline import Timeline

@@ -14,7 +14,7 @@ from poise.errors import located
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poise.model.reports import PolicyReport, TrialReport
+    from poise.model.reports.policies import PolicyReport, TrialReport
 
 NAMED = 8
 """Maximum number of nodes to name."""

@@ -7,7 +7,7 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import say
 from poise.client import current_home
 from poise.control.start import connected
-from poise.model.reports import QuotaReport
+from poise.model.reports.tenants import QuotaReport
 from poise.units import format_bytes, format_cpu
 
 

@@ -10,7 +10,7 @@ import click
 from poise.errors import ErrorRecord, PoiseError
 
 if TYPE_CHECKING:
-    from poise.model.reports import JobReport, TaskReport
+    from poise.model.reports.jobs import JobReport, TaskReport
 
 STATUS_STYLE = {
     "done": "green",

@@ -18,7 +18,7 @@ from poise.model.recurring import DEFAULT_ZONE
 from poise.units import format_duration
 
 if TYPE_CHECKING:  # reports import much else
-    from poise.model.reports import ReservationReport
+    from poise.model.reports.tenants import ReservationReport
 
 
 class Group(click.Group):

@@ -13,7 +13,7 @@ from poise.cli.render import shorten
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked
-from poise.model.reports import PartReport
+from poise.model.reports.jobs import PartReport
 from poise.units import SECOND, format_duration
 
 RESULT_WIDTH = 60

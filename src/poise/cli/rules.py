@@ -13,7 +13,7 @@ from poise.control.start import connected
 from poise.errors import located
 
 if TYPE_CHECKING:  # the ledger imports numpy
-    from poise.model.reports import RuleReport, RulesReport
+    from poise.model.reports.rules import RuleReport, RulesReport
     from poise.model.rules import Rules
 
 

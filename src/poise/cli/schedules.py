@@ -10,7 +10,7 @@ from poise.cli.render import LOGGED, ago, print_json, say, shorten, status_text
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
 from poise.model.recurring import Rule
-from poise.model.reports import ScheduleReport
+from poise.model.reports.jobs import ScheduleReport
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND, format_duration
 

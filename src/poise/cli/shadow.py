@@ -14,7 +14,7 @@ from poise.errors import NotFound
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 if TYPE_CHECKING:
-    from poise.model.reports import PairedFigure, ShadowReport, WorldReport
+    from poise.model.reports.policies import PairedFigure, ShadowReport, WorldReport
 
 SHOWN = 5
 """Maximum number of differences, of decisions in each, and of units to show."""

@@ -14,7 +14,7 @@ from poise.errors import located
 from poise.units import format_duration
 
 if TYPE_CHECKING:  # the ledger imports numpy
-    from poise.model.reports import ShareReport, SharesForeseen, SharesReport
+    from poise.model.reports.tenants import ShareReport, SharesForeseen, SharesReport
     from poise.model.share_tree import ShareTree
 
 

@@ -22,7 +22,8 @@ from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import UNTIL_IDLE, ensure_up, kept_environment, submit, user_name
 from poise.errors import InputError, PoiseError, SpecError
-from poise.model.reports import ExecEnd, ExecOutput, JobReport
+from poise.model.reports.jobs import JobReport
+from poise.model.reports.streams import ExecEnd, ExecOutput
 from poise.units import format_duration
 
 SHARE = 0.5

@@ -17,7 +17,7 @@ from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import connected
 from poise.errors import Fault, SpecError
-from poise.model.reports import ExecEnd, ExecOutput
+from poise.model.reports.streams import ExecEnd, ExecOutput
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from poise.cli.render import say
 from poise.drivers.giving import Source
 from poise.errors import SpecError, Unreachable
-from poise.model.reports import LogEnd, LogLine, LogPiece
+from poise.model.reports.streams import LogEnd, LogLine, LogPiece
 
 HOLD_SECONDS, BEAT_SECONDS = 15.0, 4.0
 """Seconds of silence after which the command's terminal hangs up, and the interval of this terminal's heartbeats."""

@@ -13,7 +13,7 @@ from poise.cli.render import ago, print_json, say
 from poise.client import current_home
 from poise.control.start import connected
 from poise.decoding import json_decoder
-from poise.model.reports import AuditReport, RefusalsReport, TokenReport
+from poise.model.reports.access import AuditReport, RefusalsReport, TokenReport
 from poise.units import SECOND, format_duration
 
 ROLES = ("viewer", "observer", "submitter", "operator", "admin", "node")

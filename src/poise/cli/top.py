@@ -20,7 +20,7 @@ from poise.cli.render import aligned, print_json, widths_of
 from poise.client import Client, current_home
 from poise.control.start import connected
 from poise.errors import Unreachable
-from poise.model.reports import NodeUse, Overview, TaskUse, UnitWait
+from poise.model.reports.status import NodeUse, Overview, TaskUse, UnitWait
 from poise.units import SECOND, format_bytes, format_cpu, format_duration
 
 EVERY = 1.0

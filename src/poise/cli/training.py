@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from poise.cli.render import ago
-from poise.model.reports import JobReport
+from poise.model.reports.jobs import JobReport
 from poise.model.training import Saved, Training
 from poise.units import format_bytes, format_duration, format_energy
 

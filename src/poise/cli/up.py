@@ -38,7 +38,7 @@ from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, Fault, InputError, PoiseError, StoreAway, Unreachable, located
-from poise.model.reports import PhaseTimes, StatusReport
+from poise.model.reports.status import PhaseTimes, StatusReport
 from poise.model.times import Times
 from poise.units import MILLISECOND
 

@@ -16,7 +16,7 @@ from poise.errors import SpecError
 from poise.model.document import near
 
 if TYPE_CHECKING:  # the ledger imports numpy
-    from poise.model.reports import BudgetReport, UsageRow
+    from poise.model.reports.tenants import BudgetReport, UsageRow
 
 BY = ("day", "tenant", "project", "user", "model")
 FIGURES = ("attempts", "device_hours", "core_hours", "charge")

@@ -13,7 +13,7 @@ from poise.drivers.captures import Draft
 from poise.errors import ErrorRecord
 from poise.model.captures import MOST_BYTES, CaptureEnded, CaptureKind, CaptureLine, CaptureStarted
 from poise.model.messages import Attempt
-from poise.model.reports import ExecEnd, ExecOutput, ExecStarted
+from poise.model.reports.streams import ExecEnd, ExecOutput, ExecStarted
 from poise.model.tenants import Bearer
 from poise.units import SECOND, format_bytes
 

@@ -17,7 +17,7 @@ from poise.kernel.find import Found
 from poise.kernel.ledger import Ledger, UnitState
 from poise.kernel.messages import Cancel
 from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, FromConsole, Get, Leave, Left, Piece, Said
-from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
+from poise.model.reports.streams import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from poise.model.tenants import Bearer
 
 FED_SECONDS = 5.0

@@ -10,7 +10,7 @@ from poise.drivers.worlds import Asked
 from poise.errors import Conflict, NotFound, PoiseError, SpecError
 from poise.model.decisions import Plan
 from poise.model.events import Began
-from poise.model.reports import ShadowReport
+from poise.model.reports.policies import ShadowReport
 from poise.model.times import Times
 from poise.model.views import Snapshot
 from poise.policy.suites import SAFE_POLICY, ClusterPolicy, policy_named

@@ -6,7 +6,8 @@ from statistics import median_low
 from poise.engine.lookahead import Clock, LookAhead
 from poise.kernel.ledger import Ledger
 from poise.model.events import SharesSet
-from poise.model.reports import ShareForeseen, SharesForeseen, Start
+from poise.model.reports.questions import Start
+from poise.model.reports.tenants import ShareForeseen, SharesForeseen
 from poise.model.share_tree import ShareTree
 from poise.policy.suites import ClusterPolicy
 

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from poise.control.plane import Plane
 from poise.drivers.security import digest
 from poise.errors import Denied, Forbidden, PoiseError
-from poise.model.reports import Refusal, RefusalsReport
+from poise.model.reports.access import Refusal, RefusalsReport
 from poise.model.tenants import HOME, Bearer, Role
 
 LATEST = 256

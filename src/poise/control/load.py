@@ -7,7 +7,7 @@ from poise.engine.futures import scheduled
 from poise.kernel.ledger import Ledger
 from poise.kernel.loads import Loads, loads_of
 from poise.model.calendar import CalendarEvent, concerning
-from poise.model.reports import LoadAccuracy, LoadForecast, LoadWindow
+from poise.model.reports.services import LoadAccuracy, LoadForecast, LoadWindow
 from poise.model.scaling import Announced, days_in, times_in
 from poise.policy.load import LEVEL, Band, LoadForecaster
 from poise.units import SECOND

@@ -13,7 +13,7 @@ from poise.control.plane import Plane
 from poise.drivers.gateways import service_reports
 from poise.kernel import messages
 from poise.kernel.objectives import LONG, SHORT, Judge, Look
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 from poise.model.tenants import class_of_tenant
 
 EVERY = 5.0

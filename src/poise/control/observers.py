@@ -15,7 +15,7 @@ import threading
 from collections import deque
 
 from poise.model.observed import CommitTook, Observed, RoundTook
-from poise.model.reports import PhaseTimes
+from poise.model.reports.status import PhaseTimes
 from poise.ports import Observer
 
 WAITING = 10_000

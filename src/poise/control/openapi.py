@@ -15,7 +15,9 @@ from poise.control.routes import Content, Redirect, Route, Stream
 from poise.model.captures import CaptureLine
 from poise.model.events import Event
 from poise.model.job_fields import JobSpec
-from poise.model.reports import AuditReport, ExecLine, LogLine, PartReport
+from poise.model.reports.access import AuditReport
+from poise.model.reports.jobs import PartReport
+from poise.model.reports.streams import ExecLine, LogLine
 
 SCHEMA = "/v1/schema/openapi.json"
 """The path of the document."""

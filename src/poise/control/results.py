@@ -11,7 +11,7 @@ from poise.config import Home
 from poise.drivers.results import rows_of
 from poise.kernel.ledger import JobState, Ledger
 from poise.kernel.results import Results, results_of
-from poise.model.reports import PartReport
+from poise.model.reports.jobs import PartReport
 
 AT_ONCE = 512
 """Rows to read from the log and to encode at once, on a thread."""

@@ -13,7 +13,7 @@ from time import perf_counter, time
 from poise.control.decider import WorkerDecider
 from poise.drivers.plugins import Choice
 from poise.model.decisions import Decision, Place, Plan, Preempt, Resize
-from poise.model.reports import ShadowDifference, ShadowReport
+from poise.model.reports.policies import ShadowDifference, ShadowReport
 from poise.model.times import Times
 from poise.model.views import Snapshot
 

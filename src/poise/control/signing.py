@@ -22,7 +22,7 @@ from poise.control.plane import Plane
 from poise.control.routes import Routes
 from poise.errors import Busy, Denied, Fault, InputError, NotFound, PoiseError, SpecError, located
 from poise.kernel import messages
-from poise.model.reports import PageReport, SignInCode, SignInReport
+from poise.model.reports.access import PageReport, SignInCode, SignInReport
 from poise.model.sign_in import SignIn, compile_sign_in
 from poise.model.tenants import Bearer, Role, Token
 from poise.units import SECOND

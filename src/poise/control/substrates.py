@@ -17,7 +17,7 @@ from poise.control.plane import Plane
 from poise.errors import NotFound
 from poise.kernel.demand import demand, key_of, quotes_here
 from poise.kernel.ledger import JobState, Ledger
-from poise.model.reports import Demand, DemandReport, Offer, Prospect, Quote
+from poise.model.reports.demand import Demand, DemandReport, Offer, Prospect, Quote
 from poise.policy.substrates import HERE, Share, split
 from poise.units import SECOND
 

@@ -28,7 +28,7 @@ from poise.model.jobs import Outcome, Priority
 from poise.model.metrics import Bins, Families, Labels, Metric
 from poise.model.observed import CommitTook, Happened, Observed, RoundTook
 from poise.model.profiles import CERTAIN, Estimate, estimate_run
-from poise.model.reports import Start
+from poise.model.reports.questions import Start
 from poise.model.usage import MINUTE, SIGNALS, Window
 from poise.units import SECOND
 

@@ -4,7 +4,7 @@ import msgspec
 
 from poise.kernel import courses
 from poise.kernel.ledger import Ledger
-from poise.model.reports import TrainingReport
+from poise.model.reports.jobs import TrainingReport
 from poise.model.training import Training
 
 

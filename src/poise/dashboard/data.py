@@ -18,7 +18,8 @@ from poise.client import Client
 from poise.dashboard.mirror import SHARE
 from poise.errors import NotFound, PoiseError, SpecError
 from poise.model.decisions import Reason, Why
-from poise.model.reports import JobReport, LogPiece, TaskReport
+from poise.model.reports.jobs import JobReport, TaskReport
+from poise.model.reports.streams import LogPiece
 from poise.model.tenants import Bearer, Role
 
 Asked = Mapping[str, str]

@@ -29,7 +29,7 @@ from poise.kernel.ledger import JobState
 from poise.kernel.overview import Rates, overview
 from poise.kernel.trace_events import trace
 from poise.kernel.visible import Sight
-from poise.model.reports import JobReport
+from poise.model.reports.jobs import JobReport
 from poise.model.rounds import Decided
 from poise.model.tenants import Bearer
 from poise.model.timeline import Slice, Timeline

@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
-from poise.model.reports import ChangesReport, JobReport, NodeReport, Overview
+from poise.model.reports.jobs import JobReport
+from poise.model.reports.nodes import NodeReport
+from poise.model.reports.status import ChangesReport, Overview
 from poise.units import SECOND
 
 MAX_JOBS = 1000

@@ -7,7 +7,7 @@ from poise.config import Home
 from poise.dashboard.data import Asked, DataFunction, bearer_of
 from poise.drivers.gateways import service_reports
 from poise.errors import Conflict, NotFound
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 
 
 def services_of(home: Home) -> DataFunction:

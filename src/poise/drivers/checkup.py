@@ -35,7 +35,7 @@ from poise.drivers.wheel import PACKAGES
 from poise.errors import PoiseError
 from poise.errors import extra as install
 from poise.model.figures import sources_of
-from poise.model.reports import Check
+from poise.model.reports.nodes import Check
 from poise.model.resources import Node
 from poise.units import format_bytes, format_cpu
 

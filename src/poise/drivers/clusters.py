@@ -20,7 +20,7 @@ from poise.decoding import json_decoder
 from poise.drivers.lock import is_held
 from poise.drivers.whole import write_whole
 from poise.errors import ErrorRecord, Fault, InputError
-from poise.model.reports import Request
+from poise.model.reports.status import Request
 
 NAMES = re.compile(r"[a-z][a-z0-9]{0,19}")
 """Names of clusters. They are also the names of a folder and a token, and the beginning of the names of nodes."""

@@ -16,7 +16,7 @@ from poise.drivers import sockets
 from poise.drivers.http import Connection
 from poise.drivers.lock import holder
 from poise.errors import ErrorRecord, Unreachable, from_record
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 from poise.units import MINUTE
 
 ADMIN = "/admin/"

@@ -11,7 +11,7 @@ from poise.kernel.explain import exit_code
 from poise.kernel.find import part_named
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.messages import Attempt
-from poise.model.reports import LogEnd, LogLine, LogPiece
+from poise.model.reports.streams import LogEnd, LogLine, LogPiece
 from poise.units import SECOND
 
 PIECE = 256 * 1024

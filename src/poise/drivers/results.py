@@ -8,7 +8,7 @@ from poise.drivers.logfile import read_home
 from poise.drivers.verified import VerifiedLog
 from poise.kernel.results import Results, gathered
 from poise.model.events import Event, decode_event
-from poise.model.reports import PartReport
+from poise.model.reports.jobs import PartReport
 
 
 def rows_of(home: Home, results: Results) -> Generator[PartReport, None, None]:

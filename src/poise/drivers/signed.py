@@ -20,7 +20,7 @@ from poise.drivers.security import digest, ensure_home
 from poise.drivers.sockets import check_shared
 from poise.drivers.whole import write_whole
 from poise.errors import Denied, InputError, PoiseError
-from poise.model.reports import SignInReport
+from poise.model.reports.access import SignInReport
 
 with contextlib.suppress(ModuleNotFoundError):
     import fcntl  # Windows lacks it

@@ -21,7 +21,7 @@ from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.events import JobSubmitted
 from poise.model.jobs import Job
-from poise.model.reports import Start
+from poise.model.reports.questions import Start
 from poise.model.resources import Node
 from poise.policy.suites import ClusterPolicy
 

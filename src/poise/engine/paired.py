@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.model.reports import PairedFigure, WorldReport
+from poise.model.reports.policies import PairedFigure, WorldReport
 from poise.model.worlds import Row, WorldsTold
 
 LEVEL = 0.95

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from poise.kernel.follow import Following, Seen
 from poise.kernel.ledger import Ledger
-from poise.model.reports import UsageRow
+from poise.model.reports.tenants import UsageRow
 from poise.model.resources import WHOLE
 from poise.model.share_tree import CPU, ShareTree
 from poise.units import HOUR, SECOND

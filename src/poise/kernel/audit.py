@@ -30,7 +30,7 @@ from poise.model.events import (
     UnitsCancelled,
 )
 from poise.model.quotas import Quota
-from poise.model.reports import AuditReport
+from poise.model.reports.access import AuditReport
 from poise.model.resources import PLENTY
 from poise.model.tenants import DEFAULT
 from poise.policy.split import split_in

@@ -12,7 +12,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.rules import Change, Engine
 from poise.model.events import Began, Event, NodesMeasured, RuleFired, ServicesMeasured
 from poise.model.expressions import SIGNALS, Scope
-from poise.model.reports import RulesTest, TestedChange, TestedRule
+from poise.model.reports.rules import RulesTest, TestedChange, TestedRule
 from poise.model.rules import Rules
 from poise.units import HOUR
 

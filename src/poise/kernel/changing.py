@@ -21,7 +21,7 @@ from poise.model.changing import AT_START, CHANGEABLE, HELD, MEMORY, changed
 from poise.model.events import JobChanged, JobsRemoved
 from poise.model.fleet import MEMORY as FREE_MEMORY
 from poise.model.jobs import Array, Priority, Unit
-from poise.model.reports import Changed
+from poise.model.reports.jobs import Changed
 from poise.model.resources import WHOLE
 from poise.model.rule_actions import Relimit, Reprioritize
 from poise.model.spec import Compiled

@@ -16,7 +16,7 @@ from poise.kernel.explain import known_run
 from poise.kernel.lasting import must_last
 from poise.kernel.ledger import Ledger, UnitState
 from poise.model.profiles import estimate_run, remaining
-from poise.model.reports import Demand, DemandReport, Opening, Quote
+from poise.model.reports.demand import Demand, DemandReport, Opening, Quote
 from poise.model.resources import ALLOCATED, ANYWHERE
 from poise.model.tenants import Bearer
 from poise.policy.feasible import ability

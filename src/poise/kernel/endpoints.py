@@ -7,7 +7,7 @@ import msgspec
 
 from poise.kernel.explain import task_status
 from poise.kernel.ledger import JobState
-from poise.model.reports import Endpoint, EndpointsReport
+from poise.model.reports.services import Endpoint, EndpointsReport
 
 
 def endpoints(job: JobState | None, address_of: Callable[[str], str | None]) -> EndpointsReport:

@@ -42,26 +42,21 @@ from poise.model.jobs import Ending, Unit, retries_of
 from poise.model.load import LEVELS, Load, Upkeep
 from poise.model.profiles import estimate_run
 from poise.model.quotas import BASE, Amounts, Quota, asked
-from poise.model.reports import (
+from poise.model.reports.access import TokenReport, WhoReport
+from poise.model.reports.jobs import (
     ArrayReport,
     AttemptReport,
-    BudgetReport,
     CallsReport,
     JobReport,
-    NodeReport,
-    PhaseTimes,
-    PolicyReport,
-    QuotaReport,
     ScheduleReport,
-    StatusReport,
     TaskReport,
-    TokenReport,
-    Told,
     TrainingReport,
-    TrialReport,
-    WhoReport,
-    report_of,
 )
+from poise.model.reports.nodes import NodeReport, report_of
+from poise.model.reports.policies import PolicyReport, TrialReport
+from poise.model.reports.questions import Told
+from poise.model.reports.status import PhaseTimes, StatusReport
+from poise.model.reports.tenants import BudgetReport, QuotaReport
 from poise.model.resources import PLENTY, WHOLE, identity_of
 from poise.model.selection import names_of
 from poise.model.sweep import values_in

@@ -17,7 +17,7 @@ from poise.errors import Conflict, NotFound
 from poise.kernel.explain import LastWord, idle_in_log, job_report, logged, task_report, units_exit_code
 from poise.kernel.ledger import ArrayState, JobState, Ledger, UnitState, job_status, units_status
 from poise.model.document import near, some
-from poise.model.reports import JobReport
+from poise.model.reports.jobs import JobReport
 from poise.model.tenants import HOME, Bearer
 
 FEW = 12

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from poise.kernel.incidents import STALE
 from poise.model.events import Noticed
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 from poise.units import MINUTE, format_duration
 
 SHORT, LONG = 1 * MINUTE, 5 * MINUTE

@@ -2,7 +2,7 @@
 
 from poise.kernel.ledger import Ledger
 from poise.kernel.rules import Engine
-from poise.model.reports import ServiceOrder
+from poise.model.reports.services import ServiceOrder
 from poise.model.rule_actions import Control, Mirror, Rescale
 
 

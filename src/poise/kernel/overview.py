@@ -12,7 +12,7 @@ from poise.kernel.explain import known_run, reasons, task_status
 from poise.kernel.ledger import Ledger, NodeState, UnitState
 from poise.model.events import Event, Finished, Placed, Returned
 from poise.model.load import LEVELS, Load
-from poise.model.reports import NodeUse, Overview, TaskUse, UnitWait
+from poise.model.reports.status import NodeUse, Overview, TaskUse, UnitWait
 from poise.model.tenants import HOME, Bearer
 from poise.units import SECOND
 

@@ -1,7 +1,7 @@
 """Reports of reservations."""
 
 from poise.kernel.ledger import Ledger, NodeState, ReservationState, UnitState
-from poise.model.reports import ReservationReport
+from poise.model.reports.tenants import ReservationReport
 from poise.model.reservations import OPEN_END, Window, spot_names
 from poise.model.tenants import Bearer
 from poise.units import SECOND

@@ -10,7 +10,7 @@ from poise.kernel.ledger import ArrayState, JobState, Ledger
 from poise.kernel.ledger.arrays import DONE, Over
 from poise.model.events import Event, Finished, Placed
 from poise.model.jobs import Ending
-from poise.model.reports import PartReport
+from poise.model.reports.jobs import PartReport
 from poise.model.sweep import values_in
 from poise.units import SECOND
 

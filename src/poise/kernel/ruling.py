@@ -29,7 +29,8 @@ from poise.model.events import (
     RulesSet,
 )
 from poise.model.load import Load, has_changed
-from poise.model.reports import RuleFiring, RuleReport, RulesReport, ServiceOrder
+from poise.model.reports.rules import RuleFiring, RuleReport, RulesReport
+from poise.model.reports.services import ServiceOrder
 from poise.model.rule_actions import ADJUSTED, OF_SERVICES
 from poise.model.rules import Rule, compile_rules, targets_of
 from poise.units import format_duration

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from poise.kernel.ledger import Ledger
-from poise.model.reports import ShareReport, SharesReport
+from poise.model.reports.tenants import ShareReport, SharesReport
 from poise.model.share_tree import CPU, GPU, WEIGHT, Amounts, unused_of
 from poise.policy.entitled import Standing, ratio
 

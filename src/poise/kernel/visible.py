@@ -76,17 +76,11 @@ from poise.model.events import (
 )
 from poise.model.incidents import OF_WORK, IncidentReport, Suspect
 from poise.model.jobs import Job
-from poise.model.reports import (
-    Ahead,
-    BudgetReport,
-    NodeReport,
-    QuotaReport,
-    ReservationReport,
-    ScheduleReport,
-    ShareReport,
-    SharesReport,
-    StatusReport,
-)
+from poise.model.reports.jobs import ScheduleReport
+from poise.model.reports.nodes import NodeReport
+from poise.model.reports.questions import Ahead
+from poise.model.reports.status import StatusReport
+from poise.model.reports.tenants import BudgetReport, QuotaReport, ReservationReport, ShareReport, SharesReport
 from poise.model.secrets import HIDDEN
 from poise.model.tenants import Bearer, Role, tenant_of_class, tenant_of_queue
 

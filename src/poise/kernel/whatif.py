@@ -24,7 +24,7 @@ from poise.model.events import JobSubmitted
 from poise.model.fleet import CONDITIONS, CPU, DEVICES, DRAINED, EMPTYING, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.jobs import GRACE, Job, Priority, retries_of
 from poise.model.profiles import CERTAIN, ENDLESS, NO_END, Estimate, Profile, estimate_run, remaining
-from poise.model.reports import (
+from poise.model.reports.questions import (
     Ahead,
     Explanation,
     Foreseen,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from poise.model.reports import Demand, Opening, Prospect, Quote
+from poise.model.reports.demand import Demand, Opening, Prospect, Quote
 from poise.units import MINUTE, SECOND
 
 GUESS = 5 * MINUTE

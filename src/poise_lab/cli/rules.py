@@ -14,7 +14,7 @@ from poise.errors import InputError, NotFound
 
 if TYPE_CHECKING:  # imported late: the ledger loads numpy
     from poise.kernel.controller import Settings
-    from poise.model.reports import RulesEffect, RulesTest, TunedLoop
+    from poise.model.reports.rules import RulesEffect, RulesTest, TunedLoop
     from poise.model.resources import Node
     from poise.model.rules import Rules
     from poise.model.workload import Workload

@@ -32,7 +32,7 @@ from poise.drivers.lock import holder
 from poise.drivers.yamlfile import load_kind
 from poise.errors import PoiseError
 from poise.model.history import RunReport
-from poise.model.reports import JobReport, TaskReport
+from poise.model.reports.jobs import JobReport, TaskReport
 from poise.units import SECOND, format_duration
 from poise_lab.demo.serving import Clients
 

@@ -10,7 +10,7 @@ from poise.config import Home
 from poise.drivers.gateways import service_reports
 from poise.errors import NotFound, SpecError
 from poise.model.document import near, some
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 from poise.units import MILLISECOND, SECOND, format_duration, parse_duration
 from poise_serve.lately import LONGEST
 

@@ -24,7 +24,8 @@ from poise.config import Home
 from poise.control.substrates import LIVE, Substrates
 from poise.errors import NotFound, PoiseError, StoreFull, Unreachable
 from poise.kernel.demand import demand
-from poise.model.reports import Demand, DemandReport, Offer, Opening, Quote, Request
+from poise.model.reports.demand import Demand, DemandReport, Offer, Opening, Quote
+from poise.model.reports.status import Request
 from poise.model.resources import ALLOCATED, SUBSTRATE
 from poise.policy.substrates import HERE
 from poise.ports import Contact, Machine, Pilot

@@ -6,7 +6,7 @@ from poise.cli.doctor import _clusters
 from poise.config import Cluster, Home
 from poise.drivers.clusters import keep_clusters, lock_of, write_answer, write_requests
 from poise.drivers.lock import take_lock
-from poise.model.reports import Request
+from poise.model.reports.status import Request
 
 
 def test_machines_that_work_waits_for_are_told_and_what_is_refused_is_a_warning(tmp_path: Path) -> None:

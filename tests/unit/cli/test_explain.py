@@ -10,7 +10,8 @@ from poise.cli.explain import _draw_explanation, _tell_requests
 from poise.config import Cluster, Home
 from poise.drivers.clusters import keep_clusters, lock_of, write_requests
 from poise.drivers.lock import take_lock
-from poise.model.reports import Prospect, Request
+from poise.model.reports.demand import Prospect
+from poise.model.reports.status import Request
 from poise.testing import World
 from poise.units import HOUR, MINUTE, SECOND
 from unit.asking import explained

@@ -3,7 +3,7 @@
 import pytest
 
 from poise.cli.logs import Printer, TimedLines
-from poise.model.reports import LogPiece
+from poise.model.reports.streams import LogPiece
 
 
 def piece(data: bytes, rank: int = -1, at: float = 0.0, stream: str = "out", task: str = "j1.main") -> LogPiece:

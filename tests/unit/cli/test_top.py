@@ -6,7 +6,7 @@ import pytest
 from poise.cli.top import Meter, Use, frame
 from poise.kernel.overview import SHOWN, overview, rates
 from poise.model.events import Placed
-from poise.model.reports import Overview
+from poise.model.reports.status import Overview
 from poise.testing import World
 from poise.units import SECOND
 

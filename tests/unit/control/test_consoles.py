@@ -14,7 +14,7 @@ from poise.control.plane import Plane
 from poise.errors import Busy
 from poise.kernel.messages import Cancel
 from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, Leave, Left, Piece, Said
-from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
+from poise.model.reports.streams import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from poise.model.tenants import Bearer, Role
 
 ATTEMPT = Attempt("j1.main", 1)

@@ -11,7 +11,7 @@ from poise.control.incidents import Incidents
 from poise.control.objectives import Objectives
 from poise.kernel.messages import Saw
 from poise.model.events import Noticed
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 from poise.model.tenants import Role
 from poise.testing import World
 from poise.units import MILLISECOND, MINUTE, SECOND

@@ -22,7 +22,8 @@ from poise.errors import Busy, Conflict, NotFound
 from poise.kernel.ledger import Ledger
 from poise.kernel.slices import Slices
 from poise.model.events import Event, TrainingTold, decode_event, encode_event
-from poise.model.reports import TrainingReport, WhoReport
+from poise.model.reports.access import WhoReport
+from poise.model.reports.jobs import TrainingReport
 from poise.model.tenants import HOME
 from poise.model.training import Training
 from poise.testing import WALL, World

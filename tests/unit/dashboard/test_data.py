@@ -17,7 +17,8 @@ from poise.dashboard.data import Asked, Kept, LogTail
 from poise.dashboard.mirror import SHARE, Pace
 from poise.errors import NotFound, SpecError, Unreachable
 from poise.model.decisions import Reason
-from poise.model.reports import LogEnd, LogLine, LogPiece, WhyNot
+from poise.model.reports.questions import WhyNot
+from poise.model.reports.streams import LogEnd, LogLine, LogPiece
 
 
 class Counting:

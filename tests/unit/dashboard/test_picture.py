@@ -5,7 +5,9 @@ import msgspec
 from poise.dashboard.picture import MAX_JOBS, Picture, apply
 from poise.kernel.explain import job_report, node_report
 from poise.kernel.overview import Rates, overview
-from poise.model.reports import ChangesReport, JobReport, NodeReport, Overview
+from poise.model.reports.jobs import JobReport
+from poise.model.reports.nodes import NodeReport
+from poise.model.reports.status import ChangesReport, Overview
 from poise.model.tenants import HOME
 from poise.testing import World
 from poise.units import SECOND

@@ -11,7 +11,8 @@ from poise.client import Client
 from poise.config import Home
 from poise.dashboard.services import services_of
 from poise.errors import Conflict, NotFound
-from poise.model.reports import ServiceReport, WhoReport
+from poise.model.reports.access import WhoReport
+from poise.model.reports.services import ServiceReport
 from poise_serve import reporting
 from unit.gateway.test_reporting import report
 

@@ -11,7 +11,7 @@ from poise.config import Home
 from poise.dashboard import spent as module
 from poise.dashboard.spent import spent_of
 from poise.errors import Conflict, SpecError
-from poise.model.reports import WhoReport
+from poise.model.reports.access import WhoReport
 
 TOLD = {"begins": 1.0, "length": 2, "tenants": [], "jobs": []}
 

@@ -9,7 +9,7 @@ import pytest
 
 from poise.engine import lookahead
 from poise.engine.lookahead import NEVER, NO_TIME, TOO_LARGE, Bounds, LookAhead
-from poise.model.reports import Start
+from poise.model.reports.questions import Start
 from poise.policy.suites import policy_named
 from poise.testing import World
 from poise.units import MINUTE, SECOND

@@ -7,7 +7,7 @@ import pytest
 
 from poise.client import Client
 from poise.errors import Unreachable
-from poise.model.reports import OrdersReport, ServiceLeftOut, ServiceOrder
+from poise.model.reports.services import OrdersReport, ServiceLeftOut, ServiceOrder
 from poise.model.served import GatewayNews, Served, ServiceNews
 from poise.model.servicefile import compile_service
 from poise_serve.kernel.batcher import Refuse

@@ -9,7 +9,7 @@ import pytest
 from poise.cli.main import main
 from poise.drivers import sockets
 from poise.drivers.gateways import service_reports
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 from poise.units import MILLISECOND, MINUTE, SECOND
 from poise_serve import reporting
 

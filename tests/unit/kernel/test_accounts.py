@@ -3,7 +3,7 @@
 from poise.cli.usage import open_metrics
 from poise.kernel.accounts import Accounts
 from poise.kernel.ledger import Ledger
-from poise.model.reports import UsageRow
+from poise.model.reports.tenants import UsageRow
 from poise.testing import World, node
 from poise.units import HOUR
 

@@ -9,7 +9,7 @@ from poise.kernel.explain import exit_code
 from poise.kernel.find import find, found_report
 from poise.kernel.ledger import Ledger, arrays
 from poise.kernel.results import Results, gathered
-from poise.model.reports import JobReport, PartReport
+from poise.model.reports.jobs import JobReport, PartReport
 from poise.testing import World, replay
 
 MANY = 10_001

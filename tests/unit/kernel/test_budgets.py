@@ -13,7 +13,7 @@ from poise.kernel.messages import HoldJob
 from poise.kernel.visible import Sight
 from poise.model.budgets import ONE
 from poise.model.events import BudgetReached, BudgetTurned, JobHeld, Noticed
-from poise.model.reports import BudgetReport
+from poise.model.reports.tenants import BudgetReport
 from poise.model.tenants import Bearer, Role
 from poise.testing import World, node, replay
 from poise.units import HOUR

@@ -12,7 +12,7 @@ from poise.kernel.messages import Configure, Decide, Decided
 from poise.kernel.replay import replay as decide_again
 from poise.model.decisions import Plan
 from poise.model.events import Configured, Placed, Remembered, Round
-from poise.model.reports import TrialReport
+from poise.model.reports.policies import TrialReport
 from poise.model.selection import Selection
 from poise.policy.recipe import compile_recipe
 from poise.policy.split import split_settings

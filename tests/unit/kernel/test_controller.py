@@ -40,7 +40,7 @@ from poise.model.events import (
 )
 from poise.model.jobs import Ending
 from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Hello, Report, Running
-from poise.model.reports import Drained
+from poise.model.reports.nodes import Drained
 from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
 from poise.model.tenants import Bearer, Role

@@ -4,7 +4,7 @@ import msgspec
 
 from poise.kernel.demand import COUNTED, KINDS, backlog, demand, key_of, quotes_here
 from poise.kernel.messages import Drain, GiveUp
-from poise.model.reports import Opening
+from poise.model.reports.demand import Opening
 from poise.model.resources import ALLOCATED
 from poise.model.tenants import HOME
 from poise.testing import World, node

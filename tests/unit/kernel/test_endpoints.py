@@ -1,7 +1,7 @@
 """The places of a job's running tasks, as a gateway is told them."""
 
 from poise.kernel.endpoints import endpoints
-from poise.model.reports import Endpoint
+from poise.model.reports.services import Endpoint
 from poise.testing import World
 
 

@@ -1,7 +1,7 @@
 from typing import Any
 
 from poise.kernel.explain import exit_code, job_report, node_report, story
-from poise.model.reports import JobReport, TaskReport
+from poise.model.reports.jobs import JobReport, TaskReport
 from poise.testing import WALL, World, node
 from poise.units import SECOND
 

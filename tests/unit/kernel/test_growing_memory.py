@@ -5,7 +5,7 @@ from typing import Any
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import SetRules
 from poise.model.messages import Beat, Desired
-from poise.model.reports import Changed
+from poise.model.reports.jobs import Changed
 from poise.model.tenants import HOME
 from poise.testing import World
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from poise.kernel.objectives import AGAIN, FEWEST, LONG, SHORT, Judge, Look, missed
-from poise.model.reports import ServiceReport
+from poise.model.reports.services import ServiceReport
 from poise.units import MILLISECOND, SECOND
 
 

@@ -30,7 +30,7 @@ from poise.model.events import (
 )
 from poise.model.load import Load
 from poise.model.messages import Beat
-from poise.model.reports import ServiceOrder
+from poise.model.reports.services import ServiceOrder
 from poise.model.rules import compile_rules
 from poise.model.served import Served
 from poise.policy.split import split_in

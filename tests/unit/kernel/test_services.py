@@ -8,7 +8,7 @@ from poise.kernel.backtest import backtest
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import HearServices, SetRules
 from poise.model.events import Event, Noticed, RuleFired, RuleOver, RuleSteered, ServicesMeasured, encode_event
-from poise.model.reports import ServiceOrder
+from poise.model.reports.services import ServiceOrder
 from poise.model.rules import compile_rules
 from poise.model.served import GONE_AFTER, LEAST, MAX_AMOUNT, MAX_GATEWAYS, MAX_SERVICES, Served
 from poise.testing import World

@@ -10,7 +10,7 @@ from poise.kernel.messages import Configure, SetRules
 from poise.model.events import Configured, QuotaSet, RuleFired, RuleOver, RuleSteered
 from poise.model.messages import Beat
 from poise.model.quotas import Quota
-from poise.model.reports import ServiceOrder
+from poise.model.reports.services import ServiceOrder
 from poise.model.rules import compile_rules
 from poise.testing import World
 

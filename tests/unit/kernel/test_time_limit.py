@@ -8,7 +8,7 @@ from poise.engine.futures import Draws
 from poise.errors import SpecError
 from poise.kernel.explain import job_report
 from poise.model.messages import Desired
-from poise.model.reports import Changed
+from poise.model.reports.jobs import Changed
 from poise.model.tenants import HOME
 from poise.model.workload import Steady
 from poise.testing import World

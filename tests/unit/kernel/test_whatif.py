@@ -11,7 +11,7 @@ from poise.kernel.find import find
 from poise.kernel.messages import Submit
 from poise.kernel.whatif import unblock, why_not
 from poise.model.events import Preempted
-from poise.model.reports import Suggestion, UnblockReport, Waiting, WhyNot
+from poise.model.reports.questions import Suggestion, UnblockReport, Waiting, WhyNot
 from poise.model.resources import Device, Node
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World, node

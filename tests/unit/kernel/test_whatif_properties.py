@@ -15,7 +15,7 @@ from poise.kernel.whatif import unblock, why_not
 from poise.model.decisions import Place, Spot, Why
 from poise.model.events import Placed
 from poise.model.jobs import GRACE
-from poise.model.reports import Suggestion
+from poise.model.reports.questions import Suggestion
 from poise.testing import World
 from unit.asking import policy_of
 

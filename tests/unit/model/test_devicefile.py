@@ -9,7 +9,7 @@ from poise.model.catalogue import TERA, device_found
 from poise.model.declared import with_declared
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
-from poise.model.reports import report_of
+from poise.model.reports.nodes import report_of
 from poise.model.resources import Device
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.drivers.delays import Delays
-from poise.model.reports import Demand, Opening, Quote
+from poise.model.reports.demand import Demand, Opening, Quote
 from poise.policy.substrates import HERE, MARGIN, PART, Share, split
 from poise.units import HOUR, MINUTE, SECOND
 

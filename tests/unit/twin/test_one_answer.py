@@ -11,7 +11,7 @@ from many import many
 from poise.control.forecast import Eta, Target, foresee
 from poise.engine.lookahead import Range, view_settings
 from poise.errors import SpecError
-from poise.model.reports import Start
+from poise.model.reports.questions import Start
 from poise.testing import World
 from poise.units import MINUTE
 from unit.asking import FEW, expected, explained, planned, policy_of

@@ -23,7 +23,7 @@ from poise.model.events import (
     Resized,
     Triggered,
 )
-from poise.model.reports import AuditReport, RefusalsReport
+from poise.model.reports.access import AuditReport, RefusalsReport
 from poise.model.tenants import Bearer
 
 WHOLE = b": whole\n\n"

@@ -23,7 +23,7 @@ from poise.kernel.ledger import job_status
 from poise.kernel.visible import Sight
 from poise.model.changing import as_job, fields_in
 from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
-from poise.model.reports import Changed, JobReport, JobStatus
+from poise.model.reports.jobs import Changed, JobReport, JobStatus
 from poise.model.spec import compile_spec
 from poise.model.tenants import Bearer
 from poise.units import parse_duration

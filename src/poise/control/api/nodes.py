@@ -14,7 +14,7 @@ from poise.kernel.explain import node_report
 from poise.kernel.find import find_node
 from poise.kernel.find import names as find_names
 from poise.kernel.visible import Sight
-from poise.model.reports import Drained, NodeReport
+from poise.model.reports.nodes import Drained, NodeReport
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import PROFILED, NodeProfile
 

@@ -22,7 +22,7 @@ from poise.engine.paired import in_words, not_to_promote, world_report
 from poise.errors import Conflict, NotFound, SpecError
 from poise.kernel import messages
 from poise.kernel.explain import policy_report
-from poise.model.reports import PolicyReport, PolicyRequest, Promotion, ShadowReport
+from poise.model.reports.policies import PolicyReport, PolicyRequest, Promotion, ShadowReport
 from poise.model.selection import check_selection, parse_selection
 from poise.model.tenants import Bearer
 from poise.policy.split import check_divisible, undivided

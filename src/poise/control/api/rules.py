@@ -12,15 +12,8 @@ from poise.drivers.plugins import choose_rule_policy, policy_settings
 from poise.errors import Forbidden
 from poise.kernel import messages
 from poise.kernel.endpoints import endpoints
-from poise.model.reports import (
-    EndpointsReport,
-    OrdersReport,
-    RuleAnswer,
-    RuleDone,
-    RulesReport,
-    RulesRequest,
-    ServiceLeftOut,
-)
+from poise.model.reports.rules import RuleAnswer, RuleDone, RulesReport, RulesRequest
+from poise.model.reports.services import EndpointsReport, OrdersReport, ServiceLeftOut
 from poise.model.rule_actions import policy_of, sets_policy
 from poise.model.rules import compile_rules, targets_of
 from poise.model.served import GatewayNews, Served

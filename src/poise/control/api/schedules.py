@@ -13,7 +13,8 @@ from poise.kernel import messages
 from poise.kernel.bookings import Accepted, find_reservation
 from poise.kernel.reserved import reservation_report
 from poise.kernel.visible import Sight
-from poise.model.reports import ReservationReport, ReservationsRequest, ScheduleReport
+from poise.model.reports.jobs import ScheduleReport
+from poise.model.reports.tenants import ReservationReport, ReservationsRequest
 from poise.model.reservations import Zones, compile_reservations
 from poise.model.tenants import Bearer
 from poise.policy.suites import ClusterPolicy

@@ -18,7 +18,9 @@ from poise.kernel.overview import overview
 from poise.kernel.since import touched
 from poise.kernel.visible import Sight
 from poise.model.incidents import IncidentReport
-from poise.model.reports import Backlog, ChangesReport, DemandReport, Offer, Overview, StatusReport, WhoReport
+from poise.model.reports.access import WhoReport
+from poise.model.reports.demand import Backlog, DemandReport, Offer
+from poise.model.reports.status import ChangesReport, Overview, StatusReport
 from poise.model.tenants import Bearer
 
 

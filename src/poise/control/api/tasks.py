@@ -25,7 +25,7 @@ from poise.model.document import some
 from poise.model.fields import Quantity, parse_or_raise
 from poise.model.job_fields import terminal
 from poise.model.messages import Piece
-from poise.model.reports import InputReport
+from poise.model.reports.streams import InputReport
 from poise.model.spec import command_of, variable_of
 from poise.model.tenants import Bearer
 from poise.units import SECOND, parse_duration

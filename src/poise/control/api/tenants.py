@@ -16,14 +16,14 @@ from poise.kernel.find import quota_note
 from poise.kernel.visible import Sight
 from poise.model.budgets import compile_budgets
 from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
-from poise.model.reports import (
+from poise.model.reports.access import TokenReport
+from poise.model.reports.tenants import (
     BudgetReport,
     BudgetsRequest,
     QuotaReport,
     SharesForeseen,
     SharesReport,
     SharesRequest,
-    TokenReport,
 )
 from poise.model.reservations import Zones
 from poise.model.sharefile import compile_shares

@@ -15,7 +15,7 @@ from typing import Any, cast
 from poise.config import Cluster, Home
 from poise.errors import InputError, PoiseError
 from poise.model.document import near
-from poise.model.reports import Check
+from poise.model.reports.nodes import Check
 from poise.model.spec import Compiled
 from poise.ports import Handed, SubstrateDriver
 

@@ -40,7 +40,7 @@ from poise.model.events import (
 )
 from poise.model.jobs import Job
 from poise.model.messages import Desired
-from poise.model.reports import Changed
+from poise.model.reports.jobs import Changed
 from poise.model.spec import Compiled
 from poise.model.tenants import Bearer, Role
 

@@ -30,7 +30,7 @@ from poise.model.events import (
     NodeUnfit,
 )
 from poise.model.messages import Acked, Beat, Desired, DeviceFault, FromAgent, Heard, Hello, Report
-from poise.model.reports import Drained
+from poise.model.reports.nodes import Drained
 from poise.model.resources import Device, Node, identity_of
 from poise.model.tenants import Role
 from poise.policy.emptying import may_go
