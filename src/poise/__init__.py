@@ -7,14 +7,15 @@ __version__ = "0.3.0.dev0"
 
 if TYPE_CHECKING:
     from poise.calls import Future
-    from poise.client import AsyncClient, Client
+    from poise.client import Client
+    from poise.client.asynchronous import AsyncClient
     from poise.drivers.heartbeat import step
     from poise.errors import CallFailed, CallLost, GangBroken, Misused, PoiseError
     from poise.model.reports.streams import LogPiece
     from poise.sdk import Mapped, Task, close, gather, rank, task, world_size
 
 _HOMES = {
-    "AsyncClient": "poise.client",
+    "AsyncClient": "poise.client.asynchronous",
     "CallFailed": "poise.errors",
     "CallLost": "poise.errors",
     "Client": "poise.client",

@@ -225,7 +225,7 @@ def test_an_environment_is_built_once_and_its_failure_is_the_reason_of_the_job(f
 def test_what_a_hostile_client_sends_is_refused_and_another_tenant_sees_nothing(far: Far) -> None:
     client = far.living.client()
     secret = b"a secret file"
-    ask = client._ask_raw
+    ask = client._link.ask_raw
     manifest = Manifest((Entry("../../escape", "file", len(secret), digest(secret)),)).encode()
     ask("POST", "/v1/files", msgspec.msgpack.encode([manifest, secret]))
     with pytest.raises(SpecError, match="leads out"):
@@ -239,9 +239,9 @@ def test_what_a_hostile_client_sends_is_refused_and_another_tenant_sees_nothing(
     assert ask("POST", f"/v1/trees/{digest(good).hex()}", digest(good)) == b""
     other = far.living.poise("token", "add", "--tenant", "eve", "--role", "submitter").text.strip()
     eve = Client(far.living.home, token=other)
-    assert eve._ask_raw("POST", "/v1/files/missing", digest(secret)) == digest(secret)
+    assert eve._link.ask_raw("POST", "/v1/files/missing", digest(secret)) == digest(secret)
     with pytest.raises(NotFound):
-        eve._ask_raw("GET", f"/v1/trees/{digest(good).hex()}")
+        eve._link.ask_raw("GET", f"/v1/trees/{digest(good).hex()}")
     with pytest.raises(NotFound):
         eve.submit({"run": ["cat", "f"], "sync": {"tree": digest(good).hex()}})
     with pytest.raises(SpecError, match="not sent"):

@@ -23,8 +23,7 @@ from drivers.etcd_server import EtcdServer, Seat, running
 from drivers.notes import lease_of
 from drivers.postgres_server import PostgresServer
 
-from poise import client
-from poise.client import Client
+from poise.client import Client, link
 from poise.config import Home
 from poise.control.decider import decider_for
 from poise.control.plane import Plane, clock_of
@@ -370,7 +369,7 @@ def test_calls_go_on_while_a_leader_stands_still(pair: Pair) -> None:
 def test_who_follows_what_is_written_goes_over_from_a_leader_that_stands_still(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "HUSH", (60.0, 3.0))
+    monkeypatch.setattr(link, "HUSH", (60.0, 3.0))
     counts = "n=0; while :; do echo $n; n=$((n+1)); sleep 0.05; done"
     job = pair.client().submit({"run": ["sh", "-c", counts], "resources": {"cpu": 0.1}})
     told = bytearray()
@@ -387,7 +386,7 @@ def test_who_follows_what_is_written_goes_over_from_a_leader_that_stands_still(
         os.kill(stale, signal.SIGSTOP)
         stopped, before = time.monotonic(), len(told)
         until(lambda: len(told) > before + 20, "more is read", pair.story)
-        assert time.monotonic() - stopped < client.HUSH[0] / 2
+        assert time.monotonic() - stopped < link.HUSH[0] / 2
     finally:
         os.kill(stale, signal.SIGCONT)
         pair.client().cancel(job)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from poise.client import AsyncClient
+from poise.client.asynchronous import AsyncClient
 from poise.model.reports.streams import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from system.living import PATIENCE, POISE, Done, Living, alive, ended, kill, until
 

@@ -20,6 +20,7 @@ from poise.agent.pilots import (
     Pilots,
 )
 from poise.client import Client
+from poise.client.link import Link
 from poise.config import Home
 from poise.control.substrates import LIVE, Substrates
 from poise.errors import NotFound, PoiseError, StoreFull, Unreachable
@@ -36,15 +37,15 @@ from unit.control.desk import Desk
 T = TypeVar("T")
 
 
-class AtDesk(Client):
-    """A client of a world in memory. `lost` fails the next call of a path: Unreachable comes after the call is done."""
+class LinkToDesk(Link):
+    """A link to a world in memory. `lost` fails the next call of a path: Unreachable comes after the call is done."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(Home(folder))
-        self.desk = Desk(World().nodes(2, cpu=1))
+    def __init__(self, home: Home, desk: Desk) -> None:
+        super().__init__(home, 0.0, None)
+        self.desk = desk
         self.lost: dict[str, PoiseError] = {}
 
-    def _call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = 0.0) -> T:
+    def call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = 0.0) -> T:
         failure = self.lost.pop(path, None)
         if failure is not None and not isinstance(failure, Unreachable):
             raise failure
@@ -53,6 +54,16 @@ class AtDesk(Client):
         if failure is not None:
             raise failure
         return msgspec.json.decode(answer.body, type=kind)
+
+
+class AtDesk(Client):
+    """A client of a world in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Home(folder))
+        self.desk = Desk(World().nodes(2, cpu=1))
+        self._link = link = LinkToDesk(self.home, self.desk)
+        self.lost = link.lost
 
     def closed(self) -> list[str]:
         return [node.name for node in self.nodes() if node.status in ("drained", "emptying")]

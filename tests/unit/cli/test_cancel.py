@@ -9,6 +9,7 @@ import pytest
 
 from poise.cli.main import main
 from poise.client import Client
+from poise.client.link import Link
 from poise.config import Home
 from poise.decoding import json_decoder
 from poise.errors import ErrorRecord, from_record
@@ -36,13 +37,13 @@ def cancels(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     desk.token("submitter", "bob", Role.SUBMITTER)
 
     def cancel(*words: str, who: str = "home", code: int = 0) -> str:
-        def call(_: Client, method: str, path: str, answer: Any, body: Any = None, timeout: float = 0) -> Any:
+        def call(_: Link, method: str, path: str, answer: Any, body: Any = None, timeout: float = 0) -> Any:
             told = desk.call(method, path, body, who=who)
             if told.status >= 400:
                 raise from_record(msgspec.convert(told.value["error"], ErrorRecord), told.status)
             return json_decoder(answer).decode(told.body)
 
-        monkeypatch.setattr(Client, "_call", call)
+        monkeypatch.setattr(Link, "call", call)
         monkeypatch.setattr("poise.cli.jobs.connected", lambda home: Client(Home(desk.home.root)))
         assert main(["cancel", *words]) == code
         told = capsys.readouterr()

@@ -12,6 +12,7 @@ from drivers.test_plugins import install
 from poise.cli import up
 from poise.cli.main import main
 from poise.client import Client
+from poise.client.link import Link
 from poise.config import Cluster, Home
 from poise.decoding import json_decoder
 from poise.drivers import substrates
@@ -73,14 +74,14 @@ def test_down_tells_what_it_cancelled_and_still_waits_for(monkeypatch: pytest.Mo
         world.disconnect(name)
     desk, said = Desk(world), list[str]()
 
-    def call(_: Client, method: str, path: str, answer: Any, body: Any = None, timeout: float = 0) -> Any:
+    def call(_: Link, method: str, path: str, answer: Any, body: Any = None, timeout: float = 0) -> Any:
         return json_decoder(answer).decode(desk.call(method, path, body).body)
 
     def hear(message: str) -> None:
         said.append(message)
         world.connect(away[len(said) - 1])
 
-    monkeypatch.setattr(Client, "_call", call)
+    monkeypatch.setattr(Link, "call", call)
     monkeypatch.setattr(up, "say", hear)
     monkeypatch.setattr(up, "SAY_EVERY", 0.0)
     up._cancel_all(Client(Home(desk.home.root)))

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from poise import client as client_of
 from poise.client import Client
+from poise.client import client as client_of
+from poise.client.link import Link
 from poise.config import PAGE, Home
 from poise.decoding import json_decoder
 from poise.model.tenants import Role
@@ -66,12 +67,12 @@ def test_no_answer_lists_more_than_a_page(desk: Desk, what: str, limit: Any) -> 
 def test_the_client_lists_all_of_them(desk: Desk, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
 
-    def call(_: Client, method: str, path: str, answer: Any) -> Any:
+    def call(_: Link, method: str, path: str, answer: Any) -> Any:
         asked.append(path)
         return json_decoder(answer).decode(desk.call(method, f"{path}&limit={page}").body)
 
     monkeypatch.setattr(client_of, "PAGE", page)
-    monkeypatch.setattr(Client, "_call", call)
+    monkeypatch.setattr(Link, "call", call)
     client = Client(Home(desk.home.root))
     assert [node.name for node in client.nodes()] == NAMES
     assert [job.id for job in client.jobs()] == JOBS
