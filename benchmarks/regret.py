@@ -36,7 +36,8 @@ import msgspec
 from clusters import gavel, nodes_of
 
 from poise.kernel.controller import Settings
-from poise.model.jobs import CLASS_WEIGHT, Priority, Speedups, Task, Unit
+from poise.model.jobs import CLASS_WEIGHT, Priority, Task, Unit
+from poise.model.progress import Speedups
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth, Workload
 from poise.policy.suites import ClusterPolicy, policy_named

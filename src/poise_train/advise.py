@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from poise.errors import Misused
-from poise.model.jobs import Speedups
+from poise.model.progress import Speedups
 from poise_train.compression import Half, PowerSGD, TopK
 from poise_train.exchange import Bucket, Counted, Exchange, Plain
 from poise_train.policy.advise import Advice, Candidate, Seen, advise

@@ -38,9 +38,9 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from poise.drivers.heartbeat import step as beat
 from poise.errors import GangBroken
-from poise.model.jobs import Speedups
 from poise.model.precision import AS_IT_IS
 from poise.model.precision import VARIABLE as PRECISION
+from poise.model.progress import Speedups
 from poise.model.training import ENDED_AS_ASKED, Training
 from poise_train import given, shards, state
 from poise_train.advise import Adviser, Named, exchange_named

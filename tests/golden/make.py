@@ -36,9 +36,10 @@ from poise.kernel.messages import (
 )
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import Began, Event, Noticed, decode_event, encode_event
-from poise.model.jobs import Ending, Speedups
+from poise.model.jobs import Ending
 from poise.model.load import Load
 from poise.model.messages import Attempt, Beat, DeviceFault, Hello, Idle, Report, Running, Told
+from poise.model.progress import Speedups
 from poise.model.resources import ALLOCATED, CONTAINERS
 from poise.model.secrets import Sealed, sealed
 from poise.model.served import Served

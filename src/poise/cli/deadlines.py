@@ -7,7 +7,7 @@ from poise.client import Client, deadlines_in
 from poise.errors import PoiseError
 
 if TYPE_CHECKING:  # only for type names
-    from poise.model.chances import DeadlineForecast
+    from poise.model.reports.questions import DeadlineForecast
 
 
 def has_deadline(spec: Mapping[str, Any]) -> bool:

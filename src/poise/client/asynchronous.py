@@ -9,11 +9,10 @@ from poise.client.client import Client
 from poise.client.link import PATIENCE, T, current_home
 from poise.client.submitting import new_key
 from poise.config import Home
-from poise.model.chances import DeadlineForecast
 from poise.model.incidents import IncidentReport
 from poise.model.reports.jobs import Changed, JobReport, JobStatus, ScheduleReport
 from poise.model.reports.nodes import NodeReport
-from poise.model.reports.questions import Explanation, PlanReport, UnblockReport, WhyNot
+from poise.model.reports.questions import DeadlineForecast, Explanation, PlanReport, UnblockReport, WhyNot
 from poise.model.reports.status import StatusReport
 from poise.model.reports.streams import ExecLine, LogLine
 from poise.model.usage import NodeProfile

@@ -21,14 +21,13 @@ from poise.drivers.reach import door_of
 from poise.drivers.security import ASK, digest, new_secret, whole_token
 from poise.errors import NotFound
 from poise.model.captures import Capture, CaptureKind
-from poise.model.chances import DeadlineForecast
 from poise.model.incidents import IncidentReport
 from poise.model.reports.access import PageReport, RefusalsReport, SignInCode, SignInReport, TokenReport, WhoReport
 from poise.model.reports.demand import Backlog, DemandReport, Offer, Quote
 from poise.model.reports.jobs import Changed, JobReport, JobStatus, PartReport, ScheduleReport
 from poise.model.reports.nodes import Drained, NodeReport
 from poise.model.reports.policies import PolicyReport, PolicyRequest, Promotion, ShadowReport
-from poise.model.reports.questions import Explanation, PlanReport, UnblockReport, WhyNot
+from poise.model.reports.questions import DeadlineForecast, Explanation, PlanReport, UnblockReport, WhyNot
 from poise.model.reports.rules import RuleAnswer, RuleDone, RulesReport, RulesRequest
 from poise.model.reports.services import EndpointsReport, OrdersReport
 from poise.model.reports.status import ChangesReport, Overview, StatusReport

@@ -17,9 +17,10 @@ from poise.control.plane import Plane
 from poise.decoding import msgpack_decoder
 from poise.errors import Busy, Conflict, InputError, PoiseError, SpecError
 from poise.kernel.find import Found
-from poise.model.chances import DeadlineForecast, DeadlineQuestion
+from poise.model.chances import DeadlineQuestion
 from poise.model.deadlines import LIKELY
 from poise.model.jobs import Job
+from poise.model.reports.questions import DeadlineForecast
 from poise.model.spec import Compiled
 from poise.units import SECOND, format_duration
 

@@ -24,8 +24,9 @@ from poise.engine.lookahead import Bounds, view_settings
 from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger
-from poise.model.chances import DeadlineForecast, DeadlineQuestion
+from poise.model.chances import DeadlineQuestion
 from poise.model.events import JobSubmitted, decode_event
+from poise.model.reports.questions import DeadlineForecast
 from poise.policy.suites import SAFE_POLICY, ClusterPolicy, policy_named
 
 FEWEST = 10

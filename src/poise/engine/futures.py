@@ -26,8 +26,9 @@ from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger, ScheduleState, UnitState
 from poise.model.events import Event, Finished, Placed, Preempted, Started
 from poise.model.fleet import Fleet, model_under
-from poise.model.jobs import ALL, GRACE, Priority
+from poise.model.jobs import GRACE, Priority
 from poise.model.profiles import DEFAULT_RUN, Estimate
+from poise.model.progress import ALL
 from poise.model.resources import Node
 from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.load import LoadForecaster

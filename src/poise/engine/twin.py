@@ -24,7 +24,7 @@ from poise.kernel.messages import Decided, Drain, GiveUp, Message, Reply, Submit
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.fleet import model_under
-from poise.model.jobs import ALL, Ending, Job, Outcome, Speedups
+from poise.model.jobs import Ending, Job, Outcome
 from poise.model.load import Load
 from poise.model.messages import (
     Attempt,
@@ -40,6 +40,7 @@ from poise.model.messages import (
     Told,
     ToNode,
 )
+from poise.model.progress import ALL, Speedups
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.spec import Compiled
 from poise.model.training import Training

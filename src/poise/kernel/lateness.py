@@ -18,7 +18,8 @@ from poise.model import graph
 from poise.model.deadlines import Missed, can_meet
 from poise.model.decisions import Reason
 from poise.model.events import DeadlinesMissed
-from poise.model.jobs import ALL, Unit
+from poise.model.jobs import Unit
+from poise.model.progress import ALL
 from poise.policy.predict import Speeds
 from poise.units import MILLISECOND, SECOND, format_duration
 

@@ -16,8 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from poise.model.jobs import ALL
 from poise.model.messages import Attempt, Told
+from poise.model.progress import ALL
 from poise.units import SECOND, format_duration
 
 LEAST = 300 * SECOND

@@ -14,7 +14,8 @@ from poise.model.calls import Call, Function, Result
 from poise.model.deadlines import Missed
 from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.incidents import Moment, SymptomKind
-from poise.model.jobs import Ending, Job, Speedups, Unit
+from poise.model.jobs import Ending, Job, Unit
+from poise.model.progress import Speedups
 from poise.model.quotas import Quota
 from poise.model.recurring import Schedule
 from poise.model.reservations import Reservation

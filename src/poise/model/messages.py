@@ -9,8 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from poise.model.jobs import Ending, Limits, Speedups
+from poise.model.jobs import Ending, Limits
 from poise.model.load import Load, Upkeep
+from poise.model.progress import Speedups
 from poise.model.resources import Node, Shape
 from poise.model.tenants import DEFAULT
 from poise.model.training import Orders, Training

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from poise.decoding import json_decoder
-from poise.model.jobs import ALL, Speedups
+from poise.model.progress import ALL, Speedups
 from poise.units import SECOND
 
 REPORT = "POISE_REPORT"

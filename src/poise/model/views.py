@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from poise.model.fleet import Fleet, Phased, PoolView, Resident, Straggler
-from poise.model.jobs import NO_WORK, WEIGHT, Speedups, Work
+from poise.model.jobs import NO_WORK, WEIGHT, Work
 from poise.model.profiles import Profile
+from poise.model.progress import Speedups
 from poise.model.quotas import Amounts
 from poise.model.resources import Shape
 from poise.model.share_tree import ShareView

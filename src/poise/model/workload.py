@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from poise.model.jobs import Outcome, Speedups, Unit
+from poise.model.jobs import Outcome, Unit
+from poise.model.progress import Speedups
 from poise.model.tenants import DEFAULT
 from poise.units import MINUTE
 

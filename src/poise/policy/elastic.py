@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from poise.model.fleet import Floats, Ints
-from poise.model.jobs import Speedups
+from poise.model.progress import Speedups
 from poise.policy.feasible import MOST_TASKS
 
 LOSS = 0.1

@@ -17,8 +17,9 @@ import numpy as np
 
 from poise.model.decisions import UNKNOWN
 from poise.model.fleet import DeviceModel, Ints, Resident
-from poise.model.jobs import ALL, Work
+from poise.model.jobs import Work
 from poise.model.profiles import DEFAULT_RUN, NO_END, Estimate, Profile, estimate_run, outlasting
+from poise.model.progress import ALL
 from poise.model.resources import Shape
 from poise.model.tenants import declared_class
 from poise.model.views import Candidate, Snapshot

@@ -21,7 +21,8 @@ import numpy as np
 from poise.decoding import convert
 from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Spot, Why
 from poise.model.fleet import CORDONED, OPEN, Floats, Resident, model_of
-from poise.model.jobs import ALL, WEIGHT, Work
+from poise.model.jobs import WEIGHT, Work
+from poise.model.progress import ALL
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance

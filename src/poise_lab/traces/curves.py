@@ -13,7 +13,7 @@ Source: Gu et al., ASPLOS 2023; github.com/pkusys/ElasticFlow, ElasticFlow/sched
 from itertools import pairwise
 from pathlib import Path
 
-from poise.model.jobs import Speedups
+from poise.model.progress import Speedups
 from poise.model.workload import ONE_NODE, Scaling, Seats
 from poise.units import is_plain
 from poise_lab.traces.rows import BadRow, Row, Tally, fault, header_of, short, table

@@ -31,7 +31,8 @@ import msgspec
 import numpy as np
 
 from poise.model.fleet import Floats
-from poise.model.jobs import Speedups, Task, Unit
+from poise.model.jobs import Task, Unit
+from poise.model.progress import Speedups
 from poise.model.resources import Shape
 from poise.model.workload import Arrival, Seats, Truth, Workload
 from poise.units import SECOND

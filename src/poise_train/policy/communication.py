@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from poise.model.fleet import Floats
-from poise.model.jobs import MAX_TASKS_TOLD, Speedups
+from poise.model.progress import MAX_TASKS_TOLD, Speedups
 
 Pattern = Literal["reduce", "gather"]
 """A collective: an all-reduce, which sums the bytes of all workers, or an all-gather."""

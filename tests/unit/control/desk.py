@@ -29,8 +29,9 @@ from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import AddToken
 from poise.kernel.overview import Rates
-from poise.model.chances import DeadlineForecast, DeadlineQuestion
+from poise.model.chances import DeadlineQuestion
 from poise.model.observed import Happened
+from poise.model.reports.questions import DeadlineForecast
 from poise.model.spec import Compiled
 from poise.model.tenants import Role
 from poise.model.times import Times

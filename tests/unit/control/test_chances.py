@@ -12,8 +12,9 @@ import pytest
 
 from poise.control.chances import MOST_WAITING, Chances, refusal
 from poise.errors import Busy, SpecError
-from poise.model.chances import DeadlineForecast, DeadlineQuestion
+from poise.model.chances import DeadlineQuestion
 from poise.model.events import JobSubmitted
+from poise.model.reports.questions import DeadlineForecast
 from poise.model.tenants import Role
 from poise.testing import World
 from poise.units import MINUTE

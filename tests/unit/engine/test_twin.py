@@ -8,7 +8,8 @@ from poise.engine.twin import DETECTED_AFTER, Twin
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, Finished, NodeLost, Placed, Preempted, SpeedupsTold
-from poise.model.jobs import Priority, Speedups, Task, Unit
+from poise.model.jobs import Priority, Task, Unit
+from poise.model.progress import Speedups
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import APART, ONE_NODE, ONE_RACK, Arrival, Scaling, Seats, Steady, Truth
 from poise.policy.suites import policy_named

@@ -9,8 +9,8 @@ from poise.kernel.lateness import Least, ends, lost_deadlines
 from poise.kernel.ledger import Ledger
 from poise.model.deadlines import Missed
 from poise.model.events import DeadlinesMissed, Placed, UnitsCancelled
-from poise.model.jobs import ALL
 from poise.model.messages import Attempt, Report, Told
+from poise.model.progress import ALL
 from poise.model.training import Training
 from poise.testing import World, replay
 from poise.units import MINUTE, SECOND

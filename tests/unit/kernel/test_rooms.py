@@ -12,7 +12,7 @@ from poise.kernel import ledger as package
 from poise.kernel.ledger import InvariantBroken, Ledger, State, nodes
 from poise.kernel.messages import AddToken
 from poise.model.events import NodeForgotten, NodeJoined
-from poise.model.jobs import Speedups
+from poise.model.progress import Speedups
 from poise.model.tenants import Role
 from poise.testing import World, node
 

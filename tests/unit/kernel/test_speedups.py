@@ -3,8 +3,8 @@
 from poise.kernel.ledger import Ledger
 from poise.kernel.visible import Sight
 from poise.model.events import SpeedupsTold
-from poise.model.jobs import Speedups
 from poise.model.messages import Attempt, Report, Told
+from poise.model.progress import Speedups
 from poise.model.tenants import Bearer, Role
 from poise.testing import World, replay
 

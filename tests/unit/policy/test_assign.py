@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.model.events import Event, Held, Placed, Preempted
-from poise.model.jobs import Priority, Speedups, Task, Unit
+from poise.model.jobs import Priority, Task, Unit
+from poise.model.progress import Speedups
 from poise.model.resources import Device, Node, Shape, Wants
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth
 from poise.policy.assign import Entry, improve

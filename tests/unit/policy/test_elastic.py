@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from poise.model.jobs import Speedups
+from poise.model.progress import Speedups
 from poise.policy.elastic import share_out, share_out_models, speeds_with, worth_having
 
 CONCAVE = (0.0, 1.0, 1.8, 2.4, 2.75)

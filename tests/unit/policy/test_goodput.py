@@ -4,8 +4,8 @@ A unit of one device a task has the scaled speedup `u = s(n) / s(fair) x nodes /
 with `r = (age - 30 restarts) / (age + 30)` if it has to start again (seconds), else 1. What costs least is chosen.
 """
 
-from poise.model.jobs import Speedups
 from poise.model.messages import Attempt, Report, Told
+from poise.model.progress import Speedups
 from poise.testing import World
 
 from .test_schedules import arrive, decided, until, yielding

@@ -20,7 +20,8 @@ import pytest
 
 from poise.kernel.controller import Settings
 from poise.model.decisions import Place, Plan, Preempt
-from poise.model.jobs import CLASS_WEIGHT, Priority, Speedups, Task, Unit
+from poise.model.jobs import CLASS_WEIGHT, Priority, Task, Unit
+from poise.model.progress import Speedups
 from poise.model.resources import Device, Node, Shape
 from poise.model.views import Snapshot
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth, Workload

@@ -10,7 +10,8 @@ from poise.control.forecast import Target, foresee
 from poise.engine.lookahead import Bounds
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
-from poise.model.chances import DeadlineForecast, DeadlineQuestion
+from poise.model.chances import DeadlineQuestion
+from poise.model.reports.questions import DeadlineForecast
 from poise.model.spec import compile_spec
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World

@@ -11,7 +11,7 @@ from poise.cli.main import main
 from poise.errors import SpecError
 from poise.kernel.controller import Settings
 from poise.model.events import Event, SpeedupsTold
-from poise.model.jobs import Speedups
+from poise.model.progress import Speedups
 from poise.model.resources import Device, Node
 from poise.model.workload import APART, ONE_NODE, Arrival, Seats, Workload
 from poise.policy.suites import policy_named

@@ -13,8 +13,7 @@ from poise.drivers.system import Effort
 from poise.kernel import whatif
 from poise.kernel.owners import owned
 from poise.kernel.visible import Sight
-from poise.model.chances import DeadlineForecast
-from poise.model.reports.questions import Explanation, PlanReport, Start, UnblockReport, WhyNot
+from poise.model.reports.questions import DeadlineForecast, Explanation, PlanReport, Start, UnblockReport, WhyNot
 from poise.model.secrets import named
 from poise.model.tenants import Bearer
 from poise.policy.suites import ClusterPolicy

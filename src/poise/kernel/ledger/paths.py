@@ -10,8 +10,8 @@ from poise.kernel.ledger.room import Room
 from poise.kernel.ledger.state import JobState
 from poise.kernel.ledger.units import UnitState
 from poise.model import graph
-from poise.model.jobs import ALL
 from poise.model.profiles import estimate_run, outlasting
+from poise.model.progress import ALL
 
 
 class Paths(Room):

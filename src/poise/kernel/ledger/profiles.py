@@ -6,8 +6,9 @@ from typing import NamedTuple
 from poise.kernel.ledger.room import Room
 from poise.kernel.ledger.state import State
 from poise.kernel.ledger.units import UnitState
-from poise.model.jobs import ALL, Ending
+from poise.model.jobs import Ending
 from poise.model.profiles import Profile, is_brief
+from poise.model.progress import ALL
 
 MAX_PROFILES = 4096
 """Maximum number of profiles; the least recently used are removed first."""

@@ -15,7 +15,7 @@ from poise.kernel.ledger.room import Room
 from poise.kernel.ledger.training import Training
 from poise.kernel.ledger.units import UnitState
 from poise.model.fleet import Phased, Resident, Straggler, model_under
-from poise.model.jobs import ALL
+from poise.model.progress import ALL
 from poise.model.views import Candidate
 
 _Head = tuple[int | None, dict[str, Candidate]]

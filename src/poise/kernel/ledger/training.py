@@ -8,7 +8,7 @@ from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold_same
 from poise.kernel.ledger.tasks import TaskState
 from poise.kernel.ledger.units import CAUSES, PAST_ORDERS, UnitState
 from poise.model.events import Lagging, SpeedupsTold, Straggling, TrainingTold
-from poise.model.jobs import ALL, Speedups
+from poise.model.progress import ALL, Speedups
 
 
 class Training(Room):

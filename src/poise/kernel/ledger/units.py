@@ -21,8 +21,9 @@ from poise.kernel.ledger.tasks import TaskState
 from poise.model.deadlines import Missed
 from poise.model.decisions import Cause, Reason, Why
 from poise.model.events import Lagging, Preempted, Resized, Straggling
-from poise.model.jobs import ALL, Ending, Outcome, Speedups, Unit
+from poise.model.jobs import Ending, Outcome, Unit
 from poise.model.messages import Attempt
+from poise.model.progress import ALL, Speedups
 from poise.model.resources import Shape
 from poise.model.training import HUNDREDTH, Orders, Training
 from poise.units import format_duration
