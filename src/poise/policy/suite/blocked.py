@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from poise.model.decisions import Preempt, Reason, Resize, Why
-from poise.model.fleet import Resident
+from poise.model.fleet import DEVICES, Resident
 from poise.model.jobs import GRACE
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
@@ -36,7 +36,7 @@ from poise.policy.shared import Shared
 from poise.policy.suite.base import NO_PRICE, TURN, Reasons, on_model, on_models, told
 from poise.policy.suite.placing import Placing
 from poise.policy.timely import EXCHANGE, RISK
-from poise.policy.waiting import AGEING, STARVES, ageing
+from poise.policy.waiting import AGEING, STARVES, WIDTH, ageing
 from poise.units import SECOND
 
 ASKS_AGAIN = 8
@@ -266,10 +266,18 @@ class Blocked(Placing):
         return least_standing(self.draft, self.recipe.preempt or Preemption())
 
     def _has_room_to_be_late(self, candidate: Candidate) -> bool:
-        """Return whether a unit that must start now has room only on device models on which it would be late."""
+        """Return whether a unit that must start now has room only on device models on which it would be late, and there
+        is room for all work that waits, so that work which yields to it goes on there.
+        """
         if candidate.unit not in self.draft.timely.pressed or candidate.least or candidate.others:
             return False
-        return int(self.draft.capacity(candidate.shape).sum()) >= candidate.tasks
+        return self._all_have_room and int(self.draft.capacity(candidate.shape).sum()) >= candidate.tasks
+
+    @cached_property
+    def _all_have_room(self) -> bool:
+        """Whether the fleet has as many free devices as all waiting units ask for."""
+        free = int(self.view.fleet.free[DEVICES, self._open].sum())
+        return int(self.draft.waiting.columns[WIDTH].sum()) <= free
 
     def _make_way_in_time(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Preempt the units that are worth least, on any device model on which this unit is on time. The assignment to
