@@ -64,6 +64,7 @@ def test_a_file_of_reservations_is_applied_and_its_errors_name_their_place(share
     [
         (("night", "--tenant", "a", "--nodes", "99", "--from", "+1h", "--for", "1h"), "too few nodes"),
         (("night", "--tenant", "a", "--nodes", "1", "--from", "2020-01-01T00:00", "--for", "1h"), "in the past"),
+        (("night", "--tenant", "a", "--nodes", "1", "--from", "9999-12-31", "--for", "1d"), "too far in the future"),
         (("night", "--tenant", "a", "--nodes", "nowhere", "--from", "+1h", "--for", "1h"), "there is no node"),
         (("night", "--tenant", "a", "--from", "+1h", "--for", "1h"), "takes nodes or devices"),
         (("night", "--nodes", "1"), "Missing option '--from'"),

@@ -314,6 +314,8 @@ def _with_sound_windows(made: Reservation, at: str, now: float) -> Reservation:
             need=f"after {time_text(now)}",
             have=time_text(int(begins[-1])),
         )
+    if begins[-1] - now > MAX_DURATION // SECOND:
+        raise SpecError("the time is too far in the future", code="E103", field=field, need="within ten years")
     gap = int(np.diff(begins).min()) if len(begins) > 1 else made.length
     if gap < made.length:
         raise SpecError(
