@@ -59,6 +59,13 @@ def test_a_file_of_reservations_is_applied_and_its_errors_name_their_place(share
     shared.poise("reserve", "cancel", "a")
 
 
+@pytest.mark.parametrize("what", ["reserve", "budgets"])
+def test_a_file_that_is_no_mapping_is_refused_as_such(shared: Living, what: str) -> None:
+    for text, have in (("", "nothing"), ("- a\n", "a list")):
+        done = shared.poise(what, "apply", shared.file("list.yaml", text).name, "--json")
+        assert (done.code, done.error["code"], done.error["need"], done.error["have"]) == (1, "E102", "a mapping", have)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

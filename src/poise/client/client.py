@@ -34,6 +34,7 @@ from poise.model.reports.status import ChangesReport, Overview, StatusReport
 from poise.model.reports.streams import ExecLine, InputReport, LogLine
 from poise.model.reports.tenants import (
     BudgetReport,
+    BudgetsRequest,
     QuotaReport,
     ReservationReport,
     ReservationsRequest,
@@ -392,13 +393,13 @@ class Client:
         """
         return self._link.call("GET", f"/v1/reservations/{part(name)}", ReservationReport, timeout=THOUGHT)
 
-    def reserve(self, document: Mapping[str, Any]) -> list[ReservationReport]:
+    def reserve(self, document: dict[str, Any]) -> list[ReservationReport]:
         """Reserve nodes or devices, given as the content of a reservations file: all or none. A reservation of the same
         tenant and name is replaced.
 
         Raises SpecError, Conflict if something does not fit, and Forbidden unless this token is an operator's.
         """
-        request = ReservationsRequest(document=dict(document))
+        request = ReservationsRequest(document=document)
         return self._link.call("POST", "/v1/reservations", list[ReservationReport], request)
 
     def cancel_reservation(self, name: str) -> str:
@@ -528,7 +529,7 @@ class Client:
 
         Raises SpecError with every error in the file.
         """
-        return self._link.call("PUT", "/v1/budgets", list[BudgetReport], {"document": document})
+        return self._link.call("PUT", "/v1/budgets", list[BudgetReport], BudgetsRequest(document=document))
 
     def start_device_sign_in(self) -> SignInCode:
         """Start a sign-in with a code that the user enters in a browser. The client needs no token (`token=""`).

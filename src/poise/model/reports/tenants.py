@@ -34,7 +34,7 @@ class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
 class BudgetsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All budgets, as the content of a file of budgets."""
 
-    document: dict[str, Any]
+    document: Any
 
 
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ class ReservationReport(msgspec.Struct, frozen=True, kw_only=True):
 class ReservationsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a reservations file."""
 
-    document: dict[str, Any]
+    document: Any
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
