@@ -46,6 +46,10 @@ def test_a_calendar_goes_in_and_comes_out(shared: Living) -> None:
     assert "SUMMARY:course\r\n" in written
     assert f"DTSTART:{begins:%Y%m%dT%H%M%SZ}\r\n" in written
     shared.poise("reserve", "cancel", "course")
+    unwritten = shared.poise("reserve", "export", "/nowhere/all.ics", "--json")
+    assert (unwritten.code, unwritten.error["have"]) == (1, "/nowhere/all.ics")
+    endless = shared.poise("reserve", "import", "/dev/zero", "--tenant", "team-a", "--nodes", "1", "--json")
+    assert (endless.code, endless.error["message"]) == (1, "the file is too large")
 
 
 def test_a_file_of_reservations_is_applied_and_its_errors_name_their_place(shared: Living) -> None:

@@ -23,14 +23,13 @@ import msgspec
 from poise.cli.asking import FLAGS, asked, merged
 from poise.cli.render import say
 from poise.cli.slurm import Read, of_slurm, variables_of_slurm
-from poise.config import MAX_BODY
+from poise.drivers.textfile import read_text
 from poise.drivers.yamlfile import parse_yaml
 from poise.errors import ErrorRecord, Place, SpecError, placed, together
 from poise.model.document import ANOTHER_NAME, above, near
 from poise.model.fields import declared
 from poise.model.job_fields import JobSpec, ResourcesSpec
 from poise.model.spec import compile_spec
-from poise.units import format_bytes
 
 _OURS = re.compile(r"#POISE(?:\s+(.*))?")
 _NEARLY = re.compile(r"\s*#+\s*poise[: ]\s*-*[a-z][a-z_-]*=", re.IGNORECASE)
@@ -70,7 +69,7 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any], *, for
     directive or a flag (`own`) sets the same field; ignored options are listed on stderr. With `for_slurm`, `#SBATCH`
     lines are not read.
     """
-    lines = _read(path).splitlines()
+    lines = read_text(path).splitlines()
     code = next((number for number, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     wrong: list[ErrorRecord] = []
     directives = list(_directives(path, lines, code, wrong))
@@ -118,23 +117,6 @@ def _with_variables(command: list[str], variables: Mapping[str, str]) -> list[st
         return command
     told = " ".join(f"{name}={value}" for name, value in variables.items())
     return ["/bin/sh", "-c", f'export {told}; exec "$@"', *command[-1:], *command]
-
-
-def _read(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        if len(content) > MAX_BODY:
-            need, have = f"at most {format_bytes(MAX_BODY)}", format_bytes(len(content))
-            raise SpecError("the script is too large", code="E101", field=str(path), need=need, have=have)
-        return content.decode()
-    except OSError as error:
-        what, hint = f"the file cannot be read: {error.strerror}", f"`ls -l {path}`"
-        raise SpecError(what, code="E101", field=str(path), hint=hint) from None
-    except UnicodeDecodeError as error:
-        hint = f"`file {path}`"
-        raise SpecError(
-            "the file is not UTF-8 text", code="E101", field=str(path), have=str(error), hint=hint
-        ) from None
 
 
 def _command(path: Path, lines: list[str]) -> list[str]:

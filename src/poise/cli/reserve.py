@@ -13,7 +13,7 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import print_json, say
 from poise.client import current_home
 from poise.control.start import connected
-from poise.errors import SpecError, located
+from poise.errors import located
 from poise.model.recurring import DEFAULT_ZONE
 from poise.units import format_duration
 
@@ -98,13 +98,10 @@ def apply(file: Path, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def import_(file: Path, until: str | None, as_json: bool, **wanted: Any) -> int:
     """Make a reservation of each event of an iCalendar FILE, all or none."""
+    from poise.drivers.textfile import read_text
     from poise.model.icalendar import read_events
 
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("the file cannot be read", code="E101", field=str(file), have=str(error)[:120]) from None
-    entries = [_entry(wanted) | event for event in read_events(text)]
+    entries = [_entry(wanted) | event for event in read_events(read_text(file, hint="import fewer events at a time"))]
     for entry in entries:
         rule = str(entry.get("every", "")).upper()
         if until is not None and rule and "COUNT=" not in rule and "UNTIL=" not in rule:
@@ -122,8 +119,7 @@ def export(file: Path | None, as_json: bool) -> int:
     found = connected(current_home()).reservations()
     text = write_events([_event(one) for one in found if one.ends], datetime.now(UTC))
     if file is not None:
-        file.write_text(text, encoding="utf-8", newline="")
-        say(f"poise: {len(found)} reservations in {file}")
+        output.write_page(file, text, "poise reserve export", opened=f"it has {len(found)} reservations")
     if as_json:
         print_json({"calendar": text})
     elif file is None:

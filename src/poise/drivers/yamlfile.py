@@ -14,10 +14,9 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from poise.config import MAX_BODY
+from poise.drivers.textfile import read_text
 from poise.errors import ErrorRecord, Place, SpecError, together
 from poise.model.document import above
-from poise.units import format_bytes
 
 MAX_DEPTH = 32
 MAX_NODES = 200_000
@@ -68,27 +67,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 def load_yaml(path: Path) -> Any:
     """Return the one document of a file. Raises `SpecError` (E101, or E107 for a duplicate key) with the line."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BODY + 1)  # not by its size, which a pipe does not have
-        if len(content) > MAX_BODY:
-            raise SpecError(
-                "the file is too large",
-                code="E101",
-                field=str(path),
-                need=f"at most {format_bytes(MAX_BODY)}",
-                have=format_bytes(max(path.stat().st_size, len(content))),
-                hint="a task cut by data: `parts: 100` instead of 100 tasks",
-            )
-        text = content.decode()
-    except OSError as error:
-        raise SpecError(
-            f"the file cannot be read: {error.strerror}", code="E101", field=str(path), hint=f"`ls -l {path}`"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise SpecError(
-            "the file is not UTF-8 text", code="E101", field=str(path), have=str(error), hint=f"`file {path}`"
-        ) from None
+    text = read_text(path, hint="a task cut by data: `parts: 100` instead of 100 tasks")
     return parse_yaml(text, str(path))
 
 
