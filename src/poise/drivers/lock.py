@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from poise.errors import Conflict, Denied
+from poise.errors import Conflict, Denied, InputError
 
 with contextlib.suppress(ModuleNotFoundError):
     import fcntl  # Windows lacks it, and has no homes: there is never a lock to check
@@ -82,6 +82,12 @@ def _look(path: Path) -> tuple[bool, int]:
             "the home belongs to another user",
             field=str(path.parent),
             hint="set POISE_HOME to your own folder, or POISE_SOCKET to the shared socket",
+        ) from None
+    except OSError as error:  # such as a file in place of the folder, or a file system that is read-only
+        raise InputError(
+            f"the home cannot be used: {error.strerror}",
+            field=str(path.parent),
+            hint="set POISE_HOME to a folder of your own",
         ) from None
     try:
         # shared: with exclusive locks, two concurrent checks would each see the other as the holder, with a stale id
