@@ -69,6 +69,12 @@ def test_a_token_is_read_without_the_newline_after_it(home: Home) -> None:
     assert token_for(home) == SECRET
 
 
+def test_a_file_without_an_end_is_no_token(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POISE_TOKEN_FILE", "/dev/zero")
+    with pytest.raises(Denied):
+        token_for(home)
+
+
 @pytest.mark.parametrize(("value", "why"), CASES)
 def test_what_is_no_token_is_not_sent_by_a_client(home: Home, value: str, why: str) -> None:
     with pytest.raises(Denied, match=why):

@@ -117,6 +117,9 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
+MAX_TOKEN = 2**16
+"""Maximum characters of a token file that are read."""
+
 NONE_YET = ("there is no token yet", "`poise up` makes that of a home")
 """Message and hint for a home without a token."""
 
@@ -124,7 +127,8 @@ NONE_YET = ("there is no token yet", "`poise up` makes that of a home")
 def _read(path: Path, remedy: str, missing: tuple[str, str] = NONE_YET) -> str:
     try:
         mode = path.stat().st_mode
-        token = path.read_text(encoding="ascii").strip()
+        with path.open(encoding="ascii") as file:
+            token = file.read(MAX_TOKEN).strip()  # a device has no end
     except FileNotFoundError:
         raise Denied(missing[0], field=str(path), hint=missing[1]) from None
     except PermissionError:
