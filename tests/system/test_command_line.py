@@ -242,6 +242,12 @@ def test_an_empty_name_is_nobody_s(shared: Living, command: str) -> None:
     assert (done.code, done.error["code"], done.error["message"]) == (failed, "E102", "a name is empty")
 
 
+@pytest.mark.parametrize("command", ["show", "schedules rm", "quota --none", "incidents", "drain"])
+def test_a_path_is_no_name(shared: Living, command: str) -> None:
+    done = shared.poise(*command.split(), "examples/report.yaml", "--json")
+    assert (done.code, done.error["message"], done.error["have"]) == (1, "a name has no `/`", "examples/report.yaml")
+
+
 def test_up_sets_another_policy_where_it_is_up_already(shared: Living) -> None:
     control = shared.pid("control")
     for policy in ("fifo", "fifo", "poise"):

@@ -236,9 +236,10 @@ def unreachable(home: Home, error: Exception) -> PoiseError:
 
 
 def part(name: str) -> str:
-    """Quote a name as a part of a path. An empty one is refused: it would give another path."""
-    if not name:
-        raise SpecError("a name is empty", hint="`poise ls --all`, `poise nodes`")
+    """Quote a name as a part of a path. An empty one, or one with a `/`, is refused: it would give another path."""
+    if not name or "/" in name:
+        what = "a name has no `/`" if name else "a name is empty"
+        raise SpecError(what, have=name, hint="`poise ls --all`, `poise nodes`")
     return quoted(name)
 
 
