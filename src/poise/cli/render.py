@@ -143,10 +143,12 @@ def status_text(status: str) -> str:
 
 
 def ago(moment: float) -> str:
-    """Format the time since a moment (seconds since 1970); `-` for never."""
+    """Format the time since a moment (seconds since 1970); `-` for never. The clock of this machine may be behind that
+    of the control plane: a moment ahead of it is now.
+    """
     from poise.units import SECOND, format_duration
 
-    return format_duration(int((time.time() - moment) * SECOND)) if moment else "-"
+    return format_duration(max(0, int((time.time() - moment) * SECOND))) if moment else "-"
 
 
 def counts_text(counts: dict[str, int]) -> str:

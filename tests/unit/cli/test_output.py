@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from poise.cli import output
 from poise.cli.group import poise
 from poise.cli.main import COMMANDS, main
 from poise.cli.output import Column, Shown
+from poise.cli.render import ago
 from poise.errors import InputError
 
 
@@ -140,3 +142,7 @@ def test_what_cannot_be_printed_since_the_disk_is_full_is_told(
     monkeypatch.setattr("sys.stdout", Full())
     assert main(["schema", "--list", *form]) == 2
     assert "error[E299]: the disk is full: the output cannot be written" in capsys.readouterr().err
+
+
+def test_a_moment_that_is_ahead_by_the_clock_of_this_machine_is_now() -> None:
+    assert ago(time.time() + 3600) == "0 ms"
