@@ -281,7 +281,7 @@ def _unexpected(error: Exception) -> "PoiseError":
     import os
     import traceback
 
-    from poise.errors import Fault
+    from poise.errors import Fault, InputError
 
     if os.environ.get("POISE_DEBUG"):
         traceback.print_exception(error)
@@ -293,6 +293,8 @@ def _unexpected(error: Exception) -> "PoiseError":
             return client_only()
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return Fault("the disk is full: the output cannot be written", hint="`df -h`")
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # of `os.getcwd`
+        return InputError("the current folder no longer exists", hint="`cd` to another folder")
     return Fault(f"an internal error: {type(error).__name__}: {error}", hint="POISE_DEBUG=1 shows where")
 
 

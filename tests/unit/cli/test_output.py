@@ -146,3 +146,13 @@ def test_what_cannot_be_printed_since_the_disk_is_full_is_told(
 
 def test_a_moment_that_is_ahead_by_the_clock_of_this_machine_is_now() -> None:
     assert ago(time.time() + 3600) == "0 ms"
+
+
+def test_a_current_folder_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["submit", "--", "true"]) == 1
+    assert "error[E102]: the current folder no longer exists" in capsys.readouterr().err
