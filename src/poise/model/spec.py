@@ -1278,15 +1278,16 @@ def _hours(text: str, zone: str) -> QuotaHours:
     """
     span, *others = text.lower().split() or [""]
     amounts: dict[str, Quantity] = {}
-    days = list(range(7))
+    named: list[int] = []
     for other in others:
         name, equals, amount = other.partition("=")
-        if equals and name in ("cpu", "memory", "gpu") and amount:
+        if equals and name in ("cpu", "memory", "gpu") and amount and name not in amounts:
             amounts[name] = amount
-        elif equals or (found := _days(name)) is None:
+        elif equals or named or (found := _days(name)) is None:
             raise _wrong_hours(text)
         else:
-            days = found
+            named = found
+    days = named or list(range(7))
     times = _SPAN.fullmatch(span)
     if times is None or not amounts:
         raise _wrong_hours(text)

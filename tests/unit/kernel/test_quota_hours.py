@@ -72,7 +72,11 @@ def test_hours_become_cron_times(hours: str, begins: str, ends: str) -> None:
 
 @pytest.mark.parametrize(
     "hours",
-    ["", "20:00", "20:00-06:00", "25:00-06:00 gpu=1", "20:00-06:00 mon-xyz gpu=1", "20:00-06:00 disk=1", "x gpu=1"],
+    [
+        *("", "20:00", "20:00-06:00", "25:00-06:00 gpu=1", "20:00-06:00 mon-xyz gpu=1", "20:00-06:00 disk=1"),
+        "x gpu=1",
+        *("20:00-06:00 gpu=1 gpu=8", "20:00-06:00 mon tue gpu=1"),
+    ],
 )
 def test_hours_that_cannot_be_read_are_refused(hours: str) -> None:
     with pytest.raises(SpecError, match="hours cannot be read"):
