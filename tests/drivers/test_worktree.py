@@ -143,8 +143,16 @@ def test_limits_are_told_before_anything_is_sent(tree: Path, monkeypatch: pytest
         seen(tree)
     monkeypatch.setattr(worktree, "MAX_ENTRIES", 9)
     monkeypatch.setattr(worktree, "MAX_TREE", 4)
+    read: list[bytes] = []
+
+    def reading(data: bytes) -> bytes:
+        read.append(data)
+        return digest(data)
+
+    monkeypatch.setattr(worktree, "digest", reading)
     with pytest.raises(SpecError, match="too large"):
         seen(tree)
+    assert len(read) < 3, "the rest is not read"
 
 
 def test_an_unchanged_tree_is_not_read_again(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,7 +295,7 @@ class _Scan:
         self._known = known.folders if known is not None else {}
         self._mounts = _mounts()
         self._problems: dict[str, list[str]] = {}
-        self._count = 0
+        self._count = self._size = 0
         self.folders: dict[str, Folder] = {}
         self.left: list[Left] = []
         self.read = 0
@@ -470,8 +470,9 @@ class _Scan:
         if not stat.S_ISREG(state.st_mode):
             self._problem(f"it is {_what(state.st_mode)}, which cannot be sent", path)
             return
-        if state.st_size > MAX_TREE:
-            raise too_large(state.st_size)
+        self._size += state.st_size
+        if self._size > MAX_TREE:  # before the rest is read
+            raise too_large(self._size)
         allowed = (rule := deciding(rules, self._above + path, is_folder=False)) is not None and rule.file == IGNORED_BY
         if not allowed and SECRET_NAMES.fullmatch(name):
             self._problem("it looks like a secret by its name", path)
