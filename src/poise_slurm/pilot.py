@@ -35,7 +35,7 @@ ALONE_SECONDS = 600.0
 """A pilot without orders for this long ends: there is no control plane with work for it."""
 
 LEAVE_SECONDS = 15.0
-"""Time for the commands of an allocation that ends to end, and for their reports: half of Slurm's usual `KillWait`."""
+"""Time for the commands of an ending allocation to stop and be reported: half of Slurm's usual `KillWait`."""
 
 EARLY_SECONDS = 5.0
 """Slurm's clock for an allocation starts before its pilot does."""

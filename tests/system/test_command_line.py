@@ -239,13 +239,17 @@ def test_an_empty_name_is_nobody_s(shared: Living, command: str) -> None:
     """It is what an unset variable leaves: `poise wait "$JOB"`."""
     done = shared.poise(*command.split(), "", "--json")
     failed = 125 if command == "wait" else 1  # `wait` ends as the job does
-    assert (done.code, done.error["code"], done.error["message"]) == (failed, "E102", "a name is empty")
+    assert (done.code, done.error["code"], done.error["message"]) == (failed, "E102", "the name is empty")
 
 
 @pytest.mark.parametrize("command", ["show", "schedules rm", "quota --none", "incidents", "drain"])
 def test_a_path_is_no_name(shared: Living, command: str) -> None:
     done = shared.poise(*command.split(), "examples/report.yaml", "--json")
-    assert (done.code, done.error["message"], done.error["have"]) == (1, "a name has no `/`", "examples/report.yaml")
+    assert (done.code, done.error["message"], done.error["have"]) == (
+        1,
+        "a name cannot contain `/`",
+        "examples/report.yaml",
+    )
 
 
 def test_up_sets_another_policy_where_it_is_up_already(shared: Living) -> None:

@@ -844,7 +844,7 @@ def main() -> int:
     )
     parser.add_argument("--part", help="what of this machine is offered, as JSON: cpu, memory, devices")
     parser.add_argument("--attended", action="store_true", help="end when standard input ends: who started it has gone")
-    parser.add_argument("--leave", metavar="WHY", help="end the work of this node, report that, and end")
+    parser.add_argument("--leave", metavar="WHY", help="stop all commands, report how each ended, and exit")
     parser.add_argument("--dismiss", action="store_true", help="end the keepers that run nothing, and leave")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()

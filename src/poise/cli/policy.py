@@ -32,8 +32,8 @@ def policy(context: click.Context) -> int:
 @policy.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def show(as_json: bool) -> int:
-    """Show the current policy, and the content of its file if it has one. During a trial on a part of the nodes: the
-    two policies, and their nodes.
+    """Show the current policy, and the content of its file if it has one. During a trial on a part of the nodes,
+    show both policies and their nodes.
     """
     return _show(as_json)
 

@@ -1,4 +1,4 @@
-"""The connection of a client to its control planes: which one to ask, when to ask again, errors."""
+"""The connection of a client to its control planes: which one to ask, when to retry, errors."""
 
 import contextlib
 import time
@@ -238,7 +238,7 @@ def unreachable(home: Home, error: Exception) -> PoiseError:
 def part(name: str) -> str:
     """Quote a name as a part of a path. An empty one, or one with a `/`, is refused: it would give another path."""
     if not name or "/" in name:
-        what = "a name has no `/`" if name else "a name is empty"
+        what = "a name cannot contain `/`" if name else "the name is empty"
         raise SpecError(what, have=name, hint="`poise ls --all`, `poise nodes`")
     return quoted(name)
 

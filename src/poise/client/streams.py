@@ -1,4 +1,4 @@
-"""What comes in a stream: output, results, commands beside a task, captures, files, records of the log."""
+"""Calls that return a stream: output, results, commands beside a task, captures, files, records of the log."""
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping

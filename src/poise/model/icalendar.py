@@ -181,7 +181,7 @@ def _escaped(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return an escaped text as it was."""
+    """Return a text without its escapes."""
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] in "nN" else found[1], text)
 
 

@@ -45,8 +45,8 @@ MAX_EVENT = 366 * DAY
 
 
 class Announced(msgspec.Struct, frozen=True):
-    """Announced load, from `at` to `until`: the rate will be at least `rate` (0: not said) and `times` what it would be
-    otherwise, as it was `days` days earlier in the week. `name` is the name of the event.
+    """Announced load, from `at` to `until`: the rate will be at least `rate` (0: not said) and `times` what it would
+    otherwise be. The day is like the one `days` days earlier in the week (0: like itself). `name` is that of the event.
     """
 
     at: int
@@ -106,7 +106,7 @@ def times_in(announced: Iterable[Announced], since: int, until: int) -> float:
 
 
 def days_in(announced: Iterable[Announced], since: int, until: int) -> int:
-    """Return by how many days earlier in the week a window is like; 0 if it is like its own day."""
+    """Return how many days earlier in the week the day is that a window is like; 0 if it is like its own day."""
     middle = (since + until) // 2
     return next((one.days for one in announced if one.at <= middle < one.until and one.days), 0)
 

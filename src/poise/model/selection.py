@@ -56,7 +56,7 @@ def parse_selection(text: str | float, field: str) -> Selection:
     if not isinstance(text, str) or text.endswith("%"):
         share = parse_or_raise(parse_share, text, field, ALL)
         if not 0 < share < ALL:
-            what = "a part of the nodes is less than all of them, and not empty"
+            what = "a share selects some of the nodes, not all"
             raise SpecError(what, code="E103", field=field, need="0.1% to 99.9%", have=str(text), hint=hint)
         return Selection(share=share)
     words = list(dict.fromkeys(word.strip() for word in text.split(",")))
@@ -80,7 +80,7 @@ def check_selection(selection: Selection, nodes: Sequence[Node], field: str) -> 
         raise SpecError(what, field=field, have=known or "no nodes", hint="`poise nodes`")
     count = len(selection.rows(nodes))
     if not 0 < count < len(nodes):
-        what = f"{selection} are {'all' if count else 'none'} of the nodes of this fleet"
+        what = f"{selection}: this selects {'all nodes' if count else 'no node'} of this fleet"
         raise SpecError(what, field=field, need="some nodes, not all", have=known or "no nodes", hint="`poise nodes`")
 
 

@@ -333,7 +333,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         for at, one in enumerate(told.announced):
             announced += _announced(one, f"scaling.announced[{at}]", found)
         if told.calendar:
-            what, hint = "a calendar is read where the service file is", "`poise serve FILE.yaml` reads both"
+            what, hint = "a calendar is read only with the file of its service", "`poise serve FILE.yaml` reads both"
             found.add(SpecError(what, field="scaling.calendar", have=told.calendar[:80], hint=hint))
     elif top.scaling is not None:
         what = "replicas do not follow the load where their number is given"

@@ -10,8 +10,8 @@ Two things shift the quantile. `credit`: a service with fewer violations than al
 a window less certain than usual may be violated more often, since safety costs more there: with exponential tails, a
 given share of violations is cheapest if each window's risk is proportional to its spread.
 
-Announced events multiply the forecast, and make a day like another day of the week. A season does not learn from
-windows with an event what the event has changed.
+Announced events multiply the forecast, and make a day like another day of the week. A season does not learn
+the effect of an event.
 
 Pure functions from `poise.model.scaling.Learned` to the next `Learned`; there is no other state.
 """

@@ -58,7 +58,7 @@ class Seen(msgspec.Struct):
 
 
 FORESEEN = DAY
-"""Announced load counts from so long before it on: longer than any replica takes to start."""
+"""Announced load counts from this long before its start: longer than any replica takes to start."""
 
 
 class Followed(Protocol):

@@ -63,8 +63,8 @@ def test_what_selects_no_part_is_refused(text: str) -> None:
     ("text", "says"),
     [
         ("n9", "there is no node n9"),
-        ("zone=mars", "nodes with zone=mars are none of the nodes of this fleet"),
-        ("n0,n1,n2", "nodes n0, n1, n2 are all of the nodes of this fleet"),
+        ("zone=mars", "nodes with zone=mars: this selects no node of this fleet"),
+        ("n0,n1,n2", "nodes n0, n1, n2: this selects all nodes of this fleet"),
     ],
 )
 def test_a_selection_has_some_of_the_nodes_and_not_all(text: str, says: str) -> None:

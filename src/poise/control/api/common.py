@@ -1,4 +1,4 @@
-"""What the routes share: the parts of the control plane that they use, and questions to them."""
+"""The parts of the control plane that routes share, and questions to them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Routes of what happens at set times: schedules and reservations."""
+"""Routes of schedules and reservations."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Routes of what tenants may use: quotas, budgets, shares, tokens."""
+"""Routes of the resources and the access of tenants: quotas, budgets, shares, tokens."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""What administrators set: quotas, shares, budgets, the policy, tokens."""
+"""Settings of administrators: quotas, shares, budgets, the policy, tokens."""
 
 from collections.abc import Callable
 

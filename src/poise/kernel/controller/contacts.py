@@ -59,7 +59,7 @@ class Contacts:
         return self._contacts.get(node, NEVER)
 
     def heard(self, node: str, message: FromAgent, now: int, nodes: int) -> int:
-        """Note a message of one of so many nodes. Return the interval of a busy node's heartbeats."""
+        """Note a message of a node in a fleet of `nodes`. Return the interval of a busy node's heartbeats."""
         pace = min(PER_BEAT * nodes, LONGEST_PACE)
         self._contacts[node] = self.of(node).after(message, now, max(HEARTBEAT, pace))
         return pace

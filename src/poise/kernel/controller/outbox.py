@@ -15,7 +15,7 @@ Act = Callable[[Any, int], Any]
 """Act on a request at an instant, and return the reply. Raises PoiseError, without effect."""
 
 Requests = dict[type, Act]
-"""What to do for each type of request."""
+"""The act for each type of request."""
 
 
 class Outbox:

@@ -1,4 +1,4 @@
-"""What running tasks tell through their nodes: speedups, the state of training, and whether anybody uses them."""
+"""Reports of running tasks through their nodes: speedups, the state of training, and whether they are in use."""
 
 from collections.abc import Callable, Iterable
 
@@ -17,7 +17,7 @@ from poise.model.training import TELL_EVERY, Training, is_news
 
 
 class Tellings:
-    """The latest words of running tasks, of which the ledger has only those worth a record."""
+    """The latest reports of running tasks. The ledger has only those worth a record."""
 
     def __init__(self, ledger: Ledger, outbox: Outbox, cadence: Cadence, *, commit: Callable[[Event], None]) -> None:
         self.ledger = ledger

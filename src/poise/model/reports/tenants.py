@@ -1,4 +1,4 @@
-"""Reports of what tenants may use, and use: quotas, budgets, shares, reservations."""
+"""Reports of the limits and the use of tenants: quotas, budgets, shares, reservations."""
 
 from typing import Any
 

@@ -250,7 +250,7 @@ class Blocked(Placing):
 
     def _next_search(self, candidate: Candidate, rules: Preemption) -> int:
         """Return when another victim search may find more, since the worth of a waiting unit grows with time. Skip
-        instants at which the unit is worth less than all that could yield.
+        instants at which the unit is worth less than each unit that could be preempted.
         """
         draft, at = self.draft, self.view.now
         times, waits = PRESSED if candidate.unit in draft.timely.pressed else 1.0, min(1.0, draft.waits)
@@ -267,7 +267,7 @@ class Blocked(Placing):
 
     def _has_room_to_be_late(self, candidate: Candidate) -> bool:
         """Return whether a unit that must start now has room only on device models on which it would be late, and there
-        is room for all work that waits, so that work which yields to it goes on there.
+        is room for all waiting work, so that preempted work resumes there.
         """
         if candidate.unit not in self.draft.timely.pressed or candidate.least or candidate.others:
             return False
@@ -281,7 +281,7 @@ class Blocked(Placing):
 
     def _make_way_in_time(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Preempt the units that are worth least, on any device model on which this unit is on time. The assignment to
-        models may count on a unit that does not yield, since its own deadline is kept.
+        models may count on a unit that cannot be preempted, because its own deadline must be met.
         """
         good = in_time(self.draft, candidate, self._runs(candidate))
         shape = on_models(candidate.shape, [self.view.fleet.models[index].name for index in good])
