@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from poise.drivers.calendar import shifts
+from poise.drivers.textfile import read_text
 from poise.drivers.yamlfile import load_kind, place_in_file
-from poise.errors import SpecError, located
+from poise.errors import located
 from poise.model.calendar import CalendarEvent, compile_calendar, concerning, events_in
 from poise.model.reservations import Zones
 from poise.model.scaling import DAYS, Announced
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.units import SECOND
-
-MAX_FILE = 4 << 20
-"""Maximum bytes of an iCalendar file."""
 
 
 def read_calendar(path: Path, now: float, defaults: dict[str, Any] | None = None) -> tuple[CalendarEvent, ...]:
@@ -26,12 +24,7 @@ def read_calendar(path: Path, now: float, defaults: dict[str, Any] | None = None
         document = load_kind(path, "calendar")
         with located(place_in_file(path)):
             return compile_calendar(document, zones)
-    try:
-        if path.stat().st_size > MAX_FILE:
-            raise SpecError("the calendar is too large", field=str(path), need=f"at most {MAX_FILE >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("the calendar cannot be read", code="E101", field=str(path), have=str(error)[:120]) from None
+    text = read_text(path)
     with located(lambda _: str(path)):
         return compile_calendar(events_in(text, defaults or {}), zones)
 

@@ -31,7 +31,7 @@ MAX_EVENTS = 1000
 """Maximum number of events of a calendar, and of their occurrences in the time that counts."""
 
 BEFORE, AFTER = 60 * DAY, 400 * DAY
-"""Occurrences from so long ago to so far ahead count."""
+"""Maximum time since the end of an occurrence that still counts, and until the start of one."""
 
 _FIELDS = ("service", "tenant", "class", "load", "as", "rate", "time_zone")
 """Fields that the description of an event of iCalendar may have."""
@@ -82,7 +82,7 @@ def compile_calendar(document: Any, zones: Zones) -> tuple[CalendarEvent, ...]:
     made: list[CalendarEvent] = []
     if spec is not None:
         if spec.kind != "calendar":
-            found.add(SpecError("this file is no calendar", field="kind", need="calendar", have=spec.kind))
+            found.add(SpecError("this file is not a calendar", field="kind", need="calendar", have=spec.kind))
         if len(spec.events) > MAX_EVENTS:
             what, need = "there are too many events", f"at most {MAX_EVENTS}"
             found.add(SpecError(what, field="events", need=need, have=str(len(spec.events))))
@@ -153,11 +153,12 @@ def _occurrences(spec: EventSpec, at: str, zones: Zones) -> list[CalendarEvent]:
         raise SpecError("an event concerns one subject", field=at, need="service, tenant or class", have=have)
     by, of = subjects[0] if subjects else ("", "")
     times, days, rate = _effect(spec, at, by)
-    shifts = zones.shifts(spec.time_zone, zones.now - BEFORE / SECOND, f"{at}.time_zone")
-    first, shifts = read_start(spec.begins, f"{at}.from", zones, shifts)
     length = parse_or_raise(parse_duration, spec.length, f"{at}.for", MAX_EVENT)
     if length < SECOND:
-        raise SpecError("the event has no length", code="E103", field=f"{at}.for", have=shown(spec.length))
+        raise SpecError("the event has no duration", code="E103", field=f"{at}.for", have=shown(spec.length))
+    before = BEFORE + length
+    shifts = zones.shifts(spec.time_zone, zones.now - before / SECOND, f"{at}.time_zone")
+    first, shifts = read_start(spec.begins, f"{at}.from", zones, shifts)
     local = [first]
     rule = None
     if spec.every:
@@ -168,7 +169,7 @@ def _occurrences(spec: EventSpec, at: str, zones: Zones) -> list[CalendarEvent]:
     for begins in local:
         begin = utc_of(begins, shifts)
         ended = rule is not None and rule.until is not None and rule.until_utc and begin > rule.until
-        if ended or begin in without or not -BEFORE < (begin - zones.now) * SECOND < AFTER:
+        if ended or begin in without or not -before < (begin - zones.now) * SECOND < AFTER:
             continue
         since, weekday = begin * SECOND, datetime.fromtimestamp(begins, UTC).weekday()
         one = Announced(since, rate, since + length, times, 0, spec.name)
@@ -178,15 +179,15 @@ def _occurrences(spec: EventSpec, at: str, zones: Zones) -> list[CalendarEvent]:
 
 def _effect(spec: EventSpec, at: str, by: str) -> tuple[float, int, float]:
     """Return the factor, the number of the day of the week, and the rate of an event."""
-    told = [
-        name for name, value in (("load", spec.load), ("as", spec.like), ("rate", spec.rate)) if value not in ("", 0)
-    ]
+    told = [name for name, has in (("load", spec.load != ""), ("as", spec.like), ("rate", spec.rate)) if has]
     if len(told) != 1:
         have = " and ".join(told) or "none of them"
         raise SpecError("an event has one effect", field=at, need="`load`, `as` or `rate`", have=have)
     if spec.rate and (by != "service" or not 0 < spec.rate <= MAX_TIMES * 1000):
         need = "a number above 0, for a service"
-        raise SpecError("a rate is one of requests per second", field=f"{at}.rate", need=need, have=shown(spec.rate))
+        raise SpecError(
+            "a rate is a number of requests per second", field=f"{at}.rate", need=need, have=shown(spec.rate)
+        )
     if spec.like and spec.like.lower() not in DAYS:
         raise SpecError("there is no such day", field=f"{at}.as", need=", ".join(DAYS), have=spec.like[:80])
     times = read_times(spec.load, f"{at}.load") if spec.load != "" else 1.0
@@ -194,7 +195,7 @@ def _effect(spec: EventSpec, at: str, by: str) -> tuple[float, int, float]:
 
 
 def _ending(rule: str, now: float) -> str:
-    """Return a rule with an end: one without is followed as far as events count."""
+    """Return a rule with an end; a rule without one ends where events no longer count."""
     text = rule.strip().upper().removeprefix("RRULE:")
     if "COUNT=" in text or "UNTIL=" in text:
         return text

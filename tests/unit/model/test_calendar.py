@@ -62,6 +62,19 @@ def test_events_recur_also_without_an_end() -> None:
     assert compiled(event(**{"from": "2026-06-01"})) == (), "it is long over"
 
 
+def test_a_long_event_counts_until_it_is_long_over() -> None:
+    long = {"from": "2026-06-01T09:00", "time_zone": "Europe/Zurich"}
+    [made] = compiled(event(**long, **{"for": "180d"}))
+    assert made.announced[0].at == at("2026-06-01T07:00Z"), "in summer time"
+    assert compiled(event(**long, **{"for": "110d"})) == ()
+
+
+@pytest.mark.parametrize("none", [0, 0.0, "0", "0%"])
+def test_an_event_may_end_all_load(none: str | float) -> None:
+    [made] = compiled(event(load=none))
+    assert made.announced[0].times == 0.0
+
+
 def test_a_factor_counts_for_its_part_of_a_window_and_factors_multiply() -> None:
     events = [Announced(2 * HOUR, 0, 3 * HOUR, 3.0), Announced(2 * HOUR, 0, 4 * HOUR, 0.5)]
     assert times_in(events, HOUR, 3 * HOUR) == pytest.approx(2 * 0.75)
