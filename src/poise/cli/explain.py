@@ -12,7 +12,7 @@ from poise.cli.asking import Asking, asking, told_as_flags
 from poise.cli.jobs import report_of
 from poise.cli.moments import at_moment
 from poise.cli.output import TEXT, forms
-from poise.cli.render import ago, print_json, say, status_text, tell, unstarted
+from poise.cli.render import ago, harmless, print_json, say, status_text, tell, unstarted
 from poise.cli.submit import asked_for
 from poise.client import current_home
 from poise.config import Home
@@ -231,7 +231,7 @@ def _draw_explanation(told: Explanation) -> None:
     if told.story:
         click.echo("\nwhat happened:")
         for event in told.story:
-            click.echo(f"  {_moment(event.at)}  {event.text}")
+            click.echo(f"  {_moment(event.at)}  {harmless(event.text)}")
     starts = [waiting.start for waiting in told.waiting if waiting.start is not None]
     if any(start.latest is None and not start.guesses for start in starts):
         say(f"poise: `poise eta {told.job}` simulates many futures")

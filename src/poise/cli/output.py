@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import click
 
-from poise.cli.render import aligned, print_json, say, widths_of
+from poise.cli.render import aligned, harmless, print_json, say, widths_of
 from poise.errors import InputError
 
 ROWS = ("table", "wide", "json", "name")
@@ -83,15 +83,25 @@ def rows(function: Function) -> Function:
 
 def show(ask: Callable[[], Shown], form: str, watch: bool) -> int:
     """Print what `ask` returns, once, or with `watch` until it is `over` or the user interrupts."""
+
+    def printable() -> Shown:
+        return ask() if form in ("json", "name") else _printable(ask())
+
     if not watch:
-        _print(ask(), form)
+        _print(printable(), form)
     elif form in ("json", "name"):
         raise click.UsageError(f"`-o {form}` is one answer, and does not go on\n\nhint: `poise events --follow`")
     elif sys.stdout.isatty():
-        _redraw(ask, form)
+        _redraw(printable, form)
     else:
-        _append(ask, form)
+        _append(printable, form)
     return 0
+
+
+def _printable(shown: Shown) -> Shown:
+    """Return the table without control characters, which others could put into the names of their work."""
+    columns = [column._replace(cells=[harmless(cell) for cell in column.cells]) for column in shown.columns]
+    return shown._replace(columns=columns, head=[harmless(line) for line in shown.head])
 
 
 def _print(shown: Shown, form: str) -> None:

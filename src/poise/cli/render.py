@@ -1,5 +1,6 @@
 """Terminal output: errors, tables, JSON. Works without colour; respects NO_COLOR."""
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,9 @@ FEW = 12
 NOT_FOUND = 127
 """Exit code of a command that was not found, as in a shell."""
 
+_CONTROLS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that move the cursor, or change the terminal or the order of letters. Colours, tabs and line ends stay."""
+
 LOGGED = "poise: no control plane is running; this is what the log says"
 
 
@@ -45,7 +49,7 @@ def show_error(error: PoiseError, *, as_json: bool) -> None:
     texts = ["\n".join(_error_lines(record)) for record in sorted(records, key=_line_of)]
     if len(records) > 1:
         texts.append(f"{len(records)} errors")
-    click.echo("\n\n".join(texts), err=True)
+    say("\n\n".join(texts))
 
 
 def _error_lines(record: ErrorRecord) -> Iterator[str]:
@@ -74,7 +78,14 @@ def print_json(value: Any) -> None:
 
 def say(message: str) -> None:
     """Print a message to stderr."""
-    click.echo(message, err=True)
+    click.echo(harmless(message), err=True)
+
+
+def harmless(text: str) -> str:
+    """Replace control characters by spaces: others choose commands, classes and files, and the text goes to a
+    terminal.
+    """
+    return _CONTROLS.sub(" ", text)
 
 
 def tell(note: str) -> None:

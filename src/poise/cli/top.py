@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 
 from poise.cli.output import TEXT, forms
-from poise.cli.render import aligned, print_json, widths_of
+from poise.cli.render import aligned, harmless, print_json, widths_of
 from poise.client import Client, current_home
 from poise.control.start import connected
 from poise.errors import Unreachable
@@ -250,7 +250,7 @@ def _task_rows(tasks: Sequence[TaskUse], use: dict[str, Use]) -> list[list[str]]
                 _whole(task.run) if task.run else "-",
                 _whole(task.expected - task.run) if task.expected > task.run else "-",
                 task.user or "-",
-                " ".join(task.command.split()),
+                harmless(" ".join(task.command.split())),
             ]
         )
     return rows

@@ -45,6 +45,21 @@ def test_the_four_forms(capsys: pytest.CaptureFixture[str], form: str, out: str,
     assert capsys.readouterr() == (out, err)
 
 
+HOSTILE = "\x1b]0;title\a\x1b[2J\r\x9b1m\u202e"
+
+
+def test_what_others_have_named_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    red = click.style("failed", fg="red")
+    columns = [Column("NAME", [f"a{HOSTILE}b"]), Column("STATUS", [red])]
+    given = Shown([HOSTILE], ["a"], columns, head=[f"head{HOSTILE}"], notes=[f"note{HOSTILE}"])
+    for form in ("table", "wide"):
+        output.show(lambda: given, form, False)
+        printed = "".join(capsys.readouterr())
+        assert not set("\x1b\a\r\x9b\u202e") & set(printed.replace(red, "")), repr(printed)
+    output.show(lambda: given, "json", False)
+    assert json.loads(capsys.readouterr().out) == [HOSTILE]
+
+
 def test_an_empty_table_says_so_and_prints_no_head(capsys: pytest.CaptureFixture[str]) -> None:
     output.show(lambda: Shown([], [], [Column("NAME", [])], nothing="nothing"), "table", False)
     assert capsys.readouterr() == ("", "nothing\n")
