@@ -358,7 +358,8 @@ def test_a_model_that_cannot_be_loaded_says_why(home: Living) -> None:
     assert done.code == 1
     assert "RuntimeError: no weights here" in done.err
     assert "app.py:Broken" in done.err
-    done = home.poise("serve", "app.py:Modle", "--port", "0", "--cpu", "0.1")
+    done = home.poise("serve", "app.py:Modle", "--port", "0", "--cpu", "0.1", "--json")
+    assert done.value["services"] == ["app"], "one value, that of the gateway when it listens"
     assert done.code == 1
     assert "it has no `Modle`" in done.err and "Model" in done.err
 

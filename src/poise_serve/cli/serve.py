@@ -5,7 +5,9 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,7 @@ import msgspec
 
 from poise.cli.asking import needed, needing
 from poise.cli.numbers import Number, Whole, WholeRange
-from poise.cli.render import print_json, say, tell
+from poise.cli.render import print_json, say, show_error, tell
 from poise.cli.secrets import absolute, with_values
 from poise.client import Client, current_home
 from poise.config import Home
@@ -24,7 +26,7 @@ from poise.control.kept import read_flags
 from poise.control.start import kept_environment, lasting, user_name
 from poise.drivers.security import ensure_home, own_account
 from poise.drivers.yamlfile import load_kind
-from poise.errors import Conflict, InputError, SpecError, extra
+from poise.errors import Conflict, InputError, PoiseError, SpecError, extra
 from poise.model.keys import compile_keys
 from poise.model.servicefile import DeclaredService, check_processes, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
@@ -183,7 +185,10 @@ def serve(
         name, number = (group.name, group.number) if group is not None and not is_core else ("", 0)
         peers = Peers(home.services, name, number, tell)
         record = home.services / f"{mark}.gateway"
-        with registered(home.services, mark, listening, environment, taken_over, relays=relays) as lock:
+        with (
+            _errors_as_text(as_json),
+            registered(home.services, mark, listening, environment, taken_over, relays=relays) as lock,
+        ):
             watched = stand_by(tell, record)
             if not isinstance(watched, Watched):
                 return watched
@@ -218,6 +223,18 @@ def serve(
                 )
             )
     return 0
+
+
+@contextmanager
+def _errors_as_text(as_json: bool) -> Iterator[None]:
+    """Print errors as text: with `--json`, the one value has been printed when the gateway listens."""
+    try:
+        yield
+    except PoiseError as error:
+        if not as_json:
+            raise
+        show_error(error, as_json=False)
+        raise click.exceptions.Exit(error.exit_code) from None
 
 
 def _check_account(connect: Callable[[], Client]) -> None:
@@ -273,6 +290,7 @@ def _tell_addresses(
     grpc = address_of(listening.getsockname()[0], grpc_port) if grpc_port else None
     if as_json:
         print_json({"url": url, "services": names, "upstreams": bool(fronts), "grpc": grpc})
+        sys.stdout.flush()  # or a pipe gets it at the end, from each process that is forked until then
     if names:
         say(f"poise: {', '.join(names)} at {url}/predict{'/NAME' if len(names) > 1 else ''}")
     if grpc:
