@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -445,6 +446,38 @@ def test_closed_pipes_are_no_error(shared: Living) -> None:
     script = f"{POISE} events | head -n 1"
     done = subprocess.run(
         ["sh", "-c", script], env=shared.environment(), capture_output=True, check=False, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "told"),
+    [
+        ("status", 2, "the disk is full: the output cannot be written"),
+        ("status --json", 2, "the disk is full: the output cannot be written"),
+        ("--help", 2, "the disk is full: the output cannot be written"),
+        ("show nobody --json", 1, "there is no job `nobody`"),
+        ("nothing --json", 1, "there is no command `nothing`"),
+    ],
+)
+def test_what_cannot_be_printed_on_a_full_disk_is_told(shared: Living, typed: str, code: int, told: str) -> None:
+    environment = shared.environment()
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [POISE, *typed.split()], env=environment, stdout=full, stderr=subprocess.PIPE, check=False, timeout=PATIENCE
+        )
+    assert done.returncode == code
+    assert told in done.stderr.decode()
+    assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
+
+
+def test_a_closed_output_is_no_error(shared: Living) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{POISE} status >&-"],
+        env=shared.environment(),
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE,
     )
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -178,6 +178,10 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is not None:
         return _run(arguments)
     gc.set_threshold(50_000, 20, 50)
+    if sys.stdout is None:  # closed by `>&-`
+        import os
+
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 — for as long as this process lives
     try:
         return _run(sys.argv[1:])
     finally:
@@ -223,15 +227,11 @@ def _run(given: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from poise.cli.render import show_error
         from poise.errors import PoiseError
 
         if not isinstance(error, PoiseError):
             error = _unexpected(error)
-        try:
-            show_error(error, as_json=_asks_for_json(_own(name, given)))
-        except OSError:  # stdout itself cannot be written, and the error says so
-            show_error(error, as_json=False)
+        _show(error, as_json=_asks_for_json(_own(name, given)))
         return OWN_FAILURE if name in GIVES_CHILD_CODE else error.exit_code
 
 
@@ -240,7 +240,26 @@ def _print_help() -> int:
         print(help_text(), flush=True)  # noqa: T201 — nothing else is imported yet
     except BrokenPipeError:
         return broken_pipe()
+    except OSError as error:
+        failed = _unexpected(error)
+        _show(failed, as_json=False)
+        return failed.exit_code
     return 0
+
+
+def _show(error: "PoiseError", *, as_json: bool) -> None:
+    """Print an error: as JSON if requested and stdout can be written, else as text on stderr."""
+    from poise.cli.render import show_error
+
+    try:
+        if as_json:
+            show_error(error, as_json=True)
+        sys.stdout.flush()
+    except OSError:
+        broken_pipe()
+        as_json = False
+    if not as_json:
+        show_error(error, as_json=False)
 
 
 def _before_dashes(given: list[str]) -> list[str]:
@@ -266,13 +285,12 @@ def _asks_for_json(own: list[str]) -> bool:
 
 
 def _usage_error(text: str, name: str, given: list[str]) -> int:
-    from poise.cli.render import show_error
     from poise.errors import InputError
 
     message, _, hint = text.partition("\n\nhint: ")
     message = (message[:1].lower() + message[1:]).rstrip(".")
     hint = hint or (f"`poise {name} --help`" if name in COMMANDS else "`poise --help`")
-    show_error(InputError(message, hint=hint), as_json=_asks_for_json(_own(name, given)))
+    _show(InputError(message, hint=hint), as_json=_asks_for_json(_own(name, given)))
     return OWN_FAILURE if name in GIVES_CHILD_CODE else 1
 
 
@@ -299,7 +317,7 @@ def _unexpected(error: Exception) -> "PoiseError":
 
 
 def broken_pipe() -> int:
-    """End quietly: the reader of the output has closed it. Discard the rest."""
+    """End quietly: the reader of the output has closed it, or its disk is full. Discard the rest."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

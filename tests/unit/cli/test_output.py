@@ -1,7 +1,5 @@
 """One mechanism prints what commands list and show: tables, wide ones, JSON, names, and going on."""
 
-import errno
-import io
 import json
 import os
 import time
@@ -144,19 +142,6 @@ def test_a_page_that_cannot_be_written_is_told_before_anything_else(name: str, w
         output.check_page(Path(name), "--report")
     assert caught.value.record.field == "--report"
     assert caught.value.record.hint.startswith("`--report FILE`")
-
-
-@pytest.mark.parametrize("form", [[], ["--json"]])
-def test_what_cannot_be_printed_since_the_disk_is_full_is_told(
-    form: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Full(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("sys.stdout", Full())
-    assert main(["schema", "--list", *form]) == 2
-    assert "error[E299]: the disk is full: the output cannot be written" in capsys.readouterr().err
 
 
 def test_a_moment_that_is_ahead_by_the_clock_of_this_machine_is_now() -> None:
