@@ -471,6 +471,16 @@ def test_what_cannot_be_printed_on_a_full_disk_is_told(shared: Living, typed: st
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
 
 
+@pytest.mark.parametrize(("typed", "code"), [("submit --cpu 0.1 -- true", 0), ("show nobody", 1), ("nothing", 1)])
+def test_messages_that_cannot_be_printed_change_no_exit_code(shared: Living, typed: str, code: int) -> None:
+    environment = shared.environment()
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [POISE, *typed.split()], env=environment, stdout=subprocess.PIPE, stderr=full, check=False, timeout=PATIENCE
+        )
+    assert (done.returncode, done.stdout[:1]) == (code, b"j" if code == 0 else b"")
+
+
 def test_a_closed_output_is_no_error(shared: Living) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{POISE} status >&-"],

@@ -1,5 +1,7 @@
 """Terminal output: errors, tables, JSON. Works without colour; respects NO_COLOR."""
 
+import errno
+import os
 import re
 import sys
 import time
@@ -77,8 +79,13 @@ def print_json(value: Any) -> None:
 
 
 def say(message: str) -> None:
-    """Print a message to stderr."""
-    click.echo(harmless(message), err=True)
+    """Print a message to stderr. If its disk is full, discard this and later ones: what they tell of has happened."""
+    try:
+        click.echo(harmless(message), err=True)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def harmless(text: str) -> str:
@@ -114,7 +121,6 @@ def _found_here(task: "TaskReport") -> str:
     """Return a program that the task did not find but the PATH of this shell does. In a shell command it is the first
     word, unless the default PATH has it.
     """
-    import os  # seldom needed
     import shlex
     from shutil import which
 
