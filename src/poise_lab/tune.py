@@ -215,7 +215,8 @@ def parts_of(workload: Workload) -> tuple[Workload, Workload, Workload]:
     third = len(arrivals) // 3
     if third < FEWEST:
         need, have = f"{3 * FEWEST} jobs or more", f"{len(arrivals)} jobs"
-        raise InputError("the trace is too short to tune on", field="--trace", need=need, have=have, hint="--jobs 400")
+        what, hint = "the trace is too short to tune on", "a longer trace"
+        raise InputError(what, field="--trace", need=need, have=have, hint=hint)
     bounds = (0, third, 2 * third, len(arrivals))
 
     def part(number: int) -> Workload:

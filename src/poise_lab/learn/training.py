@@ -93,7 +93,8 @@ def ground_of(workload: Workload, nodes: Sequence[Node], settings: Settings) -> 
     arrivals = workload.arrivals
     if len(arrivals) < 4 * BLOCK:
         need, have = f"{4 * BLOCK} jobs or more", f"{len(arrivals)} jobs"
-        raise InputError("the trace is too short to learn from", field="--trace", need=need, have=have)
+        what, hint = "the trace is too short to learn from", "a longer trace"
+        raise InputError(what, field="--trace", need=need, have=have, hint=hint)
     half = len(arrivals) // 2
     halves = [msgspec.structs.replace(workload, arrivals=part) for part in (arrivals[:half], arrivals[half:])]
     return Ground(halves[0], halves[1], nodes, settings)

@@ -81,8 +81,9 @@ def test_the_parts_follow_each_other_and_each_begins_at_its_first_job() -> None:
     assert {part.arrivals[0].at for part in parts} == {0}
     units = [one.units for part in parts for one in part.arrivals]
     assert units == [one.units for one in workload.arrivals]
-    with pytest.raises(InputError, match="too short"):
+    with pytest.raises(InputError, match="too short") as raised:
         parts_of(replace(workload, arrivals=workload.arrivals[:40]))
+    assert raised.value.record.hint == "a longer trace", "`--jobs` only makes it shorter"
 
 
 def test_what_is_told_of_the_same_policy_is_never_better() -> None:
