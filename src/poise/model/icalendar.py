@@ -99,12 +99,13 @@ def _entry(event: dict[str, list[Property]], number: int) -> dict[str, Any]:
 
 def _properties(text: str) -> Iterator[Property]:
     """Yield the properties, with folded lines joined."""
-    lines: list[tuple[int, str]] = []
+    folded: list[tuple[int, list[str]]] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        if line[:1] in (" ", "\t") and lines:
-            lines[-1] = lines[-1][0], lines[-1][1] + line[1:]
+        if line[:1] in (" ", "\t") and folded:
+            folded[-1][1].append(line[1:])
         elif line.strip():
-            lines.append((number, line))
+            folded.append((number, [line]))
+    lines = [(number, "".join(parts)) for number, parts in folded]
     if not lines or lines[0][1].strip().upper() != "BEGIN:VCALENDAR":
         raise SpecError("this is not an iCalendar file", code="E101", field="calendar", need="BEGIN:VCALENDAR")
     for number, line in lines:
