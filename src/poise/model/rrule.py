@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_STARTS = 10_000
 MAX_DAYS = 5 * 366
+LAST_DAY = (date.max - date(1970, 1, 1)).days
 DAY_SECONDS = 86_400
 
 WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
@@ -133,6 +134,8 @@ def starts(rule: Recurrence, first: int, field: str) -> "Ints":
     if rule.count and rule.frequency in ("DAILY", "WEEKLY"):  # this is far enough; others need the rest
         each = 7 if rule.frequency == "WEEKLY" or rule.days else 1
         last = min(last, day + (rule.count + 1) * rule.interval * each)
+    if last > LAST_DAY:
+        raise _too_far(field)
     days = _days(rule, day, last)
     found = days * DAY_SECONDS + time_of_day
     if rule.until is not None and not rule.until_utc:

@@ -124,4 +124,6 @@ def test_a_rule_that_goes_too_far_is_refused() -> None:
     with pytest.raises(SpecError, match="too far"):
         of("FREQ=DAILY;UNTIL=99991231", "2026-12-01T08:00")
     with pytest.raises(SpecError, match="too far"):
+        of("FREQ=MONTHLY;COUNT=5", "9999-12-31T08:00")
+    with pytest.raises(SpecError, match="too far"):
         of("FREQ=MONTHLY;COUNT=100", "2026-12-01T08:00")
