@@ -40,10 +40,10 @@ from poise.policy.waiting import AGEING, STARVES, WIDTH, ageing
 from poise.units import SECOND
 
 ASKS_AGAIN = 8
-"""Retry the victim search of a blocked unit each time its wait has grown by 1/8."""
+"""Retry the victim search of a blocked unit each time its worth has grown by 1/8 (see `reclaim.value`)."""
 
 SKIPS = 6
-"""Maximum number of such instants to the next search: the wait at most doubles, since running units may outlive their
+"""Maximum number of such instants to the next search: the worth at most doubles, since running units may outlive their
 estimates."""
 
 YIELD_SEARCHES = 4
@@ -256,7 +256,7 @@ class Blocked(Placing):
         times, waits = PRESSED if candidate.unit in draft.timely.pressed else 1.0, min(1.0, draft.waits)
         run = draft.speeds.shortest(candidate, draft.able(candidate.shape).models)
         for _ in range(SKIPS):
-            at += max(rules.min_run, (at - candidate.ready) // ASKS_AGAIN)
+            at += max(rules.min_run, (at - candidate.ready + STARVES * run) // ASKS_AGAIN)
             if self._is_uneven or times * value(candidate, run, at, waits=waits) >= self._least_standing:
                 break
         return at
