@@ -11,7 +11,7 @@ of an event has these fields, one in each line: `load: x3`.
 """
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from poise.model.fields import Quantity, parse_or_raise
 from poise.model.icalendar import read_events
 from poise.model.recurring import DEFAULT_ZONE
 from poise.model.reservations import Zones, read_start, utc_of, without_of
-from poise.model.rrule import parse_rrule, starts
+from poise.model.rrule import parse_rrule, starts_within
 from poise.model.scaling import DAYS, MAX_EVENT, MAX_TIMES, Announced, announced_days, read_times
 from poise.model.spec import check_name
 from poise.units import DAY, SECOND, format_duration, parse_duration
@@ -162,8 +162,10 @@ def _occurrences(spec: EventSpec, at: str, zones: Zones) -> list[CalendarEvent]:
     local = [first]
     rule = None
     if spec.every:
-        rule = parse_rrule(_ending(spec.every, zones.now), f"{at}.every")
-        local = starts(rule, first, f"{at}.every").tolist()
+        rule = parse_rrule(spec.every, f"{at}.every", must_end=False)
+        now = int(zones.now)
+        around = now - (before + DAY) // SECOND, now + (AFTER + DAY) // SECOND  # a day more, for any offset
+        local = starts_within(rule, first, *around, f"{at}.every").tolist()
     without = {without_of(text, f"{at}.without", shifts) for text in spec.without}
     made = []
     for begins in local:
@@ -192,15 +194,6 @@ def _effect(spec: EventSpec, at: str, by: str) -> tuple[float, int, float]:
         raise SpecError("there is no such day", field=f"{at}.as", need=", ".join(DAYS), have=spec.like[:80])
     times = read_times(spec.load, f"{at}.load") if spec.load != "" else 1.0
     return times, DAYS.index(spec.like.lower()) if spec.like else 0, spec.rate
-
-
-def _ending(rule: str, now: float) -> str:
-    """Return a rule with an end; a rule without one ends where events no longer count."""
-    text = rule.strip().upper().removeprefix("RRULE:")
-    if "COUNT=" in text or "UNTIL=" in text:
-        return text
-    until = datetime.fromtimestamp(int(now), UTC) + timedelta(seconds=AFTER // SECOND)
-    return f"{text};UNTIL={until:%Y%m%dT%H%M%SZ}"
 
 
 __all__ = ["CalendarEvent", "compile_calendar", "concerning", "events_in"]

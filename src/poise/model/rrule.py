@@ -5,7 +5,8 @@
     in_utc(starts(...), shifts)    # seconds since 1970
 
 Days are counted in arrays, so that a year of a thousand rules takes milliseconds. A rule must end, by `COUNT` or
-`UNTIL`, and has at most `MAX_STARTS` times within `MAX_DAYS`. Parts that choose hours, weeks of the year or positions
+`UNTIL`, and has at most `MAX_STARTS` times within `MAX_DAYS`. With `starts_within`, a rule may have begun long ago, and
+need not end. Parts that choose hours, weeks of the year or positions
 are refused by name.
 
 Where clocks go forward, a start in the skipped hour comes as much later; where they go back, the first of the two
@@ -52,7 +53,8 @@ _TIME = re.compile(r"([0-9]{8})(?:T([0-9]{6})(Z?))?")
 
 class Recurrence(msgspec.Struct, frozen=True, kw_only=True):
     """A rule. `days` are weekdays from Monday (0), each with its number in the month (0: every one, -1: the last).
-    `until` is in seconds since 1970, on the clock of the place unless `until_utc`; None if `count` ends the rule.
+    `until` is in seconds since 1970, on the clock of the place unless `until_utc`; None if `count` ends the rule, or
+    nothing does (`count` is 0).
     """
 
     frequency: Frequency
@@ -66,7 +68,7 @@ class Recurrence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=4096)
-def parse_rrule(text: str, field: str) -> Recurrence:
+def parse_rrule(text: str, field: str, *, must_end: bool = True) -> Recurrence:
     """Read a rule, with or without `RRULE:` in front. Raises SpecError."""
     parts: dict[str, str] = {}
     for part in text.strip().upper().removeprefix("RRULE:").strip(";").split(";"):
@@ -83,7 +85,7 @@ def parse_rrule(text: str, field: str) -> Recurrence:
         raise SpecError(what, code="E103", field=field, need=", ".join(sorted(known)), have=text[:80], hint=EXAMPLE)
     interval, count = (_number(parts, name, field) for name in ("INTERVAL", "COUNT"))
     until, until_utc = parse_time(parts["UNTIL"], field) if "UNTIL" in parts else (None, False)
-    if bool(count) == (until is not None):
+    if (count and until is not None) or (must_end and not count and until is None):
         what = "the recurrence rule ends twice" if count else "the recurrence rule never ends"
         raise SpecError(what, code="E103", field=field, need="COUNT or UNTIL", have=text[:80], hint=EXAMPLE)
     if count > MAX_STARTS:
@@ -125,25 +127,41 @@ def starts(rule: Recurrence, first: int, field: str) -> "Ints":
     """Return the starts of a rule from `first` on, in seconds on the clock of the place, in order. An end in UTC is
     applied by `in_utc`. Raises SpecError if there are too many, or if they lie too far ahead.
     """
-    day, time_of_day = divmod(first, DAY_SECONDS)
+    day = first // DAY_SECONDS
     last = day + MAX_DAYS
-    if rule.until is not None:
-        last = min(last, rule.until // DAY_SECONDS + 1)  # a day later at another offset
-        if rule.until // DAY_SECONDS > day + MAX_DAYS:
-            raise _too_far(field)
+    if rule.until is not None and rule.until // DAY_SECONDS > last:
+        raise _too_far(field)
     if rule.count and rule.frequency in ("DAILY", "WEEKLY"):  # this is far enough; others need the rest
         each = 7 if rule.frequency == "WEEKLY" or rule.days else 1
         last = min(last, day + (rule.count + 1) * rule.interval * each)
     if last > LAST_DAY:
         raise _too_far(field)
-    days = _days(rule, day, last)
-    found = days * DAY_SECONDS + time_of_day
+    found = _starts(rule, first, last)
+    if len(found) < rule.count:
+        raise _too_far(field)
+    return _bearable(found, field)
+
+
+def starts_within(rule: Recurrence, first: int, since: int, until: int, field: str) -> "Ints":
+    """Return the starts of a rule from `first` on that lie from `since` to `until`, as `starts` does. Raises SpecError
+    if there are too many.
+    """
+    found = _starts(rule, first, until // DAY_SECONDS)
+    return _bearable(found[(since <= found) & (found <= until)], field)
+
+
+def _starts(rule: Recurrence, first: int, last: int) -> "Ints":
+    """Return the starts of a rule from `first` until the day `last`."""
+    day, time_of_day = divmod(first, DAY_SECONDS)
+    if rule.until is not None:
+        last = min(last, rule.until // DAY_SECONDS + 1)  # a day later at another offset
+    found = _days(rule, day, last) * DAY_SECONDS + time_of_day
     if rule.until is not None and not rule.until_utc:
         found = found[found <= rule.until]
-    if rule.count:
-        if len(found) < rule.count:
-            raise _too_far(field)
-        found = found[: rule.count]
+    return found[: rule.count] if rule.count else found
+
+
+def _bearable(found: "Ints", field: str) -> "Ints":
     if len(found) > MAX_STARTS:
         raise too_many(field, str(len(found)))
     return found
@@ -166,13 +184,11 @@ def _days(rule: Recurrence, day: int, last: int) -> "Ints":
     begins = date.fromordinal(date(1970, 1, 1).toordinal() + day)
     step = rule.interval * (12 if rule.frequency == "YEARLY" else 1)
     found: list[int] = []
-    month = begins.year * 12 + begins.month - 1
-    while not found or found[-1] <= last:
+    ends = date.fromordinal(min(date(1970, 1, 1).toordinal() + last, date.max.toordinal()))
+    months = (begins.year * 12 + begins.month - 1, ends.year * 12 + ends.month)
+    for month in range(*months, step):
         year, of = divmod(month, 12)
-        if (_number_of(year, of + 1, 1)) > last:
-            break
         found += [at for at in _in_month(rule, begins.day, year, of + 1) if day <= at <= last]
-        month += step
     return np.array(found, np.int64)
 
 

@@ -1,6 +1,6 @@
 """Calendars: what events say of the load, when, and of what; and what is refused."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -62,6 +62,28 @@ def test_events_recur_also_without_an_end() -> None:
     assert compiled(event(**{"from": "2026-06-01"})) == (), "it is long over"
 
 
+@pytest.mark.parametrize(
+    ("first", "every", "some"),
+    [
+        ("2010-12-25", "FREQ=YEARLY", True),
+        ("2008-02-29", "FREQ=YEARLY", False),
+        ("2010-12-25", "FREQ=YEARLY;UNTIL=20401225", True),
+        ("2010-12-25", "FREQ=YEARLY;COUNT=17", True),
+        ("2010-12-25", "FREQ=YEARLY;COUNT=16", False),
+        ("2021-01-06", "FREQ=WEEKLY;INTERVAL=52", True),
+        ("1990-01-01", "FREQ=DAILY;BYDAY=MO", True),
+        ("2010-12-25", "FREQ=YEARLY;INTERVAL=9000", False),
+    ],
+)
+def test_an_event_may_have_begun_to_recur_long_ago(first: str, every: str, some: bool) -> None:
+    made = compiled(event(**{"from": first}, every=every))
+    dateutil = pytest.importorskip("dateutil.rrule")
+    rule, now = dateutil.rrulestr(every, dtstart=datetime.fromisoformat(first)), datetime(2026, 11, 20, 12)  # noqa: DTZ001
+    expected = rule.between(now - timedelta(days=60, hours=3), now + timedelta(days=400))
+    assert [one.announced[0].at for one in made] == [at(f"{one}Z") for one in expected]
+    assert bool(made) == some
+
+
 def test_a_long_event_counts_until_it_is_long_over() -> None:
     long = {"from": "2026-06-01T09:00", "time_zone": "Europe/Zurich"}
     [made] = compiled(event(**long, **{"for": "180d"}))
@@ -106,6 +128,7 @@ def test_what_is_no_factor_is_refused(text: str) -> None:
         ({"from": "soon"}, "events[0].from"),
         ({"for": "0s"}, "events[0].for"),
         ({"every": "FREQ=HOURLY"}, "events[0].every"),
+        ({"every": "FREQ=DAILY;COUNT=2;UNTIL=20270101"}, "events[0].every"),
         ({"time_zone": "Mars/Olympus"}, "events[0].time_zone"),
         ({"name": "a b"}, "events[0].name"),
         ({"colour": "red"}, "events[0].colour"),
