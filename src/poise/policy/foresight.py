@@ -120,7 +120,7 @@ def foresee(
     including it.
     """
     change, most = 0.0, 0.0
-    plain = learned.last / (times_in(announced, ended - window, ended) or 1.0)
+    plain = without_events(learned, ended, window, announced)
     for step in range(1, ahead + 1):
         at = ended + step * window
         days = days_in(announced, at - window, at)
@@ -132,6 +132,11 @@ def foresee(
     spread = (learned.soon + learned.long) / 2 + BLUR * rate
     enough = rate + spread * _spreads(learned.tail, learned.counted, _risk(learned, spread, rules))
     return Outlook(ended + ahead * window, rate, spread, enough)
+
+
+def without_events(learned: Learned, ended: int, window: int, announced: Sequence[Announced]) -> float:
+    """Return the last rate, of the window that ended at `ended`, as it would be without the events in this window."""
+    return learned.last / (times_in(announced, ended - window, ended) or 1.0)
 
 
 def decided(learned: Learned, outlook: Outlook) -> Learned:
@@ -238,4 +243,4 @@ def _part(season: Season, at: int, window: int) -> int:
     return (at - window) % season.period * len(season.changes) // season.period
 
 
-__all__ = ["at_rest", "begin", "decided", "foresee", "learn"]
+__all__ = ["at_rest", "begin", "decided", "foresee", "learn", "without_events"]

@@ -24,8 +24,9 @@ from poise.model.scaling import (
     Signal,
     Window,
     effects_in,
+    times_in,
 )
-from poise.policy.foresight import at_rest, begin, decided, foresee, learn
+from poise.policy.foresight import at_rest, begin, decided, foresee, learn, without_events
 from poise.policy.protocol import Policy
 from poise.policy.sharing import weights
 from poise.units import format_duration
@@ -216,11 +217,14 @@ def _announcements(view: ScaleView) -> list[Because]:
 
 
 def _announced_rate(view: ScaleView, one: Announced) -> float:
-    """Return the rate for which to prepare. Once an event that multiplies the load has begun, the forecast knows it."""
-    learned = view.memory.learned
-    if one.times <= 1 or view.now >= one.at or learned is None:
+    """Return the rate for which to prepare. Once an event that multiplies the load has begun, the forecast knows it.
+    Before, the last rate counts without its events, and with those of the time when this one begins.
+    """
+    learned, ended = view.memory.learned, view.memory.seen
+    if one.times <= 1 or view.now >= one.at or learned is None or ended is None:
         return one.rate
-    return max(one.rate, one.times * learned.last)
+    times = times_in(view.announced, one.at, min(one.until, one.at + view.window))
+    return max(one.rate, times * without_events(learned, ended, view.window, view.announced))
 
 
 def _announced_at(view: ScaleView) -> list[int]:

@@ -243,6 +243,14 @@ def test_what_is_announced_does_not_wait_for_a_slow_rise() -> None:
     assert numbers(follow("forecast", [7.0], rules, announced=(event,))) == [9]
 
 
+@pytest.mark.parametrize(("ends", "expected"), [(8 * MINUTE, 30.0), (HOUR, 90.0)])
+def test_events_multiply_one_another_only_where_they_overlap(ends: int, expected: float) -> None:
+    """10 requests/s as usual, three times as many since the second minute; in the eighth, another event begins."""
+    events = [Announced(2 * MINUTE, 0.0, ends, 3.0), Announced(8 * MINUTE, 0.0, HOUR, 3.0)]
+    told = follow("last-value", [10.0, 10.0, 30.0, 30.0, 30.0], announced=events, start_up=5 * MINUTE)
+    assert [float(why.have) for why in told[-1].because if why.code == "ANNOUNCED"] == [expected]
+
+
 # --- for every load --------------------------------------------------------------------------------------------------
 
 RATES = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 1000)), min_size=1, max_size=25)
