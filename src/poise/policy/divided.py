@@ -4,17 +4,19 @@ Each policy gets a view of its own nodes, of what runs there, and of the waiting
 one on trial decides first; the other then sees the same work without what the first has placed. So a unit waits only if
 neither policy starts it, and no unit is assigned to one of the parts. The memory of each policy is its own.
 
+A decision of a policy for a node or a unit that its view does not have is dropped; the others stand.
+
 Neither policy preempts work for a unit for which work of the other part is being stopped, or that the other policy
 places in the same round. Quotas, limits of shares and unused guarantees count for all nodes together.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Resize
+from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Reason, Resize, Spot
 from poise.model.fleet import Resident
 from poise.model.resources import Shape
 from poise.model.selection import Selection
@@ -41,8 +43,12 @@ class Split:
         if len(rows) == len(view.fleet):
             return self._alone(self._trial, TRIAL, view)
         parts = _Parts(view, rows)
-        first = self._trial.decide(parts.on_trial())
-        second = None if parts.is_used_up(first) else self._rest.decide(parts.for_rest(first))
+        view = parts.on_trial()
+        first = parts.trial.own(self._trial.decide(view), view)
+        second = None
+        if not parts.is_used_up(first):
+            view = parts.for_rest(first)
+            second = parts.rest.own(self._rest.decide(view), view)
         return msgspec.structs.replace(parts.joined(first, second), policy=self.name)
 
     def _alone(self, policy: ClusterPolicy, key: str, view: Snapshot) -> Plan:
@@ -63,8 +69,41 @@ class _Side:
         self.leaving = {unit: to for unit, to in view.yielded.items() if self._stops(unit)}
         """The units that are being stopped here, each with the one that gets their room."""
 
+    def own(self, plan: Plan, view: Snapshot) -> Plan:
+        """Return a plan for the view of this part without decisions for nodes and units that the view does not have. A
+        policy may be anybody's, and the rest of its plan is sound.
+        """
+        waiting = {one.unit: one for one in view.candidates}
+
+        def has(of: Decision) -> bool:
+            match of:
+                case Place():
+                    one = waiting.get(of.unit)
+                    spots = of.spots if one is not None and 0 <= of.variant <= len(one.others) else None
+                case Resize():
+                    spots = of.joins if of.unit in self.running else None
+                case Preempt():
+                    spots = () if of.unit in self.running else None
+                case Hold():
+                    spots = ()
+            return spots is not None and all(spot.node in self.fleet.rows for spot in spots)
+
+        kept = tuple(of for of in plan.decisions if has(of))
+        if len(kept) == len(plan.decisions):
+            return plan
+        return msgspec.structs.replace(plan, decisions=kept, closed=False, asks=None)
+
     def _stops(self, unit: str) -> bool:
         return any(one.stopping for one in self.running.get(unit, ()))
+
+
+class _Taken(NamedTuple):
+    """Room that a decision takes: by a unit that starts, or by the tasks that join a running gang."""
+
+    leaf: str
+    tenant: str
+    shape: Shape
+    spots: tuple[Spot, ...]
 
 
 class _Parts:
@@ -75,42 +114,36 @@ class _Parts:
         reach = Reach(view, rows)
         could = [(one, reach.parts_of(one)) for one in view.candidates]
         others = [row for row in range(len(view.fleet)) if row not in mine]
-        self._trial = _Side(view, rows, [one for one, (here, _) in could if here])
-        self._rest = _Side(view, others, [one for one, (_, there) in could if there])
+        self.trial = _Side(view, rows, [one for one, (here, _) in could if here])
+        self.rest = _Side(view, others, [one for one, (_, there) in could if there])
         self._waiting = {one.unit: one for one in view.candidates}
         self._shown = Counter(one.queue for one in view.candidates if not one.recovering)
 
     def on_trial(self) -> Snapshot:
         """Return the view of the policy on trial."""
-        rest = self._rest
+        rest = self.rest
         elsewhere = {} if self._view.shares is None else free_devices(rest.fleet, rest.fleet.device_share)
-        shares = self._shares(self._trial.candidates, rest, (), rest.leaving)
-        return self._of(self._trial, self._trial.candidates, TRIAL, elsewhere=elsewhere, shares=shares)
+        shares = self._shares(self.trial.candidates, rest, [], rest.leaving)
+        return self._of(self.trial, self.trial.candidates, TRIAL, elsewhere=elsewhere, shares=shares)
 
     def for_rest(self, first: Plan) -> Snapshot:
         """Return the view of the other policy, after the plan of the first."""
-        view, trial, places = self._view, self._trial, _places(first)
-        placed = {place.unit for place in places}
-        candidates = tuple(one for one in self._rest.candidates if one.unit not in placed)
+        view, trial, taken = self._view, self.trial, list(self._taken(first))
+        placed = {place.unit for place in _places(first)}
+        candidates = tuple(one for one in self.rest.candidates if one.unit not in placed)
         leaving = trial.leaving | {of.unit: of.to for of in first.decisions if isinstance(of, Preempt) and of.to}
         elsewhere = {} if view.shares is None else free_devices(trial.fleet, trial.fleet.device_share)
-        for place in places if elsewhere else ():
-            for model, amount in self._held_by(place).items():
-                elsewhere[model] = elsewhere.get(model, 0) - amount
         allowance = Allowance(view.quotas)
-        for place in places if view.quotas else ():
-            candidate = self._waiting[place.unit]
-            allowance.take(candidate, _shape(candidate, place), len(place.spots))
-        for resize in first.decisions if view.quotas else ():
-            if isinstance(resize, Resize) and len(resize.joins) > len(resize.leaves):
-                one = trial.running[resize.unit][0]
-                allowance.use(one.tenant, one.shape, len(resize.joins) - len(resize.leaves))
+        for one in taken:
+            allowance.use(one.tenant, one.shape, len(one.spots))
+            for model, amount in self._held_by(one).items() if elsewhere else ():
+                elsewhere[model] = elsewhere.get(model, 0) - amount
         return self._of(
-            self._rest,
+            self.rest,
             candidates,
             REST,
             elsewhere=elsewhere,
-            shares=self._shares(candidates, trial, places, leaving),
+            shares=self._shares(candidates, trial, taken, leaving),
             quotas=allowance.left,
             yielded={**view.yielded, **leaving},
         )
@@ -152,7 +185,7 @@ class _Parts:
         """Return the decisions of both plans, and whether the first policy should decide again at once."""
         others = second.decisions if second is not None else ()
         placed = {of.unit for of in others if isinstance(of, Place)}
-        gaining = set(self._rest.leaving.values())
+        gaining = set(self.rest.leaving.values())
         made: list[Decision] = []
         instead = False
         for of in first.decisions:
@@ -162,7 +195,7 @@ class _Parts:
                 instead = True
                 continue
             made.append(of)
-        gaining = {*self._trial.leaving.values(), *(of.to for of in made if isinstance(of, Stop) and of.to)}
+        gaining = {*self.trial.leaving.values(), *(of.to for of in made if isinstance(of, Stop) and of.to)}
         made += [of for of in others if not (isinstance(of, Hold) or (isinstance(of, Stop) and of.to in gaining))]
         return [*made, *self._holds(first, second)], second is None or instead
 
@@ -201,15 +234,15 @@ class _Parts:
         )
 
     def _shares(
-        self, candidates: Sequence[Candidate], other: _Side, places: Collection[Place], leaving: Mapping[str, str]
+        self, candidates: Sequence[Candidate], other: _Side, taken: Sequence[_Taken], leaving: Mapping[str, str]
     ) -> ShareView | None:
-        """Return what the shares hold with the placements of the other part, and with the room that is made there."""
+        """Return what the shares hold with the room that the other part takes, and with the room that is made there."""
         view = self._view
-        if view.shares is None or not (places or leaving):
+        if view.shares is None or not (taken or leaving):
             return view.shares
         standing, shown = Standing(view.shares), {one.unit for one in candidates}
-        for place in places:
-            standing.count(self._waiting[place.unit].leaf, self._held_by(place))
+        for room in taken:
+            standing.count(room.leaf, self._held_by(room))
         for unit in leaving:
             for one in other.running.get(unit, ()):
                 standing.count(one.leaf, amounts_of(one.shape, one.model if one.shape.gpus else CPU), -1)
@@ -218,11 +251,21 @@ class _Parts:
                 standing.count(*standing.claim(self._waiting[unit], view.fleet))
         return standing.view()
 
-    def _held_by(self, place: Place) -> dict[str, int]:
-        shape, fleet = _shape(self._waiting[place.unit], place), self._view.fleet
-        held = Counter[str]()
-        for spot in place.spots:
-            held.update(amounts_there(shape, fleet.nodes[fleet.rows[spot.node]], spot.devices))
+    def _taken(self, first: Plan) -> Iterator[_Taken]:
+        """Yield the room that the first plan takes."""
+        for of in first.decisions:
+            if isinstance(of, Place):
+                one = self._waiting[of.unit]
+                shape = (one.shape, *one.others)[of.variant]
+                yield _Taken(one.leaf, "" if one.recovering else one.tenant, shape, of.spots)
+            elif isinstance(of, Resize) and of.joins:
+                member = self.trial.running[of.unit][0]
+                yield _Taken(member.leaf, member.tenant, member.shape, of.joins)
+
+    def _held_by(self, room: _Taken) -> dict[str, int]:
+        fleet, held = self._view.fleet, Counter[str]()
+        for spot in room.spots:
+            held.update(amounts_there(room.shape, fleet.nodes[fleet.rows[spot.node]], spot.devices))
         return dict(held)
 
 
@@ -237,7 +280,3 @@ def _places(plan: Plan) -> list[Place]:
 def _of_part(reason: Reason, policy: str) -> Reason:
     """Add the policy to a reason that concerns all of its nodes."""
     return msgspec.structs.replace(reason, subject=policy) if reason.code == "GANG_INCOMPLETE" else reason
-
-
-def _shape(candidate: Candidate, place: Place) -> Shape:
-    return (candidate.shape, *candidate.others)[place.variant]

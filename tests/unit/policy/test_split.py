@@ -3,6 +3,7 @@
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -10,10 +11,11 @@ from many import many
 
 from poise.errors import Conflict
 from poise.kernel.ledger import UnitState
-from poise.model.decisions import Plan
+from poise.model.decisions import Decision, Hold, Place, Plan, Preempt, Resize, Spot, Why
 from poise.model.events import Preempted
 from poise.model.jobs import Ending
 from poise.model.selection import ALL, Selection
+from poise.model.views import Snapshot
 from poise.policy.divided import Split
 from poise.policy.split import check_divisible, divide
 from poise.policy.suites import POLICIES
@@ -237,6 +239,79 @@ def test_a_guarantee_that_is_not_lent_may_be_kept_free_on_either_part() -> None:
     world.round()
     assert sum(world.status(name) != "pending" for name in "abc") == 2
     assert not world.controller.deciding.rejections
+
+
+@pytest.mark.parametrize(("kept", "status"), [(2, "pending"), (1, "active")])
+def test_a_gang_that_grows_on_one_part_leaves_the_other_only_what_is_not_kept(kept: int, status: str) -> None:
+    """The gang on trial takes a second one of four devices; two, or one of them, are kept for ann."""
+    world = World(split("poise", "fifo", on("n1", "n2")))
+    for number in range(1, 5):
+        world.join(node(f"n{number}", cpu=2 if number < 3 else 4, gpus=1))
+    world.shares({"tenant": "ann", "guaranteed": {"gpu": kept}, "lends": False}, {"tenant": "bob"}).drain("n2")
+    world.job("gang", tenant="bob", workers="1..2", gpu=1, cpu=2, checkpoint="10s", expect="1h").round()
+    world.start("gang.main[0]").resizes("gang.main[0]").after("10m")
+    world.drain("n2", on=False)
+    world.job("other", tenant="bob", gpu=1, cpu=4).round()
+    assert (world.unit("gang").size, world.unit("other").status) == (2, status)
+    assert not world.controller.deciding.rejections
+
+
+class Foreign:
+    """A policy in Python that adds a decision to those of `fifo`."""
+
+    name = "foreign"
+
+    def __init__(self, *more: Decision) -> None:
+        self._more = more
+
+    def decide(self, view: Snapshot, /) -> Plan:
+        plan = POLICIES["fifo"].decide(view)
+        return msgspec.structs.replace(plan, decisions=(*self._more, *plan.decisions))
+
+
+WHY = Why(policy="foreign")
+
+
+@pytest.mark.parametrize("is_on_trial", [True, False])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Place(unit="j9.main", spots=(Spot("n1"),), why=WHY),
+        Place(unit="c", spots=(Spot("n2"), Spot("n9")), why=WHY),
+        Place(unit="c", spots=(Spot("n1"),), why=WHY, variant=1),
+        Resize(unit="j9.main", cause="grow", why=WHY, joins=(Spot("n1"),)),
+        Resize(unit="a", cause="grow", why=WHY, joins=(Spot("n2"),)),
+        Preempt(unit="j9.main", cause="move", why=WHY),
+    ],
+)
+def test_a_decision_on_units_or_nodes_of_no_part_ends_nothing(is_on_trial: bool, wrong: Place | Resize) -> None:
+    """The other decisions of both policies stand."""
+    world = World(split("fifo", "fifo", on("n1"))).nodes(2, cpu=4).quota("default", cpu=64)
+    start_all(world.job("a", cpu=2).job("b", cpu=4).round())
+    world.job("c", cpu=2)
+    there = "n1" if world.where("a") == ["n1"] else "n2"
+    unit = world.unit(wrong.unit).id if len(wrong.unit) == 1 else wrong.unit
+    foreign, fifo = Foreign(msgspec.structs.replace(wrong, unit=unit)), POLICIES["fifo"]
+    policies = (foreign, fifo) if is_on_trial else (fifo, foreign)
+    plan = Split("foreign+fifo@1", *policies, on("n1")).decide(world.ledger.snapshot(world.now))
+    [placed] = [of for of in plan.decisions if not isinstance(of, Hold)]
+    assert isinstance(placed, Place)
+    assert (placed.unit, placed.spots) == (world.unit("c").id, (Spot(there),))
+
+
+@pytest.mark.parametrize("is_on_trial", [True, False])
+def test_a_policy_decides_for_no_node_and_no_unit_of_the_other_part(is_on_trial: bool) -> None:
+    world = World(split("fifo", "fifo", on("n1"))).nodes(2, cpu=4)
+    start_all(world.job("a", cpu=3).job("b", cpu=3).round())
+    world.job("c", cpu=1)
+    other = "n2" if is_on_trial else "n1"
+    [there] = [world.unit(name).id for name in "ab" if world.where(name) == [other]]
+    foreign = Foreign(
+        Place(unit=world.unit("c").id, spots=(Spot(other),), why=WHY), Preempt(unit=there, cause="move", why=WHY)
+    )
+    policies = (foreign, Foreign()) if is_on_trial else (Foreign(), foreign)
+    plan = Split("foreign+fifo@1", *policies, on("n1")).decide(world.ledger.snapshot(world.now))
+    assert [of.why.policy for of in plan.decisions if not isinstance(of, Hold)] == ["fifo"]
 
 
 def test_a_gang_that_needs_both_parts_starts_while_small_work_keeps_coming() -> None:
