@@ -311,9 +311,19 @@ def _unexpected(error: Exception) -> "PoiseError":
             return client_only()
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return Fault("the disk is full: the output cannot be written", hint="`df -h`")
-    if isinstance(error, FileNotFoundError) and error.filename is None:  # of `os.getcwd`
+    if isinstance(error, FileNotFoundError) and not _has_folder():
         return InputError("the current folder no longer exists", hint="`cd` to another folder")
     return Fault(f"an internal error: {type(error).__name__}: {error}", hint="POISE_DEBUG=1 shows where")
+
+
+def _has_folder() -> bool:
+    from pathlib import Path
+
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def broken_pipe() -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from poise.cli import output
 from poise.cli.group import poise
-from poise.cli.main import COMMANDS, main
+from poise.cli.main import COMMANDS, _unexpected, main
 from poise.cli.output import Column, Shown
 from poise.cli.render import ago
 from poise.errors import InputError
@@ -156,3 +157,10 @@ def test_a_current_folder_that_is_gone_is_told(
     (tmp_path / "gone").rmdir()
     assert main(["submit", "--", "true"]) == 1
     assert "error[E102]: the current folder no longer exists" in capsys.readouterr().err
+
+
+def test_a_socket_that_is_gone_is_no_missing_folder(tmp_path: Path) -> None:
+    """The error of such a connection has no file name either."""
+    with socket.socket(socket.AF_UNIX) as connection, pytest.raises(FileNotFoundError) as caught:
+        connection.connect(str(tmp_path / "none"))
+    assert "internal error: FileNotFoundError" in str(_unexpected(caught.value))
