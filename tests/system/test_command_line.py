@@ -243,13 +243,27 @@ def test_an_empty_name_is_nobody_s(shared: Living, command: str) -> None:
     assert (done.code, done.error["code"], done.error["message"]) == (failed, "E102", "the name is empty")
 
 
-@pytest.mark.parametrize("command", ["show", "schedules rm", "quota --none", "incidents", "drain"])
-def test_a_path_is_no_name(shared: Living, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "lists"),
+    [
+        ("show", "ls --all"),
+        ("schedules rm", "schedules"),
+        ("quota --none", "quota"),
+        ("incidents", "incidents"),
+        ("drain", "nodes"),
+        ("why-not j1", "nodes"),
+        ("token rm", "token ls"),
+        ("reserve cancel", "reserve"),
+        ("shadow stop", "shadow"),
+    ],
+)
+def test_a_path_is_no_name(shared: Living, command: str, lists: str) -> None:
     done = shared.poise(*command.split(), "examples/report.yaml", "--json")
-    assert (done.code, done.error["message"], done.error["have"]) == (
+    assert (done.code, done.error["message"], done.error["have"], done.error["hint"]) == (
         1,
         "a name cannot contain `/`",
         "examples/report.yaml",
+        f"`poise {lists}` lists the names",
     )
 
 

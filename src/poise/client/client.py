@@ -201,7 +201,7 @@ class Client:
 
         Raises NotFound if there is no such job or node, and Conflict if no part of the job waits or runs.
         """
-        path = f"/v1/jobs/{part(name)}/why-not/{part(node)}"
+        path = f"/v1/jobs/{part(name)}/why-not/{part(node, 'poise nodes')}"
         return self._link.call("GET", path, WhyNot, timeout=THOUGHT)
 
     def unblock(self, name: str) -> UnblockReport:
@@ -332,7 +332,7 @@ class Client:
 
     def incident(self, name: str) -> IncidentReport:
         """Return one incident by its id. Raises NotFound if there is no such incident."""
-        return self._link.call("GET", f"/v1/incidents/{part(name)}", IncidentReport)
+        return self._link.call("GET", f"/v1/incidents/{part(name, 'poise incidents')}", IncidentReport)
 
     def schedules(self) -> list[ScheduleReport]:
         """List the schedules that this token may see. To create a schedule, submit a job with `every` or `cron`."""
@@ -343,7 +343,9 @@ class Client:
 
         Raises NotFound if there is no such schedule.
         """
-        return self._link.call("POST", f"/v1/schedules/{part(name)}/hold", dict[str, str])["schedule"]
+        return self._link.call("POST", f"/v1/schedules/{part(name, 'poise schedules')}/hold", dict[str, str])[
+            "schedule"
+        ]
 
     def release_schedule(self, name: str) -> str:
         """Resume a paused schedule, by id or name. Jobs that were due while it was paused are not submitted. Return its
@@ -351,14 +353,16 @@ class Client:
 
         Raises NotFound if there is no such schedule.
         """
-        return self._link.call("POST", f"/v1/schedules/{part(name)}/release", dict[str, str])["schedule"]
+        return self._link.call("POST", f"/v1/schedules/{part(name, 'poise schedules')}/release", dict[str, str])[
+            "schedule"
+        ]
 
     def remove_schedule(self, name: str) -> str:
         """Remove a schedule, by id or name; its jobs stay. Return its id.
 
         Raises NotFound if there is no such schedule.
         """
-        return self._link.call("DELETE", f"/v1/schedules/{part(name)}", dict[str, str])["schedule"]
+        return self._link.call("DELETE", f"/v1/schedules/{part(name, 'poise schedules')}", dict[str, str])["schedule"]
 
     def quotas(self) -> list[QuotaReport]:
         """List the quotas of tenants and how much of each is in use."""
@@ -369,7 +373,9 @@ class Client:
         if `bounds` is None. Return a note, for example that the tenant is unknown; usually empty.
         """
         method = "DELETE" if bounds is None else "PUT"
-        return self._link.call(method, f"/v1/quotas/{part(tenant)}", dict[str, str], bounds).get("note", "")
+        return self._link.call(method, f"/v1/quotas/{part(tenant, 'poise quota')}", dict[str, str], bounds).get(
+            "note", ""
+        )
 
     def shares(self) -> SharesReport:
         """Return the fair shares in force and the current use of each."""
@@ -391,7 +397,9 @@ class Client:
 
         Raises NotFound if there is no such reservation.
         """
-        return self._link.call("GET", f"/v1/reservations/{part(name)}", ReservationReport, timeout=THOUGHT)
+        return self._link.call(
+            "GET", f"/v1/reservations/{part(name, 'poise reserve')}", ReservationReport, timeout=THOUGHT
+        )
 
     def reserve(self, document: dict[str, Any]) -> list[ReservationReport]:
         """Reserve nodes or devices, given as the content of a reservations file: all or none. A reservation of the same
@@ -407,7 +415,9 @@ class Client:
 
         Raises NotFound if there is no such reservation.
         """
-        return self._link.call("DELETE", f"/v1/reservations/{part(name)}", dict[str, str])["reservation"]
+        return self._link.call("DELETE", f"/v1/reservations/{part(name, 'poise reserve')}", dict[str, str])[
+            "reservation"
+        ]
 
     def foresee_shares(self, document: Mapping[str, Any]) -> SharesForeseen:
         """Forecast the waiting time of pending work under other fair shares, given as the content of a shares file.
@@ -483,7 +493,7 @@ class Client:
 
     def stop_shadow(self, policy: str) -> ShadowReport:
         """Stop a policy in shadow and return its last report. Raises NotFound if it is not in shadow."""
-        return self._link.call("DELETE", f"/v1/shadow/{part(policy)}", ShadowReport, timeout=THOUGHT)
+        return self._link.call("DELETE", f"/v1/shadow/{part(policy, 'poise shadow')}", ShadowReport, timeout=THOUGHT)
 
     def promote(self, policy: str, *, force: bool = False, nodes: str = "") -> PolicyReport:
         """Make a policy in shadow the scheduling policy, and return it. With `nodes`, let it decide only for a part of
@@ -493,7 +503,9 @@ class Client:
         `force` is set. Raises SpecError for nodes that do not exist.
         """
         promotion = Promotion(force=force, nodes=nodes)
-        return self._link.call("POST", f"/v1/shadow/{part(policy)}/promotion", PolicyReport, promotion, timeout=THOUGHT)
+        return self._link.call(
+            "POST", f"/v1/shadow/{part(policy, 'poise shadow')}/promotion", PolicyReport, promotion, timeout=THOUGHT
+        )
 
     def whoami(self, within: float = PATIENCE) -> WhoReport:
         """Return the tenant and the role of this client's token. `within` is the time limit in seconds."""
@@ -518,7 +530,7 @@ class Client:
 
     def revoke_token(self, token: str) -> None:
         """Revoke a token, by id. Raises NotFound if there is no such token."""
-        self._link.call("DELETE", f"/v1/tokens/{part(token)}", dict[str, str])
+        self._link.call("DELETE", f"/v1/tokens/{part(token, 'poise token ls')}", dict[str, str])
 
     def budgets(self) -> list[BudgetReport]:
         """List the budgets that this token may see, with the amount spent of each."""
@@ -566,7 +578,9 @@ class Client:
 
         Raises NotFound if there is no such node or device.
         """
-        return self._link.call("POST", f"/v1/nodes/{part(node)}/drain", Drained, {"on": on, "moves": moves})
+        return self._link.call(
+            "POST", f"/v1/nodes/{part(node, 'poise nodes')}/drain", Drained, {"on": on, "moves": moves}
+        )
 
     def give_up(self, *nodes: str) -> list[str]:
         """Report nodes as lost, by their full names, so that their work restarts elsewhere before the heartbeat
@@ -771,7 +785,9 @@ class Client:
 
     def read_capture(self, name: str, capture: str) -> bytes:
         """Return the content of a stored capture. Raises NotFound if the job has no such capture."""
-        with self._link.stream(f"/v1/jobs/{part(name)}/captures/{part(capture)}") as response:
+        with self._link.stream(
+            f"/v1/jobs/{part(name)}/captures/{part(capture, 'poise capture JOB --list')}"
+        ) as response:
             return response.read()
 
     def feed_exec(self, name: str, source: "Source | bytes") -> None:

@@ -235,11 +235,13 @@ def unreachable(home: Home, error: Exception) -> PoiseError:
     )
 
 
-def part(name: str) -> str:
-    """Quote a name as a part of a path. An empty one, or one with a `/`, is refused: it would give another path."""
+def part(name: str, lists: str = "poise ls --all") -> str:
+    """Quote a name as a part of a path. An empty one, or one with a `/`, is refused: it would give another path. The
+    command `lists` shows the names that there are.
+    """
     if not name or "/" in name:
         what = "a name cannot contain `/`" if name else "the name is empty"
-        raise SpecError(what, have=name, hint="`poise ls --all`, `poise nodes`")
+        raise SpecError(what, have=name, hint=f"`{lists}` lists the names")
     return quoted(name)
 
 
