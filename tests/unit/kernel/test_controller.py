@@ -472,6 +472,13 @@ def test_a_node_that_is_lost_is_forgotten_once_nobody_misses_it() -> None:
     assert world.ledger.nodes[gone].condition == "up"
 
 
+def test_of_a_forgotten_node_no_address_is_left() -> None:
+    world = World(forget_after=HOUR).nodes(2, cpu=1)
+    world.ask(Leave(world.request(), "n1")).disconnect("n2").after("62m")
+    assert not world.ledger.nodes
+    assert not world.controller.contacts.addresses
+
+
 def test_a_node_that_leaves_is_removed_at_once_and_is_no_outage() -> None:
     world = World(dead_after=10 * SECOND).nodes(2, cpu=1).after("1s")
     for name in ("n1", "n2"):

@@ -78,6 +78,7 @@ class Contacts:
 
     def forget(self, node: str) -> None:
         self._contacts.pop(node, None)
+        self.addresses.pop(node, None)
 
     def expect(self, node: str, now: int) -> None:
         """Count the silence of a node that has a request as that of a busy node."""
