@@ -99,6 +99,15 @@ def test_work_that_ends_well_after_it_was_asked_to_stop_is_done() -> None:
     same_after_replay(world)
 
 
+@pytest.mark.parametrize("parts", [{}, {"parts": 3}])
+def test_a_retry_has_no_deadline_so_nothing_of_it_is_cancelled(parts: dict[str, Any]) -> None:
+    world = busy().job("late", cpu=1, expect="10m", deadline=cancel("45m"), **parts).after("46m")
+    assert world.state("late").ended
+    world.retry("late").after("2h")
+    assert {unit.status for unit in world.state("j3").units} == {"pending"}
+    assert {event.job for event in events(world)} == {"j2"}
+
+
 def test_where_nothing_is_known_of_run_times_the_instant_itself_counts() -> None:
     world = busy().job("late", cpu=1, deadline=cancel("15m"))
     assert world.after("14m59s").status("late") == "pending"
