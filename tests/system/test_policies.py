@@ -291,8 +291,8 @@ def test_a_policy_is_promoted_for_a_part_of_the_nodes_then_for_all_and_rolled_ba
     assert living.poise("shadow", "start", "fifo").code == 0
     for nodes, says in (
         ("third", "there is no node third"),
-        (f"{first},second", "all of the nodes"),
-        ("100%", "less than all"),
+        (f"{first},second", "selects all nodes"),
+        ("100%", "some of the nodes, not all"),
     ):
         refused = living.poise("promote", "fifo", "--nodes", nodes, "--force", "--json")
         assert (refused.code, says in refused.error["message"]) == (1, True), refused
