@@ -112,7 +112,8 @@ def divide(view: Snapshot, nodes: Selection) -> Division:
         if any(may_go(one) for one in fleet.residents[row]):
             return Division((), paused=f"{fleet.names[row]} is being emptied")
     rows = _undivided_rows(fleet, chosen)
-    lent = tuple(row for row in chosen if row not in set(rows))
+    own = set(rows)
+    lent = tuple(row for row in chosen if row not in own)
     if not rows:
         return Division((), lent, "work on its nodes also runs on others")
     if unit := Reach(view, rows).needs_both():

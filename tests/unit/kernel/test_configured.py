@@ -87,13 +87,13 @@ def test_a_trial_on_a_part_of_the_nodes_is_no_policy_to_go_back_to() -> None:
 
 def test_a_trial_is_reported_with_its_nodes_and_why_it_is_paused() -> None:
     world = World("poise").nodes(4, cpu=4)
-    assert policy_report(world.ledger).trial is None
+    assert policy_report(world.ledger)().trial is None
     configure(world, **split_settings(settings_of("srtf"), settings_of("poise"), Selection(names=("n1", "n2"))))
-    told = policy_report(world.ledger).trial
+    told = policy_report(world.ledger)().trial
     assert told is not None
     assert (told.policy, told.rest, told.on, told.paused) == ("srtf", "poise", ("n1", "n2"), "")
     gang = world.job("gang", workers=4, cpu=4).unit("gang").id
-    told = policy_report(world.ledger).trial
+    told = policy_report(world.ledger)().trial
     assert told is not None
     assert (told.on, told.paused) == ((), f"{gang} needs nodes of both parts")
     assert decides(told) == "srtf decides for nodes n1, n2, and poise for the rest"

@@ -35,9 +35,12 @@ def add_routes(routes: Routes, common: Common) -> None:
         await plane.request(lambda request: messages.Configure(request=request, bearer=bearer, **told))
         forget_policy(home)
 
+    async def in_charge() -> PolicyReport:
+        return await asyncio.to_thread(policy_report(await plane.settled()))
+
     @routes.get("/v1/policy", summary="The policy that decides", role=VIEWER)
     async def policy_in_charge() -> PolicyReport:
-        return policy_report(await plane.settled())
+        return await in_charge()
 
     @routes.put("/v1/policy", summary="Change the policy", status=202, role=ADMIN)
     async def set_policy(bearer: Bearer, data: PolicyRequest) -> PolicyReport:
@@ -45,7 +48,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         choice = chosen(data)
         await deciders.try_out(choice)
         await configure(bearer, policy_settings(choice, plane.clock.wall()))
-        return policy_report(await plane.settled())
+        return await in_charge()
 
     @routes.post("/v1/policy/rollback", summary="Go back to the policy before", status=202, role=ADMIN)
     async def roll_back(bearer: Bearer) -> PolicyReport:
@@ -55,7 +58,7 @@ def add_routes(routes: Routes, common: Common) -> None:
             raise NotFound("no other policy has decided before", field="policy", hint="`poise policy set NAME`")
         await deciders.try_out(choice_before(before))
         await configure(bearer, {**before, "asked": plane.clock.wall(), "why": "rolled back"})
-        return policy_report(await plane.settled())
+        return await in_charge()
 
     def shadow_report(report: ShadowReport) -> ShadowReport:
         """Add the results of the simulated fleet."""
@@ -114,7 +117,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         await configure(bearer, {**policy_settings(deciding, plane.clock.wall()), "why": why})
         if not data.nodes:
             end_shadow(choice.label)
-        return policy_report(await plane.settled())
+        return await in_charge()
 
 
 def chosen(asked: PolicyRequest) -> Choice:
