@@ -125,10 +125,10 @@ def lowered(fitting: Fitting, unit: UnitState, sized: Sized, now: int) -> RuleFi
 
 def raised(fitting: Fitting | None, unit: UnitState, used: int) -> int:
     """Return the limit for a running attempt whose lowered limit is too low: as after an attempt that ran out of
-    memory, up to the limit from before the rule.
+    memory, up to the limit from before it was lowered, or from before the rule.
     """
-    needs = needed(used, ran_out=True)
-    return needs if fitting is None else min(needs, max(fitting.limits(unit)[0], unit.shape.memory))
+    most = max(unit.lowered_from, fitting.limits(unit)[0] if fitting is not None else 0)
+    return min(needed(used, ran_out=True), most)
 
 
 def _why_not(

@@ -250,3 +250,25 @@ def test_a_user_lowers_the_limit_of_running_work() -> None:
     world.job("a", memory="8GiB").round().start("a").change("a", memory="4GiB")
     assert list(world.shrinks.values()) == [4 * GIB]
     assert world.sized("a", GIB).unit("a").spec.shape.memory == 4 * GIB
+
+
+def lowered_by_its_user() -> World:
+    """A running job of 8 GiB whose user has lowered its limit to 4 GiB."""
+    world = World().nodes(1, cpu=8, memory="64GiB", grows=True)
+    return world.job("a", memory="8GiB").round().start("a").change("a", memory="4GiB").sized("a", GIB)
+
+
+def short_again_and_again(world: World) -> World:
+    for _ in range(20):
+        [launch] = world.held["n1"].values()
+        world.sized("a", launch.shape.memory * 9 // 10, short=True)
+    return world
+
+
+def test_a_limit_that_its_user_has_lowered_is_raised_no_further_than_before() -> None:
+    world = short_again_and_again(lowered_by_its_user())
+    assert held(world) == limit(world, "a") == 8 * GIB
+    world = short_again_and_again(lowered_by_its_user().change("a", memory="6GiB"))
+    assert held(world) == 8 * GIB
+    world = short_again_and_again(lowered_by_its_user().change("a", memory="12GiB"))
+    assert held(world) == 12 * GIB, "it is not lowered any more"

@@ -66,7 +66,8 @@ class UnitState(msgspec.Struct, gc=False):
     the number of stops for its own good. `lost` counts lost attempts that do not count as `tries`.
 
     Memory: `ooms` are the epochs in which it ran out of memory, `ran_out` is the least amount it had asked for then.
-    The next attempt is smaller if possible: an elastic unit has at most `most` tasks (0: all).
+    The next attempt is smaller if possible: an elastic unit has at most `most` tasks (0: all). `lowered_from` is the
+    limit of its attempt before that was lowered in place (0: it was not, or has its limit again).
 
     Times: `expected`, `tail` and `slack` are nanoseconds of the critical path method. `due` is the latest end with
     which every later deadline can be met (0: none). `saved` is the run time of its tasks up to the last checkpoint,
@@ -140,6 +141,7 @@ class UnitState(msgspec.Struct, gc=False):
     leases: dict[str, int] = {}
     limited: int = 0
     suspended: Suspension | None = None
+    lowered_from: int = 0
 
     def fork(self) -> "UnitState":
         """Return an independent copy."""
@@ -277,7 +279,7 @@ class UnitState(msgspec.Struct, gc=False):
         for index in range(len(self.tasks)):
             self.forget_member(index)
         self.stopping = ""
-        self.carried = 0
+        self.carried = self.lowered_from = 0
 
 
 def leased(unit: UnitState, now: int) -> list[Reason]:
