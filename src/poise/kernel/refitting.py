@@ -13,6 +13,7 @@ from poise.errors import PoiseError
 from poise.kernel.changing import Adjustment, adjustment, check_adjustment, has_value
 from poise.kernel.ledger import Firing, Ledger, UnitState
 from poise.kernel.rules import Engine
+from poise.model.changing import MEMORY
 from poise.model.events import Event, RuleFired
 from poise.model.messages import Sized
 from poise.model.rule_actions import ADJUSTED, Relimit
@@ -99,9 +100,10 @@ class Fitting(NamedTuple):
 
 
 def fitting_of(ledger: Ledger, unit: UnitState) -> Fitting | None:
-    """Return the firing that has set the memory limit of a unit; None if no rule has."""
+    """Return the firing that has set the memory limit of a unit; None if no rule has, or if it was set since."""
     for rule, subject, firing in ledger.rules.firings():
-        if not firing.over and unit.id in firing.before.get(LIMIT, {}):
+        change = firing.before.get(LIMIT, {}).get(unit.id)
+        if change and not firing.over and has_value(ledger, unit.id, MEMORY, change[1]):
             return Fitting(rule, subject, firing)
     return None
 

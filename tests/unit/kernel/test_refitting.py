@@ -272,3 +272,13 @@ def test_a_limit_that_its_user_has_lowered_is_raised_no_further_than_before() ->
     assert held(world) == 8 * GIB
     world = short_again_and_again(lowered_by_its_user().change("a", memory="12GiB"))
     assert held(world) == 12 * GIB, "it is not lowered any more"
+
+
+def test_a_limit_that_a_user_has_set_since_is_not_recorded_as_that_of_the_rule() -> None:
+    world = running(loaded()).change("a", memory="4GiB")
+    before = len(adjusted(world))
+    world.sized("a", GIB)
+    assert [event for event in world.log if isinstance(event, JobChanged)][-1].by == "control plane"
+    world.sized("a", 3700 << 20, short=True)
+    assert [event for event in world.log if isinstance(event, JobChanged)][-1].by == "control plane"
+    assert (limit(world, "a"), len(adjusted(world))) == (4440 << 20, before)

@@ -49,7 +49,7 @@ class LiveLimits:
                 if changing.Growth(self.ledger).take([unit], memory):
                     self.change(changing.sized(unit, memory, by, now))
             elif one.memory == changing.memory_wish(self.ledger, unit):
-                if fitting is not None and fitting.limits(unit)[1] == one.memory:
+                if fitting is not None:
                     self._commit(lowered(fitting, unit, one, now))
                 self.change(changing.sized(unit, one.memory, by, now))
             elif one.memory < unit.shape.memory:  # a larger limit was set in the meantime
