@@ -31,7 +31,8 @@ class Needs:
         kind = unit.spec.kind
         if kind not in self._covered:
             self._covered[kind] = quantile(self._by_class[kind], self._now)
-        own = max((_needed(ending) for _, ending in _endings(unit) if ending.outcome == "oom"), default=0)
+        ran_out = (_needed(ending) for _, ending in _endings(unit) if ending.outcome == "oom")
+        own = max((unit.regained, *ran_out))
         after = fitted(before, self._covered[kind], wanted.fit / 1000, own)
         return min(wanted.most, max(wanted.least, after)) if before and after != before else before
 

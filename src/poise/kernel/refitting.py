@@ -15,7 +15,6 @@ from poise.kernel.ledger import Firing, Ledger, UnitState
 from poise.kernel.rules import Engine
 from poise.model.changing import MEMORY
 from poise.model.events import Event, RuleFired
-from poise.model.messages import Sized
 from poise.model.rule_actions import ADJUSTED, Relimit
 from poise.policy.memory import needed
 from poise.units import format_bytes
@@ -108,27 +107,28 @@ def fitting_of(ledger: Ledger, unit: UnitState) -> Fitting | None:
     return None
 
 
-def lowered(fitting: Fitting, unit: UnitState, sized: Sized, now: int) -> RuleFired:
-    """Return the record that the running attempt of a unit has the lower limit that a rule has set."""
-    firing, used = fitting.firing, format_bytes(sized.used)
+def resized(fitting: Fitting, unit: UnitState, memory: int, why: str, now: int) -> RuleFired:
+    """Return the record that the running attempt of a unit has this limit now, as a limit of the rule."""
+    firing, change = fitting.firing, [fitting.limits(unit)[0], memory]
     return RuleFired(
         at=now,
         due=firing.since,
         rule=fitting.rule,
         outcome="adjusted",
         subject=fitting.subject,
-        have=f"{unit.id} runs with {format_bytes(sized.memory)} now: it has used at most {used} so far",
+        have=f"{unit.id} runs with {format_bytes(memory)} now: {why}",
         actions=firing.actions,
         failed=firing.failed,
-        before=firing.before,
+        before=firing.before | {LIMIT: firing.before[LIMIT] | {unit.id: change}},
         spent=0,
     )
 
 
-def raised(fitting: Fitting | None, unit: UnitState, used: int) -> int:
+def raised(ledger: Ledger, unit: UnitState, used: int) -> int:
     """Return the limit for a running attempt whose lowered limit is too low: as after an attempt that ran out of
     memory, up to the limit from before it was lowered, or from before the rule.
     """
+    fitting = fitting_of(ledger, unit)
     most = max(unit.lowered_from, fitting.limits(unit)[0] if fitting is not None else 0)
     return min(needed(used, ran_out=True), most)
 
@@ -149,4 +149,4 @@ def _why_not(
     return checked[alike]
 
 
-__all__ = ["fitting_of", "lowered", "raised", "refit"]
+__all__ = ["fitting_of", "raised", "refit", "resized"]

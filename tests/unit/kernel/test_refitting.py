@@ -282,3 +282,18 @@ def test_a_limit_that_a_user_has_set_since_is_not_recorded_as_that_of_the_rule()
     world.sized("a", 3700 << 20, short=True)
     assert [event for event in world.log if isinstance(event, JobChanged)][-1].by == "control plane"
     assert (limit(world, "a"), len(adjusted(world))) == (4440 << 20, before)
+
+
+def test_a_limit_that_was_raised_again_is_still_that_of_the_rule() -> None:
+    """Work that runs out of memory under it, and the end of the rule, bring back the limit from before the rule."""
+    retry = {"limit": 3, "when": ["oom", "lost"]}
+    world = running(loaded(), retry=retry).sized("a", 2 * GIB).sized("a", 2400 << 20, short=True)
+    assert adjusted(world)[-1].have == f"{world.unit('a').id} runs with 2.8 GiB now: it uses 2.3 GiB"
+    evaluated(world.finish("a", outcome="lost").after("20s").round().start("a"))
+    assert limit(world, "a") == 2880 << 20, "the rule leaves it alone"
+    evaluated(world.finish("a", outcome="oom", peak=2880 << 20, limit=2880 << 20))
+    assert limit(world, "a") == 8 * GIB
+
+    world = running(loaded()).sized("a", 2 * GIB).sized("a", 2400 << 20, short=True)
+    rules(world)
+    assert held(world) == limit(world, "a") == 8 * GIB

@@ -6,13 +6,14 @@ from poise.kernel import changing
 from poise.kernel.controller.attempts import LiveAttempts
 from poise.kernel.controller.cadence import Cadence
 from poise.kernel.controller.tellings import is_current
-from poise.kernel.ledger import Ledger
-from poise.kernel.refitting import fitting_of, lowered, raised
+from poise.kernel.ledger import Ledger, UnitState
+from poise.kernel.refitting import fitting_of, raised, resized
 from poise.kernel.steering import acting_as
 from poise.model.changing import LIVE, MEMORY
 from poise.model.decisions import NO_POLICY
 from poise.model.events import Event, JobChanged
 from poise.model.messages import Sized
+from poise.units import format_bytes
 
 
 class LiveLimits:
@@ -42,15 +43,19 @@ class LiveLimits:
             if found is None or not is_current(self.ledger, one.attempt, name):
                 continue
             unit = found[0]
-            fitting = fitting_of(self.ledger, unit)
-            by = NO_POLICY if fitting is None else acting_as(fitting.rule).token
             if one.short:
-                memory = raised(fitting, unit, one.used)
+                memory = raised(self.ledger, unit, one.used)
                 if changing.Growth(self.ledger).take([unit], memory):
-                    self.change(changing.sized(unit, memory, by, now))
+                    self._resize(unit, memory, f"it uses {format_bytes(one.used)}", now)
             elif one.memory == changing.memory_wish(self.ledger, unit):
-                if fitting is not None:
-                    self._commit(lowered(fitting, unit, one, now))
-                self.change(changing.sized(unit, one.memory, by, now))
+                self._resize(unit, one.memory, f"it has used at most {format_bytes(one.used)} so far", now)
             elif one.memory < unit.shape.memory:  # a larger limit was set in the meantime
                 self._attempts.limit([unit.id])
+
+    def _resize(self, unit: UnitState, memory: int, why: str, now: int) -> None:
+        """Record the new limit of a running attempt, also with the rule that has set its limit, if one has."""
+        by, fitting = NO_POLICY, fitting_of(self.ledger, unit)
+        if fitting is not None:
+            by = acting_as(fitting.rule).token
+            self._commit(resized(fitting, unit, memory, why, now))
+        self.change(changing.sized(unit, memory, by, now))

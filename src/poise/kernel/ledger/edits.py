@@ -51,9 +51,11 @@ class Edits(Room):
             later = changed(unit.next_spec or unit.spec, event.like, event.paths, at_rest=True)
             unit.spec = changed(unit.spec, event.like, event.paths, at_rest=at_rest)
             if unit.id in event.grow:
-                most = max(unit.lowered_from, unit.spec.shape.memory)
-                unit.lowered_from = most if event.like.shape.memory < most else 0
-                self._seats.grow(unit, event.like.shape.memory)
+                memory, most = event.like.shape.memory, max(unit.lowered_from, unit.spec.shape.memory)
+                if unit.lowered_from and memory > unit.spec.shape.memory:
+                    unit.regained = memory
+                unit.lowered_from = most if memory < most else 0
+                self._seats.grow(unit, memory)
             unit.next_spec = None if later == unit.spec else later
             unit.queue = queue_of_unit(job, unit)
             if (LIVE in event.paths or unit.id in event.grow) and not at_rest:

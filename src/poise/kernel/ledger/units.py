@@ -67,7 +67,8 @@ class UnitState(msgspec.Struct, gc=False):
 
     Memory: `ooms` are the epochs in which it ran out of memory, `ran_out` is the least amount it had asked for then.
     The next attempt is smaller if possible: an elastic unit has at most `most` tasks (0: all). `lowered_from` is the
-    limit of its attempt before that was lowered in place (0: it was not, or has its limit again).
+    limit of its attempt before that was lowered in place (0: it was not, or has its limit again), `regained` the limit
+    to which such a limit was raised again (0: never). No rule fits a lower one.
 
     Times: `expected`, `tail` and `slack` are nanoseconds of the critical path method. `due` is the latest end with
     which every later deadline can be met (0: none). `saved` is the run time of its tasks up to the last checkpoint,
@@ -142,6 +143,7 @@ class UnitState(msgspec.Struct, gc=False):
     limited: int = 0
     suspended: Suspension | None = None
     lowered_from: int = 0
+    regained: int = 0
 
     def fork(self) -> "UnitState":
         """Return an independent copy."""
