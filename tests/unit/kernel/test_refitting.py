@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import structs
+
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import SetRules
 from poise.model.events import JobChanged, RuleFired
@@ -297,3 +299,28 @@ def test_a_limit_that_was_raised_again_is_still_that_of_the_rule() -> None:
     world = running(loaded()).sized("a", 2 * GIB).sized("a", 2400 << 20, short=True)
     rules(world)
     assert held(world) == limit(world, "a") == 8 * GIB
+
+
+def test_a_limit_that_its_node_has_lowered_and_the_ledger_has_not_is_raised_to_what_the_ledger_holds() -> None:
+    """The node lowers the limit to 4 GiB, while the wanted one falls again."""
+    world = World().nodes(1, cpu=8, memory="64GiB", grows=True)
+    world.job("a", memory="8GiB").round().start("a").change("a", memory="4GiB")
+    [attempt] = under_way = dict(world.shrinks)
+    world.change("a", memory="2GiB")
+    world.shrinks = under_way
+    world.sized("a", 3 * GIB)
+    assert (held(world), world.held["n1"][attempt].shape.memory) == (8 * GIB, 4 * GIB)
+    world.sized("a", 3900 << 20, short=True)
+    assert (held(world), world.held["n1"][attempt].shape.memory) == (8 * GIB, 8 * GIB)
+    assert limit(world, "a") == 2 * GIB, "at the next attempt"
+
+
+def test_a_lowered_limit_that_is_too_low_before_its_node_could_report_it_is_raised() -> None:
+    """The node is disconnected: it reports only the latest of both."""
+    world = World().nodes(1, cpu=8, memory="64GiB", grows=True)
+    world.job("a", memory="8GiB").round().start("a").change("a", memory="4GiB")
+    [attempt] = world.shrinks
+    launch = world.held["n1"][attempt]
+    world.held["n1"][attempt] = structs.replace(launch, shape=structs.replace(launch.shape, memory=4 * GIB))
+    world.sized("a", 3900 << 20, short=True)
+    assert (held(world), world.held["n1"][attempt].shape.memory) == (8 * GIB, 8 * GIB)

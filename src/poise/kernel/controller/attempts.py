@@ -116,13 +116,15 @@ class LiveAttempts:
             else:
                 self._outbox.send(task.node, Desired(stops=(attempt_of(unit, index),)))
 
-    def limit(self, names: Iterable[str]) -> None:
-        """Send nodes the new limits of attempts of these units."""
+    def limit(self, names: Iterable[str], *, lower: bool = True) -> None:
+        """Send nodes the new limits of attempts of these units. Unless they may `lower` the memory limit, it is the one
+        for which the ledger holds the room.
+        """
         limited: dict[str, list[Limited]] = {}
         for unit in [self.ledger.jobs.units[name] for name in names]:
             for index, task in enumerate(unit.tasks if unit.status == "active" else ()):
                 if task.active:
-                    limited.setdefault(task.node, []).append(_limits_of(self.ledger, unit, index))
+                    limited.setdefault(task.node, []).append(_limits_of(self.ledger, unit, index, lower=lower))
         for node, attempts in limited.items():
             self._outbox.send(node, Desired(limited=tuple(attempts)))
 
@@ -289,7 +291,7 @@ def _in_phase(unit: UnitState, env: dict[str, str]) -> dict[str, str]:
     return {LIBRARY_THREADS: threads} | env | told
 
 
-def _limits_of(ledger: Ledger, unit: UnitState, index: int) -> Limited:
-    """Return the limits of an attempt for its node."""
-    memory = memory_wish(ledger, unit) or unit.spec.shape.memory
+def _limits_of(ledger: Ledger, unit: UnitState, index: int, *, lower: bool = True) -> Limited:
+    """Return the limits of an attempt for its node; its smaller memory limit, if it may `lower` that."""
+    memory = (memory_wish(ledger, unit) if lower else 0) or unit.spec.shape.memory
     return Limited(attempt_of(unit, index), unit.spec.time_limit, memory)

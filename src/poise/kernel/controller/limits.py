@@ -43,7 +43,9 @@ class LiveLimits:
             if found is None or not is_current(self.ledger, one.attempt, name):
                 continue
             unit = found[0]
-            if one.short:
+            if one.short and one.memory < unit.shape.memory:  # its room is reserved
+                self._attempts.limit([unit.id], lower=False)
+            elif one.short:
                 memory = raised(self.ledger, unit, one.used)
                 if changing.Growth(self.ledger).take([unit], memory):
                     self._resize(unit, memory, f"it uses {format_bytes(one.used)}", now)
