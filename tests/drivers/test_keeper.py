@@ -553,14 +553,14 @@ MIB = 1 << 20
 
 def check_shrinking(line: Line, folder: Path) -> None:
     """The limit of a command is lowered to what it has never used, and not further. It says when that is too little,
-    and gets more before it needs it.
+    and gets more before it needs it. With its old limit, it says no more.
     """
     holds, first, second = folder / "holds", folder / "first", folder / "second"
     wait = f"import os, time\nx = [bytearray(20 << 20)]\nopen({str(holds)!r}, 'w').close()\n"
     for place, more in ((first, 93), (second, 150)):
         wait += f"while not os.path.exists({str(place)!r}): time.sleep(0.01)\nx.append(bytearray({more} << 20))\n"
     attempt = ["j1.shrinks", 1]
-    line.run("shrinks", sys.executable, "-I", "-S", "-c", wait + "time.sleep(0.3)", memory=512 * MIB)
+    line.run("shrinks", sys.executable, "-I", "-S", "-c", wait + "time.sleep(1.3)", memory=290 * MIB)
     wait_until(holds.exists)
 
     def shrunk(of: list[Any], memory: int) -> list[Any]:
@@ -582,9 +582,14 @@ def check_shrinking(line: Line, folder: Path) -> None:
     _, of, limit, used, short = line.until("sized")
     assert (of, limit, short) == (attempt, 128 * MIB, True)
     assert 112 * MIB < used <= 128 * MIB
-    line.say("limit", attempt, 0, 512 * MIB)
+    line.say("limit", attempt, 0, 290 * MIB)
+    line.say("try")
+    while line.hear()[0] != "unfit":
+        pass
     second.touch()
-    assert line.ending("shrinks")["outcome"] == "done"
+    while (message := line.hear())[0] != "ended":
+        assert message[0] != "sized", "it uses more than 7/8 of its limit, which is not a lowered one"
+    assert message[2]["outcome"] == "done"
 
 
 def test_a_watched_limit_is_lowered_while_the_command_runs(connect: Open, tmp_path: Path) -> None:

@@ -716,7 +716,7 @@ class Command:
     since = 0
     cpu = 0
     peak = 0
-    lowered = False  # its memory limit was lowered while it ran
+    lowered_from = 0  # its memory limit before it was lowered while it ran; 0: it has that again
     short_at = 0  # when it may say again that its lowered limit is too low
     announced = False
     stopping = False
@@ -1165,6 +1165,8 @@ class Keeper:
         if command is not None and command.key == key:
             if 0 < command.limit < memory and (command.cgroup is None or command.cgroup.grow(memory)):
                 command.limit = memory
+                if memory >= command.lowered_from:
+                    command.lowered_from = 0
             if not (command.stopping or command.overran or command.kill_at):
                 command.time_limit = limit
                 command.limit_at = command.since + limit if limit else 0
@@ -1183,7 +1185,8 @@ class Keeper:
                 return
             if command.cgroup is not None and not command.cgroup.shrink(max(memory, SMALLEST_LIMIT)):
                 return
-            command.limit, command.lowered = memory, True
+            command.lowered_from = max(command.lowered_from, command.limit)
+            command.limit = memory
         self._events.append(b'["sized",%b,%d,%d,false]' % (key, memory, peak))
         self._report()
 
@@ -1736,7 +1739,7 @@ class Keeper:
         if command.limit and command.cgroup is None:
             self._watch_memory(command)
             interval = max(WATCH_EVERY, 20 * (now() - moment))  # at most 5 % of a core
-        if command.lowered and not command.stopping:
+        if command.lowered_from and not command.stopping:
             if moment >= command.short_at:
                 self._say_if_short(command, moment)
             interval = min(interval, WATCH_EVERY)
