@@ -40,21 +40,27 @@ def promotion(ledger: Ledger, rule: str, trial: Promote, now: int) -> dict[str, 
 
 def due(ledger: Ledger, trial: Promote, new: dict[str, Any], firing: Firing, now: int) -> Due | None:
     """Return the policy that a standing promotion should set now; None if it is set already, or if somebody else has
-    set another one since.
+    set another one since, such as the old one by a rollback.
     """
-    old, passed = firing.before["before"], now - firing.before["began"]
-    on_trial = firing.before.get("on_trial", old)
-    if passed >= trial.length:
-        wanted, stage = new, "after its trial"
-    elif trial.nodes is not None:
-        wanted, stage = on_trial, f"on trial for {trial.nodes}"
-    else:
-        wanted = new if trial.is_turn(passed) else old
-        stage = f"{trial.share / 10:g} % of the time on trial"
-    current = ledger.leader.policy
-    if current == wanted["policy"] or current not in (old.get("policy"), *promoted(firing)):
+    leader, old, began = ledger.leader, firing.before["before"], firing.before["began"]
+    wanted = _wanted(trial, new, firing, now - began)
+    if leader.policy == wanted.policy["policy"] or leader.policy not in (old.get("policy"), *promoted(firing)):
         return None
-    return Due(wanted, f"promotion of {new['policy']}, {stage}")
+    if leader.since > began and leader.policy != _wanted(trial, new, firing, leader.since - began).policy["policy"]:
+        return None
+    return wanted
+
+
+def _wanted(trial: Promote, new: dict[str, Any], firing: Firing, passed: int) -> Due:
+    """Return the policy that decides when this much time of a promotion has passed."""
+    old = firing.before["before"]
+    if passed >= trial.length:
+        policy, stage = new, "after its trial"
+    elif trial.nodes is not None:
+        policy, stage = firing.before.get("on_trial", old), f"on trial for {trial.nodes}"
+    else:
+        policy, stage = new if trial.is_turn(passed) else old, f"{trial.share / 10:g} % of the time on trial"
+    return Due(policy, f"promotion of {new['policy']}, {stage}")
 
 
 def promoted(firing: Firing) -> tuple[str, ...]:

@@ -506,6 +506,23 @@ def test_a_policy_that_a_user_sets_ends_the_turns() -> None:
     assert world.ledger.leader.policy == "fifo"
 
 
+def rolled_back(world: World) -> World:
+    """As `poise rollback`, and half an hour later."""
+    before = world.ledger.leader.before
+    world.ask(Configure(world.request(), before["policy"], world.wall, before["recipe"], before["code"], "rolled back"))
+    return minutes(world, 30)
+
+
+@pytest.mark.parametrize("passed", [3, 12])
+@pytest.mark.parametrize("trial", [{"nodes": "n1"}, {"share": "50%", "turn": "2m"}, {"share": "100%"}])
+def test_a_rollback_of_a_promotion_stays(trial: dict[str, Any], passed: int) -> None:
+    rule = PROMOTION | {"actions": [{"promote": {"policy": "srtf", "for": "8m"} | trial}]}
+    world = load(World().nodes(4, cpu=4), rules(rule), better={"policy": "srtf", "recipe": {}, "code": ""})
+    minutes(world.say(JudgeShadows({"srtf": "mean completion -9 %"})), passed)
+    assert world.ledger.leader.policy != "poise"
+    assert rolled_back(world).ledger.leader.policy == "poise"
+
+
 PARTLY = PROMOTION | {"actions": [{"promote": {"policy": "srtf", "nodes": "n1", "for": "8m"}}]}
 
 

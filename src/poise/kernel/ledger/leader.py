@@ -25,7 +25,7 @@ from poise.policy.split import split_in
 
 class Leader(Room):
     """Set by the latest `Began`, and by later changes of the configuration. Owns `term`, `policy`, `history`, `began`,
-    `before`, `memory` and `anchor_*`.
+    `before`, `configured`, `memory` and `anchor_*`.
     """
 
     def __init__(self, state: State, queues: Queues) -> None:
@@ -79,6 +79,11 @@ class Leader(Room):
     def before(self) -> dict[str, Any]:
         """The previous policy, with the fields of `Configured`; empty if there was none."""
         return self._state.before
+
+    @property
+    def since(self) -> int:
+        """The instant at which the current policy was set; 0 if it never was, and in old states."""
+        return self._state.configured
 
     @property
     def now(self) -> dict[str, Any]:
@@ -135,6 +140,8 @@ class Leader(Room):
         if event.boot != state.anchor_boot:
             self._queues.stretch_leases(state.now, event.at - state.now)
         self._keep_policy(event.policy)
+        if state.began is not None and state.policy != event.policy:
+            state.configured = event.at
         state.term, state.policy, state.began, state.history = event.term, event.policy, event, event.history
         state.memory = {}
         state.anchor_at, state.anchor_wall = event.at, event.wall
@@ -150,6 +157,7 @@ class Leader(Room):
         self._keep_policy(event.policy)
         if state.began is not None:
             state.began = configured(state.began, event)
+        state.configured = event.at
         if event.policy != state.policy:
             state.policy, state.memory = event.policy, {}
 
