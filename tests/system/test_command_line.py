@@ -46,6 +46,31 @@ def test_run_streams_bytes_as_they_are_and_keeps_the_two_streams_apart(shared: L
     assert done == (0, EVERY_BYTE, "to stderr")
 
 
+def test_run_cancels_its_job_when_nobody_reads_the_output_as_a_local_command_would_end(shared: Living) -> None:
+    running = shared.start("run", "--name", "unread", "--", "sh", "-c", "while echo x; do sleep 0.1; done")
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"x\n"
+    running.stdout.close()
+    running.stdout = None
+    done, job = ended(running), shared.client().job("unread").id
+    assert (done.code, done.err) == (141, f"poise: nobody reads the output; cancelling {job}\n")
+    assert shared.poise("wait", "unread").err.endswith("cancelled\n")
+
+
+def test_run_says_that_its_job_goes_on_when_the_output_cannot_be_written(shared: Living) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [POISE, "run", "--name", "unwritten", "--", "sh", "-c", "while echo x; do sleep 0.1; done"]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=shared.work, env=shared.environment(),
+            stdin=subprocess.DEVNULL, check=False, timeout=PATIENCE,
+        )  # fmt: skip
+    job = shared.client().job("unwritten").id
+    assert done.returncode == 125
+    assert f"{job} keeps running" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert shared.poise("cancel", "unwritten").code == 0
+
+
 def test_run_streams_while_the_command_runs(shared: Living) -> None:
     running = shared.start("run", "--", "sh", "-c", "echo first; sleep 30")
     assert running.stdout is not None

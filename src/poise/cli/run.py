@@ -15,6 +15,7 @@ import click
 
 from poise.cli.asking import Asking, asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
+from poise.cli.main import broken_pipe
 from poise.cli.render import NOT_FOUND, over_memory, print_json, progress_text, say, tell
 from poise.cli.secrets import with_values
 from poise.cli.terminal import (
@@ -31,7 +32,7 @@ from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import kept_environment, submit, user_name
 from poise.drivers.giving import Giving, Source, comes_in
-from poise.errors import PoiseError, SpecError, Unreachable, placed
+from poise.errors import Fault, PoiseError, SpecError, Unreachable, placed
 
 SAY_WHY_AFTER = 1.5
 PROGRESS_SECONDS = 1.0
@@ -48,9 +49,9 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     """Run COMMAND when there is room, stream its output, and exit with its exit code.
 
     Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and
-    LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed, or skipped the job. A
-    script (.sh, .bash, .py) declares its requirements in `#POISE` lines at its head. A file or a pipe on standard input
-    is passed on. -it gives the command this terminal; Ctrl-P Ctrl-Q detaches.
+    LANG; pass on more with --env NAME. Ctrl-C cancels it, as does a closed output (`| head`). 125 means that Poise
+    itself failed, or skipped the job. A script (.sh, .bash, .py) declares its requirements in `#POISE` lines at its
+    head. A file or a pipe on standard input is passed on. -it gives the command this terminal; Ctrl-P Ctrl-Q detaches.
     """
     environ = dict(os.environ)
     spec, place = _asked_for(command, asked(flags, environ), environ)
@@ -106,6 +107,19 @@ def run_job(
                 elif not client.give(job, hang_up=True).epoch:
                     client.cancel(job)
             return 128 + signal.SIGHUP
+        except BrokenPipeError:  # it would end a local command, too
+            say(f"poise: nobody reads the output; cancelling {job}")
+            with contextlib.suppress(PoiseError):
+                client.cancel(job)
+            broken_pipe()
+            return 128 + signal.SIGPIPE
+        except OSError as error:
+            broken_pipe()
+            raise Fault(
+                f"the output cannot be written here; {job} keeps running",
+                have=os.strerror(error.errno or 0),
+                hint=f"`poise logs -f {job}`, or `poise cancel {job}`",
+            ) from None
         except Unreachable as error:
             raise Unreachable(
                 f"the control plane has ended; {job} keeps running",
