@@ -13,7 +13,7 @@ import csv
 import time
 from pathlib import Path
 
-from poise.model.workload import Seats, Workload
+from poise.model.workload import Arrival, Seats, Workload
 from poise_lab.traces.formats import read_trace
 from poise_lab.traces.openb import read_nodes
 
@@ -60,7 +60,7 @@ def show_bound(read: Workload, completions: Path) -> None:
             if row["kind"] == "simulation":
                 job = int(row["job_index"])
                 shortest[job] = min(shortest.get(job, float("inf")), float(row["jct_s"]))
-    ratios = sorted(shortest[job] / run_time(read, job) for job in shortest)
+    ratios = sorted(shortest[job] / run_time(read.arrivals[job]) for job in shortest)
     below = sum(ratio < 0.95 for ratio in ratios)
     print(
         f"{COMPLETIONS}: shortest completion over our run time: least {ratios[0]:.3f}, then {ratios[1]:.3f}, "
@@ -72,7 +72,7 @@ def show(name: str, trace: Path | str) -> None:
     began = time.perf_counter()
     read = read_trace(trace)
     took = time.perf_counter() - began
-    times = sorted(run_time(read, number) for number in range(len(read.arrivals)))
+    times = sorted(map(run_time, read.arrivals))
     devices = sum(unit.shape.gpus * len(unit.tasks) for arrival in read.arrivals for unit in arrival.units)
     count = len(times)
     print(
@@ -81,9 +81,8 @@ def show(name: str, trace: Path | str) -> None:
     )
 
 
-def run_time(read: Workload, number: int) -> float:
+def run_time(arrival: Arrival) -> float:
     """Return the seconds on the best device."""
-    arrival = read.arrivals[number]
     pace, tasks = arrival.truths["main"].pace, len(arrival.units[0].tasks)
     return min(pace.left(0.0, Seats((model,) * tasks)) for model in MODELS)
 

@@ -34,6 +34,7 @@ from poise.model.worldfile import PLAIN, World, check_nodes, compile_world
 from poise.policy.suites import ClusterPolicy
 from poise.units import SECOND
 from poise_lab.engine.happenings import left_out
+from poise_lab.remade import Remade
 from poise_lab.traces.formats import read_trace
 from poise_lab.traces.options import Options
 from poise_lab.traces.poiselog import is_log
@@ -251,7 +252,8 @@ def with_speeds(workload: Workload, throughputs: Mapping[str, float]) -> Workloa
         }
         return msgspec.structs.replace(arrival, truths=truths)
 
-    return msgspec.structs.replace(workload, arrivals=tuple(map(paced, workload.arrivals)), throughputs=told)
+    arrivals = Remade(len(workload.arrivals), lambda: map(paced, workload.arrivals))
+    return msgspec.structs.replace(workload, arrivals=arrivals, throughputs=told)
 
 
 def _at_rates(truth: Truth, rates: Mapping[str, float]) -> Truth:

@@ -16,7 +16,7 @@ Cell = Callable[[Measures], str]
 
 def summary(told: Comparison) -> dict[str, Any]:
     """Return a comparison for JSON: every figure and curve, without the lists of jobs and attempts."""
-    value: dict[str, Any] = msgspec.to_builtins(told)
+    value: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(told, trials=()))
     value["trials"] = [
         {
             "policy": trial.policy,

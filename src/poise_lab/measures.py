@@ -26,6 +26,8 @@ Definitions and their sources:
 """
 
 import heapq
+import pickle
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -59,6 +61,7 @@ from poise.model.power import POWER, PowerModel
 from poise.model.resources import WHOLE, Node
 from poise.policy.feasible import ability, capacity
 from poise.units import HOUR, SECOND
+from poise_lab.remade import Remade
 
 LEAST = 10 * SECOND
 """Lower bound on the times in a slowdown, as in Feitelson's bounded slowdown."""
@@ -99,7 +102,7 @@ class Alone(NamedTuple):
     even: int = 0
 
 
-class JobResult(msgspec.Struct, kw_only=True, gc=False):
+class JobResult(msgspec.Struct, gc=False):
     """The result of a job. Instants are nanoseconds from the beginning; `started` and `ended` are -1 if it never did.
 
     `devices` is the maximum that its tasks hold at once. Its times count from `begin`, in nanoseconds after its
@@ -134,6 +137,10 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
     price: float = 0.0
     flops: int = 0
 
+    def packed(self) -> bytes:
+        """Return the result in a third of the memory."""
+        return pickle.dumps(msgspec.structs.astuple(self))
+
     @property
     def per_watt(self) -> float:
         """Return the operations per second and watt of a completed job; 0 if unknown."""
@@ -157,6 +164,11 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
         if self.ended < 0 or not self.alone:
             return 0.0
         return self.completion / (self.even * self.contention)
+
+
+def unpacked(packed: Sequence[bytes]) -> Sequence[JobResult]:
+    """Return results from their packed form; each is made when it is read."""
+    return Remade(len(packed), lambda: (JobResult(*pickle.loads(one)) for one in packed))  # noqa: S301 our own bytes
 
 
 class Ratios(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -271,14 +283,14 @@ class _Attempt:
 
 
 class _Job:
-    """A job that has not ended. `active` is the number of its running tasks, `since` is the start of the current run,
-    and `crowd` is the integral of contention at submission.
+    """A job that has not ended; `number` jobs were submitted before it. `active` is the number of its running tasks,
+    `since` is the start of the current run, and `crowd` is the integral of contention at submission.
     """
 
-    __slots__ = ("active", "asks", "crowd", "result", "since", "units")
+    __slots__ = ("active", "asks", "crowd", "number", "result", "since", "units")
 
-    def __init__(self, result: JobResult, asks: tuple[str, float], crowd: float) -> None:
-        self.result, self.asks, self.crowd = result, asks, crowd
+    def __init__(self, number: int, result: JobResult, asks: tuple[str, float], crowd: float) -> None:
+        self.number, self.result, self.asks, self.crowd = number, result, asks, crowd
         self.units: list[_Unit] = []
         self.active = 0
         self.since = 0
@@ -310,9 +322,9 @@ class _Kind:
 
 
 class Recorder:
-    """Processes the events of a log. `jobs` contains the submitted jobs; `over` counts those that have ended. `alone`
-    returns the run time of a job on an empty fleet; it is called once, when the job ends. `spans` is the maximum number
-    of attempts to keep; the longest are kept.
+    """Processes the events of a log. `packed` contains the results of the submitted jobs, each once it has ended or the
+    log has; `over` counts those that have ended. `alone` returns the run time of a job on an empty fleet; it is called
+    once, when the job ends. `spans` is the maximum number of attempts to keep; the longest are kept.
     """
 
     def __init__(
@@ -322,7 +334,7 @@ class Recorder:
         power: PowerModel = POWER,
         spans: int = 0,
     ) -> None:
-        self.jobs: dict[str, JobResult] = {}
+        self.packed: list[bytes] = []
         self.over = 0
         self._alone = alone
         self._power = power
@@ -424,7 +436,7 @@ class Recorder:
         job = event.job
         devices = max(unit.shape.gpus * unit.shape.share / WHOLE * len(unit.tasks) for unit in job.units)
         cores = max(unit.shape.cpu / 1000 * len(unit.tasks) for unit in job.units)
-        result = self.jobs[job.id] = JobResult(
+        result = JobResult(
             id=job.id,
             name=job.name,
             kind=job.units[0].kind,
@@ -436,7 +448,8 @@ class Recorder:
             flops=sum(unit.work.flops * len(unit.tasks) for unit in job.units),
         )
         asks = (DEVICES, devices) if devices else (CPU, cores)
-        opened = self._open_jobs[job.id] = _Job(result, asks, self._crowd[asks[0]])
+        opened = self._open_jobs[job.id] = _Job(len(self.packed), result, asks, self._crowd[asks[0]])
+        self.packed.append(b"")
         self._asked[asks[0]] += asks[1]
         for spec in job.units:
             unit = _Unit(f"{job.id}.{spec.name}", opened, spec)
@@ -587,10 +600,12 @@ class Recorder:
             result.contention = max(1.0, (self._crowd[what] - job.crowd) / lived)
         result.alone, result.even = self._alone(state)
         self._asked[what] -= amount
+        self.packed[job.number] = result.packed()
         self.over += 1
         del self._open_jobs[name]
         for unit in job.units:
             del self._units[unit.id]
+        job.units.clear()  # they refer to the job: break the cycle, so that all are freed at once
         if not self._open_jobs:
             self._idle = self._totals()
 
@@ -687,6 +702,8 @@ class Recorder:
             self._close(attempt, at, "")
         for name in list(self._open_jobs):
             self._end_if_over(name, self._ledger.jobs[name].ended)
+        for job in self._open_jobs.values():
+            self.packed[job.number] = job.result.packed()
 
     def spans(self) -> tuple[Span, ...]:
         """Return the longest attempts, ordered by start."""
@@ -708,25 +725,33 @@ class Recorder:
         return Curves(width=self._width, waiting=curve(WAITING), running=curve(RUNNING), held=held)
 
     def measures(self, *, rounds: int = 0, refused: int = 0) -> Measures:
-        jobs = list(self.jobs.values())
-        ended = [job for job in jobs if job.ended >= 0]
         totals = self._idle if self._idle is not None and not self._open_jobs else self._totals()
-        first = min((job.submitted for job in jobs), default=0)
-        slowdowns = [job.slowdown for job in ended if job.alone]
-        rhos = [job.rho for job in ended if job.alone]
-        due = [job for job in jobs if job.deadline]
-        last = totals.at - self._began if self._open_jobs else max((job.ended for job in ended), default=0)
+        jobs, slowdowns, rhos = unpacked(self.packed), array("d"), array("d")
+        first, last = FOREVER, totals.at - self._began if self._open_jobs else 0
+        done = due = met = attempts = flops = 0
+        for job in jobs:
+            first = min(first, job.submitted)
+            last = max(last, job.ended)
+            attempts += job.attempts
+            due += bool(job.deadline)
+            if job.outcome == "done":
+                done += 1
+                flops += job.flops
+                met += bool(job.deadline) and job.begin + job.completion <= job.deadline
+            if job.ended >= 0 and job.alone:
+                slowdowns.append(job.slowdown)
+                rhos.append(job.rho)
         energy = self._power.joules(*totals.watts) / SECOND / 3.6e6
         return Measures(
             jobs=len(jobs),
-            done=sum(job.outcome == "done" for job in ended),
-            failed=sum(job.outcome != "done" for job in ended),
-            unfinished=len(jobs) - len(ended),
+            done=done,
+            failed=self.over - done,
+            unfinished=len(jobs) - self.over,
             refused=refused,
             rounds=rounds,
-            makespan=max(0, last - first),
-            completion=spread(job.completion for job in ended),
-            waiting=spread(job.completion - job.run for job in ended),
+            makespan=max(0, last - first) if jobs else 0,
+            completion=spread(job.completion for job in jobs if job.ended >= 0),
+            waiting=spread(job.completion - job.run for job in jobs if job.ended >= 0),
             starting=spread(job.started - job.submitted - job.begin for job in jobs if job.started >= 0),
             slowdown=ratios(slowdowns),
             jain=jain(slowdowns),
@@ -735,15 +760,15 @@ class Recorder:
             use=_use(totals, self._began),
             stranded=totals.stranded / totals.wanted if totals.wanted else 0.0,
             fragmentation=totals.stranded / totals.free if totals.free else 0.0,
-            deadlines=len(due),
-            met=sum(job.outcome == "done" and job.begin + job.completion <= job.deadline for job in due),
-            attempts=sum(job.attempts for job in jobs),
+            deadlines=due,
+            met=met,
+            attempts=attempts,
             preemptions=dict(sorted(self._preemptions.items())),
             migrations=self._migrations,
             overhead=self._overhead(totals),
             energy=energy,
             co2=energy * self._power.kg_per_kwh if self._power.intensity is None else totals.co2,
-            per_watt=sum(job.flops for job in ended if job.outcome == "done") / (energy * 3.6e6) if energy else 0.0,
+            per_watt=flops / (energy * 3.6e6) if energy else 0.0,
             price=totals.price[0] / HOUR,
             paid=totals.price[1] / HOUR,
             powerless=len(self._powerless),

@@ -28,7 +28,7 @@ from poise.policy.feasible import can_do
 from poise.policy.suites import ClusterPolicy
 from poise.units import SECOND
 from poise_lab.engine.happenings import AWAY, Happenings, in_world, interference
-from poise_lab.measures import Alone, Curves, JobResult, Measures, Recorder
+from poise_lab.measures import Alone, Curves, JobResult, Measures, Recorder, unpacked
 
 Told = Callable[[int, int], None]
 """Receives the progress: the number of ended jobs, and nanoseconds since the beginning."""
@@ -46,14 +46,14 @@ TELL_EVERY = 1024
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished trial. `spans` contains the longest attempts and `forgotten` counts the others; both are empty unless
-    requested. `refused` counts refused submissions by reason, with the details of the first; `later` counts jobs that
-    had not arrived when the trial ended. `stuck` says why the first waiting job waits, if the trial ended because
-    nothing started or ended any more.
+    """A finished trial. `packed` contains the result of every job. `spans` contains the longest attempts and
+    `forgotten` counts the others; both are empty unless requested. `refused` counts refused submissions by reason, with
+    the details of the first; `later` counts jobs that had not arrived when the trial ended. `stuck` says why the first
+    waiting job waits, if the trial ended because nothing started or ended any more.
     """
 
     policy: str
-    jobs: tuple[JobResult, ...]
+    packed: tuple[bytes, ...]
     rounds: int
     measures: Measures
     curves: Curves
@@ -62,6 +62,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int] = {}
     later: int = 0
     stuck: str = ""
+
+    @property
+    def jobs(self) -> Sequence[JobResult]:
+        """Return the result of every job, in order of submission."""
+        return unpacked(self.packed)
 
     @property
     def completions(self) -> list[float]:
@@ -110,7 +115,14 @@ def simulate(
     settings = settings or Settings()
     settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
     alone = _ByItself(nodes)
-    recorder = Recorder(alone=lambda job: alone.times(job, twin.truth), power=_power_in(world), spans=spans)
+
+    def leave(job: JobState) -> Alone:
+        times = alone.times(job, twin.truth)
+        for unit in job.units:
+            twin.forget(unit.id)
+        return times
+
+    recorder = Recorder(alone=leave, power=_power_in(world), spans=spans)
 
     def take(event: Event) -> None:
         recorder.take(event)
@@ -120,19 +132,22 @@ def simulate(
     recorder.begin(twin.ledger, twin.began)
     begin(twin)
     jobs = len(workload.arrivals)
-    last = max((arrival.at for arrival in workload.arrivals), default=0)
-    stuck = False
+    have_come = stuck = False
+
+    def coming() -> Iterator[Arrival]:
+        nonlocal have_come
+        yield from workload.arrivals
+        have_come = True
 
     def over(patience: int) -> bool:
-        return twin.now >= last and recorder.still_for(twin.began + twin.now) > patience + settings.every
+        return have_come and recorder.still_for(twin.began + twin.now) > patience + settings.every
 
     happenings = Happenings(twin, nodes, world, nemeses, settings.seed, over=over)
     workload = in_world(workload, world)
     twin.add_nodes(happenings.present())
     if shares is not None:
         twin.ask(lambda request: SetShares(request, shares), 0)
-    for arrival in workload.arrivals:
-        twin.arrive(arrival)
+    twin.arrive_in_turn(coming())
     steps = 0
 
     def watch() -> bool:
@@ -150,14 +165,14 @@ def simulate(
     recorder.finish(at - recorder.still_for(at) if stuck else at)
     return Result(
         policy=policy.name,
-        jobs=tuple(recorder.jobs.values()),
+        packed=tuple(recorder.packed),
         rounds=twin.rounds,
         measures=recorder.measures(rounds=twin.rounds, refused=len(twin.refused)),
         curves=recorder.curves(),
         spans=recorder.spans(),
         forgotten=recorder.forgotten() if spans else 0,
         refused=_refused(twin.refused),
-        later=jobs - len(recorder.jobs) - len(twin.refused),
+        later=jobs - len(recorder.packed) - len(twin.refused),
         stuck=_waits(twin.ledger) if stuck else "",
     )
 

@@ -6,7 +6,7 @@ Its timers are dropped when it is killed, and delayed while it is paused.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from poise.units import SECOND, Instant
@@ -50,6 +50,25 @@ class Timeline:
     def call_in(self, delay: int, call: Callable[..., object], /, *arguments: Any) -> Timer:
         """Call after `delay` nanoseconds."""
         return self.call_at(self.now + delay, call, *arguments)
+
+    def call_each(self, due: Iterable[tuple[int, Any]], call: Callable[[Any], object], /) -> None:
+        """Call with each value at its instant. They are in the order of their instants, and each is read only when the
+        one before it is due. At an equal instant they come before all that is scheduled after this.
+        """
+        self._asked += 1
+        self._call_next(iter(due), call, self._asked)
+
+    def _call_next(self, due: Iterator[tuple[int, Any]], call: Callable[[Any], object], place: int) -> None:
+        at, value = next(due, (0, None))
+        if value is not None:
+            timer = Timer(max(at, self.now), self._call_and_next, (value, due, call, place), None)
+            heapq.heappush(self._heap, (timer.at, place, timer))
+
+    def _call_and_next(
+        self, value: Any, due: Iterator[tuple[int, Any]], call: Callable[[Any], object], place: int
+    ) -> None:
+        self._call_next(due, call, place)
+        call(value)
 
     @property
     def pending(self) -> bool:

@@ -304,6 +304,12 @@ class Twin:
         """Return the actual work of a submitted unit by its id; policies never see it."""
         return self._truths[unit]
 
+    def forget(self, unit: str) -> None:
+        """Forget the actual work and the progress of a unit that is over."""
+        for known in (self._truths, self._progress, self._spent, self._speedups):
+            known.pop(unit, None)
+        self._spread.discard(unit)
+
     @property
     def busy(self) -> bool:
         """Whether the end of any attempt is scheduled."""
@@ -318,6 +324,12 @@ class Twin:
     def arrive(self, arrival: Arrival) -> None:
         """Submit a job at the instant of its arrival."""
         self.timeline.call_at(arrival.at, self._submit, arrival)
+
+    def arrive_in_turn(self, arrivals: Iterable[Arrival]) -> None:
+        """Submit each job at the instant of its arrival; they are in that order. Each is read only when the one before
+        it arrives, so they need not all exist at once.
+        """
+        self.timeline.call_each(((arrival.at, arrival) for arrival in arrivals), self._submit)
 
     def take_in(self, job: Job, truths: Mapping[str, Truth], at: int) -> None:
         """Accept a job of another control plane at an instant, under the id that it has there; `truths` are by unit."""

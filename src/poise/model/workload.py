@@ -5,7 +5,7 @@ long the work really takes on which devices, the cost of stopping and restoring 
 it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -143,7 +143,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    arrivals: tuple[Arrival, ...]
+    arrivals: Sequence[Arrival]
     throughputs: dict[str, float] = {}
     skipped: dict[str, int] = {}
     notes: tuple[str, ...] = ()

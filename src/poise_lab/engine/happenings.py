@@ -5,7 +5,7 @@ others, and every policy is tested in the same world. Recurring events are drawn
 left that they could affect.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 
@@ -17,9 +17,10 @@ from poise.model.intensity import HOUR_SECONDS, MONDAY, USUAL_RUN, Intensity, st
 from poise.model.jobs import Outcome
 from poise.model.load import Load
 from poise.model.resources import WHOLE, Device, Node
-from poise.model.workload import LINEAR, Steady, Truth, Workload
+from poise.model.workload import LINEAR, Arrival, Steady, Truth, Workload
 from poise.model.worldfile import Losses, Restart, Stragglers, Telemetry, World
 from poise.units import DAY, HOUR, SECOND, parse_duration
+from poise_lab.remade import Remade
 
 AT_DEPTH: frozenset[FaultKind] = frozenset(
     ("machine-off", "kill-task", "out-of-memory", "straggle", "fail-device", "unplug")
@@ -61,25 +62,27 @@ def in_world(workload: Workload, world: World) -> Workload:
             pace = msgspec.structs.replace(pace, scaling=world.scaling)
         return msgspec.structs.replace(truth, pace=pace, **said)
 
-    arrivals = tuple(
-        msgspec.structs.replace(
+    def arrival_in(arrival: Arrival) -> Arrival:
+        return msgspec.structs.replace(
             arrival,
             units=tuple(msgspec.structs.replace(unit, **declared) for unit in arrival.units),
             truths={name: truth_in(truth) for name, truth in arrival.truths.items()},
         )
-        for arrival in workload.arrivals
-    )
+
+    arrivals = Remade(len(workload.arrivals), lambda: map(arrival_in, workload.arrivals))
     return msgspec.structs.replace(workload, arrivals=arrivals)
 
 
 def _in_clean_hours(workload: Workload, flexible: int, intensity: Intensity) -> Workload:
     """Return the workload with each job's earliest start in clean hours within `flexible` of its arrival."""
-    arrivals = []
-    for number, arrival in enumerate(workload.arrivals):
-        wall = arrival.at / SECOND - MONDAY * HOUR_SECONDS
-        units, _ = started_well(arrival.units, flexible, intensity, wall, lambda kind: USUAL_RUN, number * GOLDEN % 1)
-        arrivals.append(msgspec.structs.replace(arrival, units=units))
-    return msgspec.structs.replace(workload, arrivals=tuple(arrivals))
+
+    def in_clean_hours() -> Iterator[Arrival]:
+        for number, arrival in enumerate(workload.arrivals):
+            wall, part = arrival.at / SECOND - MONDAY * HOUR_SECONDS, number * GOLDEN % 1
+            units, _ = started_well(arrival.units, flexible, intensity, wall, lambda kind: USUAL_RUN, part)
+            yield msgspec.structs.replace(arrival, units=units)
+
+    return msgspec.structs.replace(workload, arrivals=Remade(len(workload.arrivals), in_clean_hours))
 
 
 def interference(sharing: float) -> Callable[[int, int], float]:

@@ -13,7 +13,7 @@ BLOCK = 10
 def drawn(workload: Workload, seed: int, jobs: int, load: float = 1.0) -> Workload:
     """Return a workload of `jobs` jobs; `load` divides the gaps between arrivals."""
     chance = random.Random(seed)  # noqa: S311 what a seed decides is no secret
-    arrivals = workload.arrivals
+    arrivals = tuple(workload.arrivals)
     made: list[Arrival] = []
     at = 0
     while len(made) < jobs:

@@ -142,8 +142,7 @@ class _Trial:
         settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | episode.workload.throughputs)
         self._twin = Twin(suite, settings, observe=self._take, decider=self)
         self._twin.add_nodes(nodes)
-        for arrival in episode.workload.arrivals:
-            self._twin.arrive(arrival)
+        self._twin.arrive_in_turn(episode.workload.arrivals)
 
     @property
     def over(self) -> bool:

@@ -7,8 +7,9 @@ of n devices is one task if a node has n devices, else the necessary number of w
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from poise.model.resources import ANY_GPU, WHOLE, Shape, Wants
 from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.model.workload import Arrival, Pace, Steady, Telling, Truth, Workload
 from poise.units import SECOND
+from poise_lab.remade import Remade
 from poise_lab.traces.options import SIGMA, Options
 from poise_lab.traces.rows import MAX_SECONDS, BadRow, Tally, fault
 
@@ -90,38 +92,61 @@ class Maker:
 
     def workload(self) -> Workload:
         """Return the workload. Raises `SpecError` if it is empty."""
-        options = self._options
-        draw = random.Random(options.seed)  # noqa: S311 what a seed decides is no secret
         placed = self.in_order(self._said, lambda said: said.at)
         self._said = []
-        return self.of(_arrival(said, options, at, draw.lognormvariate(0.0, SIGMA)) for at, said in placed)
+        return self.of(tuple(self._arrivals(placed)))
+
+    def workload_again(self, jobs: int, say: Callable[[], Iterator[Said]]) -> Workload:
+        """Return a workload of `jobs` jobs that `say` yields in order of submission. They are not kept: each reader of
+        the arrivals makes them again.
+        """
+        count = min(jobs, self._options.jobs or jobs)
+        first = last = next(say()).at
+        for said in islice(say(), count):
+            last = said.at
+        self._check_span(last - first)
+
+        def arrivals() -> Iterator[Arrival]:
+            return self._arrivals((self._offset(said.at - first), said) for said in islice(say(), count))
+
+        return self.of(Remade(count, arrivals))
+
+    def _arrivals(self, placed: Iterable[tuple[int, Said]]) -> Iterator[Arrival]:
+        draw = random.Random(self._options.seed)  # noqa: S311 what a seed decides is no secret
+        for at, said in placed:
+            yield _arrival(said, self._options, at, draw.lognormvariate(0.0, SIGMA))
 
     def in_order(self, jobs: Sequence[Job], submitted: Callable[[Job], float]) -> list[tuple[int, Job]]:
         """Return the first jobs by submission, up to the requested number, with the arrival of each in nanoseconds.
         Raises `SpecError` if there are none.
         """
-        options = self._options
         if not jobs:
             left = ", ".join(f"{count} of: {reason}" for reason, count in sorted(self.tally.counts.items()))
             raise fault(
                 "nothing of the trace can be used", self._path, need="one job or more", have=left or "no jobs",
                 hint=f"`zcat -f {self._path} | head -3`",
             )  # fmt: skip
-        chosen = sorted(jobs, key=submitted)[: options.jobs or len(jobs)]
-        first, last = submitted(chosen[0]), submitted(chosen[-1])
-        if (last - first) / options.load > MAX_OFFSET:
-            have = f"{(last - first) / options.load / 86400:.6g} days"
+        chosen = sorted(jobs, key=submitted)[: self._options.jobs or len(jobs)]
+        first = submitted(chosen[0])
+        self._check_span(submitted(chosen[-1]) - first)
+        return [(self._offset(submitted(one) - first), one) for one in chosen]
+
+    def _offset(self, seconds: float) -> int:
+        return round(seconds / self._options.load * SECOND)
+
+    def _check_span(self, seconds: float) -> None:
+        if seconds / self._options.load > MAX_OFFSET:
+            have = f"{seconds / self._options.load / 86400:.6g} days"
             raise SpecError(
                 "the trace lasts too long", code="E103", field="load", need=f"at most {MAX_OFFSET / 86400:.0f} days",
                 have=have, hint="`--load 1`, or the right unit of its times",
             )  # fmt: skip
-        return [(round((submitted(one) - first) / options.load * SECOND), one) for one in chosen]
 
-    def of(self, arrivals: Iterable[Arrival]) -> Workload:
+    def of(self, arrivals: Sequence[Arrival]) -> Workload:
         """Return a workload with these arrivals."""
         return Workload(
             name=self._name,
-            arrivals=tuple(arrivals),
+            arrivals=arrivals,
             throughputs=self.throughputs,
             skipped=dict(self.tally.counts),
             notes=tuple(self.notes),

@@ -132,7 +132,7 @@ def read(path: Path, options: Options) -> Workload:
             whole.append((max([event.at, *ends]) / SECOND, event.job))
     rates = _rates(reader)
     placed = maker.in_order(whole, lambda one: one[0])
-    return maker.of(_arrival(job, at, reader, rates, options) for at, (_, job) in placed)
+    return maker.of(tuple(_arrival(job, at, reader, rates, options) for at, (_, job) in placed))
 
 
 def _unfit(job: Job, reader: _Reader) -> str:

@@ -154,10 +154,18 @@ def generate(drawn: Synthetic, options: Options) -> Workload:
     """Generate a workload with the seed of the options. Raises `SpecError`."""
     drawn.check()
     maker = Maker(drawn.arriving, Path(drawn.arriving), options)
-    draw = random.Random(f"{options.seed}")  # noqa: S311 what a seed decides is no secret
+    for kind, rates in _classes(drawn, _chance(options)):
+        maker.throughputs |= {f"{kind}@{model}": rate for model, rate in rates.items()}
+    return maker.workload_again(drawn.jobs, lambda: _jobs(drawn, _chance(options), maker.gang))
+
+
+def _chance(options: Options) -> random.Random:
+    return random.Random(f"{options.seed}")  # noqa: S311 what a seed decides is no secret
+
+
+def _jobs(drawn: Synthetic, draw: random.Random, gang: Callable[[int], tuple[int, int]]) -> Iterator[Said]:
+    """Yield the jobs in order of arrival; `gang` returns the tasks of so many devices, and the devices of each."""
     classes = _classes(drawn, draw)
-    for kind, said in classes:
-        maker.throughputs |= {f"{kind}@{model}": rate for model, rate in said.items()}
     seconds = _seconds(drawn, draw)
     counts = [count for count in DEVICES if count <= drawn.most]
     upto = list(accumulate(DEVICES[count] for count in counts))
@@ -167,22 +175,19 @@ def generate(drawn: Synthetic, options: Options) -> Workload:
     for _ in range(drawn.jobs):
         at, of = next(instants), int(uniform() * number)
         devices = counts[bisect(upto, uniform() * upto[-1], hi=len(upto) - 1)]
-        tasks, gpus = maker.gang(devices)
+        tasks, gpus = gang(devices)
         kind, rates = classes[of]
         lasting = seconds(typical[of])
-        maker.add(
-            Said(
-                at=at,
-                seconds=lasting,
-                tasks=tasks,
-                gpus=gpus,
-                kind=kind,
-                tenant=f"tenant-{of % drawn.tenants}" if drawn.tenants > 1 else "default",
-                rates=rates,
-                deadline=lasting * drawn.slack if uniform() < drawn.deadlines else 0.0,
-            )
+        yield Said(
+            at=at,
+            seconds=lasting,
+            tasks=tasks,
+            gpus=gpus,
+            kind=kind,
+            tenant=f"tenant-{of % drawn.tenants}" if drawn.tenants > 1 else "default",
+            rates=rates,
+            deadline=lasting * drawn.slack if uniform() < drawn.deadlines else 0.0,
         )
-    return maker.workload()
 
 
 def _classes(drawn: Synthetic, draw: random.Random) -> list[tuple[str, dict[str, float]]]:

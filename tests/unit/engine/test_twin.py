@@ -1,5 +1,6 @@
 """The twin: the real controller and policy, in virtual time, before nodes that do as the truth says."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -66,6 +67,23 @@ def test_what_is_not_to_begin_yet_lets_others_go_first_and_waits_for_nothing() -
     run = Run("fifo", [node("n1")], [arrival(0, 10, begin=30 * SECOND), arrival(1, 15), arrival(29, 20)])
     assert run.ends() == {"j2": 16, "j3": 49, "j1": 59}
     assert run.twin.ledger.jobs["j1"].units[0].ready == run.twin.began + 30 * SECOND, "it waited from then on"
+
+
+def test_jobs_that_are_read_in_turn_come_as_if_all_had_been_read_before() -> None:
+    """Each ends when the next one comes, and two come at once: the order at an instant is in the log."""
+    jobs = [arrival(at, 10) for at in (0, 0, 10, 20, 20, 30)]
+    known, in_turn = Run("fifo", [node("n1")], jobs), Run("fifo", [node("n1")], [])
+    read: list[tuple[int, float]] = []
+
+    def coming() -> Iterator[Arrival]:
+        for number, job in enumerate(jobs):
+            read.append((number, in_turn.twin.now / SECOND))
+            yield job
+
+    in_turn.twin.arrive_in_turn(coming())
+    assert in_turn.ends() == known.ends() == {f"j{number}": 10 * number for number in range(1, 7)}
+    assert in_turn.events == known.events
+    assert read == [(0, 0), (1, 0), (2, 0), (3, 10), (4, 20), (5, 20)]
 
 
 def test_shortest_first_by_hand() -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +75,22 @@ def gavel(tmp_path: Path, lines: list[str] = GAVEL, rates: object = RATES) -> Pa
     return write(tmp_path, "".join(f"{line}\n" for line in lines))
 
 
-def kinds(arrivals: tuple[Arrival, ...]) -> list[str]:
+def kinds(arrivals: Sequence[Arrival]) -> list[str]:
     return [arrival.units[0].kind for arrival in arrivals]
 
 
-def instants(arrivals: tuple[Arrival, ...]) -> list[float]:
+def instants(arrivals: Sequence[Arrival]) -> list[float]:
     return [arrival.at / SECOND for arrival in arrivals]
 
 
-def seconds(arrivals: tuple[Arrival, ...], model: str = "") -> list[float]:
+def seconds(arrivals: Sequence[Arrival], model: str = "") -> list[float]:
     """How long each takes, with all of its tasks on devices of one model."""
     return [
         arrival.truths["main"].pace.left(0.0, Seats((model,) * len(arrival.units[0].tasks))) for arrival in arrivals
     ]
 
 
-def expected(arrivals: tuple[Arrival, ...]) -> list[float]:
+def expected(arrivals: Sequence[Arrival]) -> list[float]:
     return [arrival.units[0].expect / SECOND for arrival in arrivals]
 
 
