@@ -11,7 +11,7 @@ import msgspec
 from poise.config import Home
 from poise.control.anomalies import Anomalies
 from poise.control.api import events, files, jobs, nodes, policies, questions, rules, schedules, status, tasks, tenants
-from poise.control.api.common import Common
+from poise.control.api.parts import Parts
 from poise.control.chances import Chances
 from poise.control.deciders import Deciders
 from poise.control.guard import KEYED, PUBLIC, App, Guard, Scope
@@ -45,9 +45,9 @@ def make_app(
     files: Storehouse | None = None,
 ) -> App:
     """Build the API behind its guard. `known_as` are this machine's names for other machines; `anomalies` receives what
-    nodes report. `Common` describes the others.
+    nodes report. `Parts` describes the others.
     """
-    common = Common(
+    parts = Parts(
         plane,
         home,
         token,
@@ -59,7 +59,7 @@ def make_app(
         incidents=incidents,
         files=files,
     )
-    gate, vault, key_of, caller_key_of = common.gate, common.vault, common.key_of, common.caller_key_of
+    gate, vault, key_of, caller_key_of = parts.gate, parts.vault, parts.key_of, parts.caller_key_of
 
     def allow(scope: Scope, needed: Role | None) -> None:
         if (path := scope["path"]) not in PUBLIC | KEYED:
@@ -67,7 +67,7 @@ def make_app(
 
     routes = Routes(allow)
     for subject in SUBJECTS:
-        subject.add_routes(routes, common)
+        subject.add_routes(routes, parts)
     SigningIn(plane, home, gate).add_routes(routes)
 
     @cache
@@ -81,16 +81,16 @@ def make_app(
     channel = NodeChannel(
         plane,
         gate,
-        common.series,
+        parts.series,
         home,
         vault,
         key_of,
-        common.consoles,
-        common.minutes,
+        parts.consoles,
+        parts.minutes,
         anomalies or Anomalies(plane),
-        common.of_clusters,
+        parts.of_clusters,
     )
-    submissions = Submissions(plane, common.targets, gate, common.chances, vault, caller_key_of, common.files)
+    submissions = Submissions(plane, parts.targets, gate, parts.chances, vault, caller_key_of, parts.files)
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, submissions),
         "channel": (Role.NODE, channel),

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from poise.control.api.common import ADMIN, EVENT_PAGE, KEEP_ALIVE, MAX_REVISION, VIEWER, Common, Revision
+from poise.control.api.parts import ADMIN, EVENT_PAGE, KEEP_ALIVE, MAX_REVISION, VIEWER, Parts, Revision
 from poise.control.openapi import LoggedEvent
 from poise.control.plane import Plane
 from poise.control.routes import Request, Routes, Stream
@@ -33,8 +33,8 @@ DECISIONS = Placed | Held | Preempted | Resized | DeadlinesMissed | NodeLevelled
 """Scheduling decisions and the events that caused them; a stream of decisions shows these."""
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane, gate = common.plane, common.gate
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane, gate = parts.plane, parts.gate
 
     @routes.get(
         "/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all", role=VIEWER

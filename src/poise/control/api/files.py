@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from poise.control.api.common import SUBMITTER, Common
+from poise.control.api.parts import SUBMITTER, Parts
 from poise.control.guard import secret_of
 from poise.control.hot import attempt_named
 from poise.control.routes import Content, Request, Routes
@@ -18,8 +18,8 @@ from poise.model.trees import HASH, owner_of
 TreeHash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane, files, gate = common.plane, common.files, common.gate
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane, files, gate = parts.plane, parts.files, parts.gate
 
     @routes.post(
         "/v1/files/missing",
@@ -60,7 +60,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         """Return the job of the attempt whose key a request carries. Raises `Denied`."""
         attempt = attempt_named(request.headers)
         job = plane.ledger.jobs.get(attempt.task.partition(".")[0]) if attempt is not None else None
-        if attempt is None or not same_token(secret_of(request.headers), common.key_of(attempt)) or job is None:
+        if attempt is None or not same_token(secret_of(request.headers), parts.key_of(attempt)) or job is None:
             error = Denied("this is not the key of the attempt", field=ATTEMPT, have=str(attempt or "none")[:80])
             gate.refused(error, "/v1/attempts/files")
             raise error

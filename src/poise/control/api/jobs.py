@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from poise.config import PAGE
-from poise.control.api.common import MAX_LISTED, MAX_WAIT, OPERATOR, SUBMITTER, VIEWER, Common, JobIds, Revision
+from poise.control.api.parts import MAX_LISTED, MAX_WAIT, OPERATOR, SUBMITTER, VIEWER, JobIds, Parts, Revision
 from poise.control.hot import Submission
 from poise.control.routes import Request, Routes
 from poise.drivers.captures import captures_of
@@ -93,8 +93,8 @@ class ResumeReport(msgspec.Struct, frozen=True):
     waits: tuple[str, ...]
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane, home = common.plane, common.home
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane, home = parts.plane, parts.home
 
     @routes.post(
         "/v1/jobs",
@@ -105,16 +105,16 @@ def add_routes(routes: Routes, common: Common) -> None:
     async def submit(
         bearer: Bearer, request: Request, data: Submission, if_revision: Revision | None = None
     ) -> Submitted:
-        spec = common.vault.sealed(data.spec, bearer.tenant)
-        compiled = common.targets.admit(await plane.prepare(spec, bearer.tenant, len(request.body)), bearer)
+        spec = parts.vault.sealed(data.spec, bearer.tenant)
+        compiled = parts.targets.admit(await plane.prepare(spec, bearer.tenant, len(request.body)), bearer)
         if compiled.tree is not None:
             plane.controller.jobs.check(compiled, data.key, data.user)  # before the client sends files for the job
-        await common.files.admit(compiled, bearer.account)
-        await common.chances.check(compiled, data.key, data.user)
+        await parts.files.admit(compiled, bearer.account)
+        await parts.chances.check(compiled, data.key, data.user)
         job = await plane.request(
             lambda number: messages.Submit(number, compiled, data.key, data.user, if_revision, bearer)
         )
-        return Submitted(job, compiled.note, common.caller_key_of(job))
+        return Submitted(job, compiled.note, parts.caller_key_of(job))
 
     @routes.get(
         "/v1/jobs",
@@ -157,7 +157,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         role=VIEWER,
     )
     async def job(bearer: Bearer, name: str, wait: float = 0.0) -> JobReport:
-        ledger, found = await common.settled_job(bearer, name)
+        ledger, found = await parts.settled_job(bearer, name)
         if wait > 0 and not found.job.ended:
             units = () if found.whole else tuple(unit.id for unit in found.units)
             await plane.over(found.job.id, units, min(wait, MAX_WAIT))
@@ -201,7 +201,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         role=SUBMITTER,
     )
     async def resume(bearer: Bearer, name: str) -> ResumeReport:
-        return ResumeReport(await common.resume(bearer, name))
+        return ResumeReport(await parts.resume(bearer, name))
 
     @routes.post(
         "/v1/jobs/{name}/change",
@@ -241,7 +241,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         user: Annotated[str, msgspec.Meta(max_length=128)] = "",
     ) -> Cancelled:
         if all_tenants:
-            common.gate.allow(bearer, OPERATOR, "/v1/cancel")
+            parts.gate.allow(bearer, OPERATOR, "/v1/cancel")
         ledger = await plane.settled()
         theirs = (job for job in ledger.jobs.values() if all_tenants or job.tenant == bearer.tenant)
         unfinished = [job.id for job in listed(theirs, statuses=status, name=name, user=user) if not job.ended]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from poise.config import PAGE
-from poise.control.api.common import OPERATOR, VIEWER, Common, JobIds
+from poise.control.api.parts import OPERATOR, VIEWER, JobIds, Parts
 from poise.control.routes import Routes
 from poise.kernel import messages
 from poise.kernel.explain import node_report
@@ -44,8 +44,8 @@ class NamedNodes(msgspec.Struct, frozen=True):
 NameKind = Literal["job", "node", "tenant", "schedule"]
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane = common.plane
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane = parts.plane
 
     @routes.get(
         "/v1/nodes",
@@ -74,7 +74,7 @@ def add_routes(routes: Routes, common: Common) -> None:
     async def profiles(node: str = "") -> list[NodeProfile]:
         known = (await plane.settled()).nodes
         names = [find_node(known, node)] if node else list(islice(known, PROFILED))
-        return await asyncio.to_thread(common.series.profiles, names, plane.clock.wall())
+        return await asyncio.to_thread(parts.series.profiles, names, plane.clock.wall())
 
     @routes.get(
         "/v1/names/{kind}",

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from poise.control.api.common import ADMIN, OPERATOR, VIEWER, Common
+from poise.control.api.parts import ADMIN, OPERATOR, VIEWER, Parts
 from poise.control.kept import forget_policy
 from poise.control.routes import Routes
 from poise.drivers.plugins import (
@@ -28,8 +28,8 @@ from poise.model.tenants import Bearer
 from poise.policy.split import check_divisible, undivided
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane, home, deciders = common.plane, common.home, common.deciders
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane, home, deciders = parts.plane, parts.home, parts.deciders
 
     async def configure(bearer: Bearer, told: dict[str, Any]) -> None:
         await plane.request(lambda request: messages.Configure(request=request, bearer=bearer, **told))

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from poise.control.api.common import VIEWER, Common
+from poise.control.api.parts import VIEWER, Parts
 from poise.control.hot import Submission
 from poise.control.routes import Request, Routes
 from poise.drivers.system import Effort
@@ -19,8 +19,8 @@ from poise.model.tenants import Bearer
 from poise.policy.suites import ClusterPolicy
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane = common.plane
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane = parts.plane
 
     @routes.get(
         "/v1/jobs/{name}/explanation",
@@ -31,7 +31,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         async def ask() -> Callable[[ClusterPolicy], Explanation]:
             from poise.engine.lookahead import LookAhead  # not at the start: only forecasts need the twin
 
-            view, asked = await common.asked_about(bearer, name, all_)
+            view, asked = await parts.asked_about(bearer, name, all_)
             ahead = LookAhead(plane.ledger, view.now, Effort())
 
             def starts(policy: ClusterPolicy, groups: Sequence[Collection[str]]) -> list[Start]:
@@ -41,10 +41,10 @@ def add_routes(routes: Routes, common: Common) -> None:
 
             return lambda policy: whatif.explain(policy, view, asked, partial(starts, policy), everything=all_)
 
-        told = await common.thought_about(bearer, ask)
-        ledger, found = await common.settled_job(bearer, name)
+        told = await parts.thought_about(bearer, ask)
+        ledger, found = await parts.settled_job(bearer, name)
         if told.waiting:
-            told = msgspec.structs.replace(told, prospects=common.substrates.prospects(ledger, found.job))
+            told = msgspec.structs.replace(told, prospects=parts.substrates.prospects(ledger, found.job))
         return Sight(ledger, bearer).only(told)
 
     @routes.get(
@@ -53,26 +53,26 @@ def add_routes(routes: Routes, common: Common) -> None:
         role=VIEWER,
     )
     async def deadline(bearer: Bearer, name: str) -> DeadlineForecast:
-        _, found = await common.settled_job(bearer, name)
-        return await common.chances.of(found)
+        _, found = await parts.settled_job(bearer, name)
+        return await parts.chances.of(found)
 
     @routes.get("/v1/jobs/{name}/why-not/{node}", summary="Every reason against a node for a job", role=VIEWER)
     async def why_not(bearer: Bearer, name: str, node: str) -> WhyNot:
         async def ask() -> Callable[[ClusterPolicy], WhyNot]:
-            view, asked = await common.asked_about(bearer, name)
+            view, asked = await parts.asked_about(bearer, name)
             return lambda policy: whatif.why_not(policy, view, asked, node)
 
-        return Sight(plane.ledger, bearer).only(await common.thought_about(bearer, ask))
+        return Sight(plane.ledger, bearer).only(await parts.thought_about(bearer, ask))
 
     @routes.get("/v1/jobs/{name}/unblock", summary="The smallest changes that let a waiting job start now", role=VIEWER)
     async def unblock(bearer: Bearer, name: str) -> UnblockReport:
         sight = Sight(plane.ledger, bearer)
 
         async def ask() -> Callable[[ClusterPolicy], UnblockReport]:
-            view, asked = await common.asked_about(bearer, name)
+            view, asked = await parts.asked_about(bearer, name)
             return lambda policy: whatif.unblock(policy, view, asked, may_end=sight.shows)
 
-        return sight.only(await common.thought_about(bearer, ask))
+        return sight.only(await parts.thought_about(bearer, ask))
 
     @routes.post(
         "/v1/plan",
@@ -106,5 +106,5 @@ def add_routes(routes: Routes, common: Common) -> None:
 
             return answer
 
-        told, job_id = await common.thought_about(bearer, ask)
+        told, job_id = await parts.thought_about(bearer, ask)
         return await asyncio.to_thread(Sight(plane.ledger, bearer).only, told, job_id)

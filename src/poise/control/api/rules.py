@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from poise.control.api.common import ADMIN, MAX_WAIT, OPERATOR, SUBMITTER, Common
+from poise.control.api.parts import ADMIN, MAX_WAIT, OPERATOR, SUBMITTER, Parts
 from poise.control.routes import Routes
 from poise.drivers.plugins import choose_rule_policy, policy_settings
 from poise.errors import Forbidden
@@ -23,8 +23,8 @@ PLACES_EVERY = 0.02
 """Seconds after an event until the places of a job's tasks are looked at again."""
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane, deciders = common.plane, common.deciders
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane, deciders = parts.plane, parts.deciders
 
     @routes.get("/v1/rules", summary="The rules, and how they stand", role=OPERATOR)
     async def rules() -> RulesReport:
@@ -112,5 +112,5 @@ def add_routes(routes: Routes, common: Common) -> None:
                         await asyncio.sleep(PLACES_EVERY)
         finally:
             plane.unfollow(news)
-        common.check_stands(bearer)
+        parts.check_stands(bearer)
         return told

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from poise.control.api.common import OPERATOR, SUBMITTER, VIEWER, Common
+from poise.control.api.parts import OPERATOR, SUBMITTER, VIEWER, Parts
 from poise.control.routes import Routes
 from poise.drivers.calendar import shifts
 from poise.drivers.system import Effort
@@ -26,8 +26,8 @@ class ScheduleChanged(msgspec.Struct, frozen=True):
     schedule: str
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane = common.plane
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane = parts.plane
 
     @routes.get("/v1/schedules", summary="Schedules: when they submit jobs, and how the last one ended", role=VIEWER)
     async def schedules(bearer: Bearer) -> list[ScheduleReport]:
@@ -101,7 +101,7 @@ def add_routes(routes: Routes, common: Common) -> None:
 
             return answer
 
-        return await common.thought_about(bearer, ask)
+        return await parts.thought_about(bearer, ask)
 
     @routes.delete("/v1/reservations/{name}", summary="Cancel a reservation", status=202, role=OPERATOR)
     async def cancel_reservation(bearer: Bearer, name: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ import contextlib
 
 from poise import __version__
 from poise.config import PAGE
-from poise.control.api.common import ADMIN, EVENT_PAGE, MAX_WAIT, OPERATOR, VIEWER, Common, Revision
+from poise.control.api.parts import ADMIN, EVENT_PAGE, MAX_WAIT, OPERATOR, VIEWER, Parts, Revision
 from poise.control.guard import DASHBOARD
 from poise.control.routes import Content, Redirect, Request, Routes
 from poise.drivers import dashboards
@@ -24,8 +24,8 @@ from poise.model.reports.status import ChangesReport, Overview, StatusReport
 from poise.model.tenants import Bearer
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane, incidents, substrates, lifetime = common.plane, common.incidents, common.substrates, common.lifetime
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane, incidents, substrates, lifetime = parts.plane, parts.incidents, parts.substrates, parts.lifetime
 
     @routes.get("/healthz", summary="Whether the control plane is ready")
     async def health() -> dict[str, bool]:
@@ -33,7 +33,7 @@ def add_routes(routes: Routes, common: Common) -> None:
 
     @routes.get(DASHBOARD, summary="Redirect a browser to the dashboard of this home", status=307)
     async def to_the_dashboard(request: Request) -> Redirect:
-        running = await asyncio.to_thread(dashboards.found, common.home)
+        running = await asyncio.to_thread(dashboards.found, parts.home)
         where = running.url_beside(request.scheme, request.headers["host"]) if running is not None else ""
         if not where:
             raise NotFound("no dashboard is served here", hint="`poise up --dashboard`, or `poise dashboard`")
@@ -41,13 +41,13 @@ def add_routes(routes: Routes, common: Common) -> None:
 
     @routes.get("/metrics", summary="Metrics in the text format of Prometheus", role=VIEWER)
     async def metrics(bearer: Bearer) -> Content:
-        return await common.scrape.answer(bearer)
+        return await parts.scrape.answer(bearer)
 
     @routes.get("/v1/authority", summary="The certificate of this home's authority")
     async def authority_certificate() -> Content:
-        if not common.authority:
+        if not parts.authority:
             raise NotFound("no other machine is listened to", hint="`poise up --listen HOST:PORT`")
-        return Content(common.authority, "application/x-pem-file")
+        return Content(parts.authority, "application/x-pem-file")
 
     @routes.get("/v1/status", summary="Status of the control plane", role=VIEWER)
     async def status(bearer: Bearer) -> StatusReport:
@@ -61,7 +61,7 @@ def add_routes(routes: Routes, common: Common) -> None:
             behind=plane.behind,
             held=controller.silence.held,
             phases=plane.timings.phases(),
-            substrates=common.of_clusters,
+            substrates=parts.of_clusters,
         )
         return Sight(ledger, bearer).status(told)
 
@@ -124,7 +124,7 @@ def add_routes(routes: Routes, common: Common) -> None:
                 ledger, now = await plane.settled(), plane.clock.now()
         finally:
             plane.unfollow(news)
-        common.check_stands(bearer)
+        parts.check_stands(bearer)
         if not 0 <= ledger.revision - after <= EVENT_PAGE:
             return ChangesReport(revision=ledger.revision, whole=True)
         found = touched(ledger, (event for _, event in plane.events_after(after, EVENT_PAGE)))

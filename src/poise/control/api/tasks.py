@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from poise.control.api.common import KEEP_ALIVE, MAX_LISTED, MAX_REVISION, SUBMITTER, VIEWER, Common
+from poise.control.api.parts import KEEP_ALIVE, MAX_LISTED, MAX_REVISION, SUBMITTER, VIEWER, Parts
 from poise.control.captures import capture
 from poise.control.consoles import running_tasks, takes_input
 from poise.control.results import results_of_job
@@ -109,17 +109,17 @@ class FilesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)] | None = None
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane, home = common.plane, common.home
-    consoles, attendance = common.consoles, common.attendance
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane, home = parts.plane, parts.home
+    consoles, attendance = parts.consoles, parts.attendance
 
     def in_lines(bearer: Bearer, pieces: AsyncIterator[Any]) -> Stream:
-        return Stream(_lines(pieces, lambda: common.gate.stands(bearer)), "application/x-ndjson")
+        return Stream(_lines(pieces, lambda: parts.gate.stands(bearer)), "application/x-ndjson")
 
     async def to_enter(bearer: Bearer, name: str, task: str) -> tuple[Ledger, Found]:
         """Return tasks that the bearer wants to enter. Raises `Forbidden`."""
         plane.check_leading()
-        ledger, found = await common.settled_job(bearer, name, task)
+        ledger, found = await parts.settled_job(bearer, name, task)
         check_enter(ledger, found.job.account, bearer)
         return ledger, found
 
@@ -127,7 +127,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         """Resume a suspended unit before somebody runs a command in it. Raises `Conflict` if its resources are not
         free.
         """
-        if unit.suspended is not None and (waits := await common.resume(bearer, unit.id)):
+        if unit.suspended is not None and (waits := await parts.resume(bearer, unit.id)):
             what, hint = f"{unit.id} is suspended, and its resources are not free", "retry once they are"
             raise Conflict(what, field="job", have="; ".join(waits), hint=hint)
 
@@ -146,7 +146,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         since: Annotated[float, msgspec.Meta(ge=0, le=MAX_REVISION)] = 0.0,
         rank: Annotated[int, msgspec.Meta(ge=-1, le=MAX_REVISION)] = -1,
     ) -> Stream:
-        _, found = await common.settled_job(bearer, name, task)
+        _, found = await parts.settled_job(bearer, name, task)
         tasks, wanted = of_rank(found, rank), Wanted(tail, since)
         job, rest = found.job.id, partial(plane.ends, found.job.id)
         pieces = follow_job(home.logs, lambda: plane.ledger, job, tasks, follow=follow, wanted=wanted, rest=rest)
@@ -158,7 +158,7 @@ def add_routes(routes: Routes, common: Common) -> None:
         role=VIEWER,
     )
     async def results(bearer: Bearer, name: str) -> Stream:
-        ledger, found = await common.settled_job(bearer, name)
+        ledger, found = await parts.settled_job(bearer, name)
         rows = results_of_job(home, ledger, found.job, plane.clock.now())
         return in_lines(bearer, rows)
 
@@ -185,7 +185,7 @@ def add_routes(routes: Routes, common: Common) -> None:
             unit = ledger.jobs.unit(unit.id) or unit
         attempt = attempt_of(unit, index)
         if data.data and unit.suspended is not None:  # if its resources are not free, the input waits for them
-            await common.resume(bearer, unit.id)
+            await parts.resume(bearer, unit.id)
         fed = await consoles.feed(unit.tasks[index].node, attempt, data.piece(attempt.epoch))
         if fed is None:
             return InputReport(epoch=attempt.epoch)
@@ -265,12 +265,12 @@ def add_routes(routes: Routes, common: Common) -> None:
 
     @routes.get("/v1/jobs/{name}/captures", summary="Stored captures of a job", role=VIEWER)
     async def captures(bearer: Bearer, name: str) -> list[Capture]:
-        _, found = await common.settled_job(bearer, name)
+        _, found = await parts.settled_job(bearer, name)
         return await asyncio.to_thread(captures_of, home.logs, found.job.id)
 
     @routes.get("/v1/jobs/{name}/captures/{capture}", summary="The file of a capture", role=VIEWER)
     async def one_capture(bearer: Bearer, name: str, capture: str) -> Content:
-        _, found = await common.settled_job(bearer, name)
+        _, found = await parts.settled_job(bearer, name)
         data = await asyncio.to_thread(read_capture, home.logs, found.job.id, capture)
         if data is None:
             hint = f"`poise capture {found.job.id} --list`"

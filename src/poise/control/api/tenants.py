@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from poise.control.api.common import ADMIN, VIEWER, Common
+from poise.control.api.parts import ADMIN, VIEWER, Parts
 from poise.control.routes import Routes
 from poise.drivers.calendar import shifts
 from poise.drivers.system import Effort
@@ -47,8 +47,8 @@ class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     account: str = ""
 
 
-def add_routes(routes: Routes, common: Common) -> None:
-    plane = common.plane
+def add_routes(routes: Routes, parts: Parts) -> None:
+    plane = parts.plane
 
     @routes.get("/v1/quotas", summary="Quotas of tenants, and their use", role=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:
@@ -109,7 +109,7 @@ def add_routes(routes: Routes, common: Common) -> None:
             ledger = await plane.settled()
             return foresee(ledger, tree if tree.named else None, plane.clock.now(), Effort())
 
-        return await common.thought_about(bearer, ask)
+        return await parts.thought_about(bearer, ask)
 
     @routes.get("/v1/tokens", summary="Created tokens, including the latest revoked ones", role=ADMIN)
     async def tokens() -> list[TokenReport]:

@@ -57,7 +57,7 @@ JobIds = Annotated[list[str], msgspec.Meta(max_length=100_000)]
 Answered = TypeVar("Answered")
 
 
-class Common:
+class Parts:
     """The parts of the control plane that routes use. `deciders` holds the active policy and answers what-if questions.
     `authority` is the certificate of this machine, if it listens to others. `chances` answers questions about
     deadlines, `incidents` about incidents. `log_limit` is the maximum size of the log in bytes; 0 means the space on
