@@ -15,10 +15,8 @@ from poise.model.servicefile import DeclaredService, compile_service
 from poise.units import SECOND
 
 
-def read_calendar(path: Path, now: float, defaults: dict[str, Any] | None = None) -> tuple[CalendarEvent, ...]:
-    """Return the events of a file that count at `now`, in seconds since 1970. Events of an iCalendar file that do not
-    say what they concern, or their effect, have that of `defaults`. Raises `SpecError`.
-    """
+def read_calendar(path: Path, now: float) -> tuple[CalendarEvent, ...]:
+    """Return the events of a file that count at `now`, in seconds since 1970. Raises `SpecError`."""
     zones = Zones(now, shifts)
     if path.suffix.lower() != ".ics":
         document = load_kind(path, "calendar")
@@ -26,7 +24,7 @@ def read_calendar(path: Path, now: float, defaults: dict[str, Any] | None = None
             return compile_calendar(document, zones)
     text = read_text(path)
     with located(lambda _: str(path)):
-        return compile_calendar(events_in(text, defaults or {}), zones)
+        return compile_calendar(events_in(text), zones)
 
 
 def with_calendar(document: dict[str, Any], folder: Path, now: float) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from poise.model.fields import (
     quantity,
 )
 from poise.model.job_fields import COUNT, COUNT_OR_NONE, RECORDS, SECRETS, JobSpec, PriorityName, records_in
-from poise.model.scaling import MAX_TIMES
+from poise.model.scaling import MAX_RATE, MAX_TIMES
 from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
@@ -453,14 +453,14 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "scaling.window": DURATION,
     "announced.at": {"format": "date-time", "minLength": 1, "examples": ["2026-12-01T12:00:00Z"]},
     "announced.lasts": DURATION,
-    "announced.rate": {"minimum": 0, "maximum": servicefile.MOST_WAITING},
+    "announced.rate": {"minimum": 0, "maximum": MAX_RATE},
     "announced.load": _TIMES,
     "announced.as": _DAY,
     "event.from": {"minLength": 1, "examples": ["2026-12-01T09:00", "2026-12-25"]},
     "event.for": DURATION,
     "event.load": _TIMES,
     "event.as": _DAY,
-    "event.rate": {"minimum": 0},
+    "event.rate": {"minimum": 0, "maximum": MAX_RATE},
     "calendar.kind": {"const": "calendar"},
     "calendar.events": {"maxItems": calendar.MAX_EVENTS},
     "service.version_of": {"pattern": f"^(?:{NAME})?$"},

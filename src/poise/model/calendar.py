@@ -23,7 +23,7 @@ from poise.model.icalendar import read_events
 from poise.model.recurring import DEFAULT_ZONE
 from poise.model.reservations import Zones, read_start, utc_of, without_of
 from poise.model.rrule import parse_rrule, starts_within
-from poise.model.scaling import DAYS, MAX_EVENT, MAX_TIMES, Announced, announced_days, read_times
+from poise.model.scaling import DAYS, MAX_EVENT, MAX_RATE, Announced, announced_days, read_times
 from poise.model.spec import check_name
 from poise.units import DAY, SECOND, format_duration, parse_duration
 
@@ -95,10 +95,8 @@ def compile_calendar(document: Any, zones: Zones) -> tuple[CalendarEvent, ...]:
     return tuple(sorted(made, key=lambda one: one.announced[0].at))
 
 
-def events_in(text: str, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return the events of an iCalendar file as the document of a calendar. Fields that an event does not have come
-    from `defaults`. Raises `SpecError`.
-    """
+def events_in(text: str) -> dict[str, Any]:
+    """Return the events of an iCalendar file as the document of a calendar. Raises `SpecError`."""
     events = []
     for place, read in enumerate(read_events(text, described=True)):
         told: dict[str, Any] = {}
@@ -107,14 +105,11 @@ def events_in(text: str, defaults: dict[str, Any]) -> dict[str, Any]:
             name = name.strip().lower()
             if colon and name in _FIELDS:
                 told[name] = float(value) if name == "rate" and _is_number(value) else value.strip()
-        effects = {"load", "as", "rate"}
-        usual = {name: value for name, value in defaults.items() if name not in effects or not effects & told.keys()}
-        made = read | usual | told
-        if not effects & made.keys():
+        if not {"load", "as", "rate"} & told.keys():
             what, hint = f"the event `{read['name']}` has no effect on the load", "write `load: x3` in its description"
             need = "`load`, `as` or `rate` in its description"
             raise SpecError(what, field=f"event {place + 1}: DESCRIPTION", need=need, hint=hint)
-        events.append(made)
+        events.append(read | told)
     return {"kind": "calendar", "events": events}
 
 
@@ -185,8 +180,8 @@ def _effect(spec: EventSpec, at: str, by: str) -> tuple[float, int, float]:
     if len(told) != 1:
         have = " and ".join(told) or "none of them"
         raise SpecError("an event has one effect", field=at, need="`load`, `as` or `rate`", have=have)
-    if spec.rate and (by != "service" or not 0 < spec.rate <= MAX_TIMES * 1000):
-        need = "a number above 0, for a service"
+    if spec.rate and (by != "service" or not 0 < spec.rate <= MAX_RATE):
+        need = f"a number above 0, at most {MAX_RATE}, for a service"
         raise SpecError(
             "a rate is a number of requests per second", field=f"{at}.rate", need=need, have=shown(spec.rate)
         )

@@ -40,6 +40,9 @@ DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sun
 MAX_TIMES = 1000.0
 """Maximum factor by which an event multiplies the load."""
 
+MAX_RATE = 1_000_000
+"""Maximum announced rate, in requests per second."""
+
 MAX_EVENT = 366 * DAY
 """Maximum length of an event."""
 

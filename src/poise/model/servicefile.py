@@ -24,7 +24,7 @@ from poise.model.document import Findings, shown
 from poise.model.fields import Quantity, parse_or_raise
 from poise.model.job_fields import PriorityName, ResourcesSpec
 from poise.model.precision import PrecisionName
-from poise.model.scaling import DAYS, MAX_EVENT, Announced, ScaleRules, announced_days, read_times
+from poise.model.scaling import DAYS, MAX_EVENT, MAX_RATE, Announced, ScaleRules, announced_days, read_times
 from poise.model.serving import MOST, Limits
 from poise.model.spec import check_name, check_text, compile_spec, read_moment
 from poise.units import DAY, HOUR, SECOND, parse_bytes, parse_duration, parse_share
@@ -549,8 +549,8 @@ def _announced(told: AnnouncedSpec, field: str, found: Findings) -> tuple[Announ
         what = "there is no such day"
         found.add(SpecError(what, field=f"{field}.as", need=", ".join(DAYS), have=told.like[:80], hint="as: sunday"))
     times = found.get(1.0, read_times, told.load, f"{field}.load") if told.load != "" else 1.0
-    if not 0 <= told.rate <= MOST_WAITING or not (told.rate or told.load != "" or told.like):
-        need = f"above 0, at most {MOST_WAITING} a second"
+    if not 0 <= told.rate <= MAX_RATE or not (told.rate or told.load != "" or told.like):
+        need = f"above 0, at most {MAX_RATE} a second"
         found.add(SpecError("the number is out of range", field=f"{field}.rate", need=need, have=shown(told.rate)))
     made = Announced(at, told.rate, at + lasts, times, 0, told.name[:63])
     if moment is None or told.like.lower() not in DAYS:

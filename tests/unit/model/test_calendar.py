@@ -124,6 +124,7 @@ def test_what_is_no_factor_is_refused(text: str) -> None:
         ({"load": "", "as": "funday"}, "events[0].as"),
         ({"load": "", "rate": 5}, "events[0].rate"),
         ({"load": "", "rate": -5, "service": "chat"}, "events[0].rate"),
+        ({"load": "", "rate": 1_000_001, "service": "chat"}, "events[0].rate"),
         ({"service": "chat", "tenant": "ann"}, "events[0]"),
         ({"from": "soon"}, "events[0].from"),
         ({"for": "0s"}, "events[0].for"),
@@ -155,23 +156,14 @@ LAUNCH = (
 
 def test_a_calendar_program_has_the_effect_in_the_description() -> None:
     text = ical(*LAUNCH, "DESCRIPTION:Do not forget\\, all of you:\\nload: x3\\nService: chat\\nhost: ann")
-    [made] = compile_calendar(events_in(text, {}), Zones(NOW, shifts))
+    [made] = compile_calendar(events_in(text), Zones(NOW, shifts))
     begins = at("2026-12-01T08:00Z")
     assert (made.by, made.of) == ("service", "chat")
     assert made.announced == (Announced(begins, 0.0, begins + 3 * HOUR, 3.0, 0, "Launch-of-chat"),)
 
 
-def test_the_effect_of_a_calendar_of_holidays_comes_from_the_defaults() -> None:
-    text = ical("SUMMARY:Christmas", "DTSTART;VALUE=DATE:20261225")
-    [made] = compile_calendar(events_in(text, {"as": "sunday"}), Zones(NOW, shifts))
-    assert [one.days for one in made.announced] == [5]
-    own = ical(*LAUNCH, "DESCRIPTION:load: 50%")
-    [made] = compile_calendar(events_in(own, {"as": "sunday"}), Zones(NOW, shifts))
-    assert (made.announced[0].times, made.announced[0].days) == (0.5, 0), "its own effect counts"
-
-
 def test_an_event_without_an_effect_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
-        events_in(ical(*LAUNCH), {})
+        events_in(ical(*LAUNCH))
     assert caught.value.record.field == "event 1: DESCRIPTION"
     assert "load: x3" in (caught.value.record.hint or "")
