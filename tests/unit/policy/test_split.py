@@ -18,7 +18,7 @@ from poise.model.selection import ALL, Selection
 from poise.model.views import Snapshot
 from poise.policy.divided import Split
 from poise.policy.split import check_divisible, divide
-from poise.policy.suites import POLICIES
+from poise.policy.suites import POLICIES, ClusterPolicy
 from poise.testing import World, node
 from poise.units import parse_duration
 from unit.policy.test_properties import AS_DRAWN, CHANCE, Story, any_offer, any_work, leap, node_of, start_all, submit
@@ -284,7 +284,9 @@ WHY = Why(policy="foreign")
         Preempt(unit="j9.main", cause="move", why=WHY),
     ],
 )
-def test_a_decision_on_units_or_nodes_of_no_part_ends_nothing(is_on_trial: bool, wrong: Place | Resize) -> None:
+def test_a_decision_on_units_or_nodes_of_no_part_ends_nothing(
+    is_on_trial: bool, wrong: Place | Resize | Preempt
+) -> None:
     """The other decisions of both policies stand."""
     world = World(split("fifo", "fifo", on("n1"))).nodes(2, cpu=4).quota("default", cpu=64)
     start_all(world.job("a", cpu=2).job("b", cpu=4).round())
@@ -292,7 +294,7 @@ def test_a_decision_on_units_or_nodes_of_no_part_ends_nothing(is_on_trial: bool,
     there = "n1" if world.where("a") == ["n1"] else "n2"
     unit = world.unit(wrong.unit).id if len(wrong.unit) == 1 else wrong.unit
     foreign, fifo = Foreign(msgspec.structs.replace(wrong, unit=unit)), POLICIES["fifo"]
-    policies = (foreign, fifo) if is_on_trial else (fifo, foreign)
+    policies: tuple[ClusterPolicy, ClusterPolicy] = (foreign, fifo) if is_on_trial else (fifo, foreign)
     plan = Split("foreign+fifo@1", *policies, on("n1")).decide(world.ledger.snapshot(world.now))
     [placed] = [of for of in plan.decisions if not isinstance(of, Hold)]
     assert isinstance(placed, Place)
