@@ -129,8 +129,10 @@ def starts(rule: Recurrence, first: int, field: str) -> "Ints":
     """
     day = first // DAY_SECONDS
     last = day + MAX_DAYS
-    if rule.until is not None and rule.until // DAY_SECONDS > last:
-        raise _too_far(field)
+    if rule.until is not None:
+        if rule.until // DAY_SECONDS > last:
+            raise _too_far(field)
+        last = min(last, rule.until // DAY_SECONDS + 1)  # a day later at another offset
     if rule.count and rule.frequency in ("DAILY", "WEEKLY"):  # this is far enough; others need the rest
         each = 7 if rule.frequency == "WEEKLY" or rule.days else 1
         last = min(last, day + (rule.count + 1) * rule.interval * each)
@@ -146,6 +148,10 @@ def starts_within(rule: Recurrence, first: int, since: int, until: int, field: s
     """Return the starts of a rule from `first` on that lie from `since` to `until`, as `starts` does. Raises SpecError
     if there are too many.
     """
+    import numpy as np
+
+    if first > until:
+        return np.zeros(0, np.int64)
     found = _starts(rule, first, until // DAY_SECONDS)
     return _bearable(found[(since <= found) & (found <= until)], field)
 
@@ -153,8 +159,6 @@ def starts_within(rule: Recurrence, first: int, since: int, until: int, field: s
 def _starts(rule: Recurrence, first: int, last: int) -> "Ints":
     """Return the starts of a rule from `first` until the day `last`."""
     day, time_of_day = divmod(first, DAY_SECONDS)
-    if rule.until is not None:
-        last = min(last, rule.until // DAY_SECONDS + 1)  # a day later at another offset
     found = _days(rule, day, last) * DAY_SECONDS + time_of_day
     if rule.until is not None and not rule.until_utc:
         found = found[found <= rule.until]
@@ -184,7 +188,7 @@ def _days(rule: Recurrence, day: int, last: int) -> "Ints":
     begins = date.fromordinal(date(1970, 1, 1).toordinal() + day)
     step = rule.interval * (12 if rule.frequency == "YEARLY" else 1)
     found: list[int] = []
-    ends = date.fromordinal(min(date(1970, 1, 1).toordinal() + last, date.max.toordinal()))
+    ends = date.fromordinal(date(1970, 1, 1).toordinal() + last)
     months = (begins.year * 12 + begins.month - 1, ends.year * 12 + ends.month)
     for month in range(*months, step):
         year, of = divmod(month, 12)

@@ -84,6 +84,10 @@ def test_an_event_may_have_begun_to_recur_long_ago(first: str, every: str, some:
     assert bool(made) == some
 
 
+def test_an_event_may_begin_to_recur_at_the_end_of_time() -> None:
+    assert compiled(event(**{"from": "9999-12-31T23:59Z"}, every="FREQ=MONTHLY", time_zone="Asia/Tokyo")) == ()
+
+
 def test_a_long_event_counts_until_it_is_long_over() -> None:
     long = {"from": "2026-06-01T09:00", "time_zone": "Europe/Zurich"}
     [made] = compiled(event(**long, **{"for": "180d"}))

@@ -129,5 +129,9 @@ def test_a_rule_that_goes_too_far_is_refused() -> None:
         of("FREQ=MONTHLY;COUNT=100", "2026-12-01T08:00")
 
 
+def test_a_rule_may_end_just_before_the_last_year_of_the_calendar() -> None:
+    assert len(of("FREQ=YEARLY;UNTIL=99981231", "9997-12-01T08:00")) == 2
+
+
 def test_an_interval_may_go_beyond_the_last_year_of_the_calendar() -> None:
     assert of("FREQ=YEARLY;INTERVAL=9000;COUNT=1", "2026-12-01T08:00") == of("FREQ=DAILY;COUNT=1", "2026-12-01T08:00")
