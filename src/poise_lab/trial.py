@@ -160,7 +160,8 @@ def simulate(
             stuck = bool(twin.ledger.queues.first(1))
         return recorder.over + len(twin.refused) < jobs and not stuck
 
-    twin.run(until or None, watch=watch)
+    if twin.run(until or None, watch=watch):  # nothing else will happen
+        stuck = bool(twin.ledger.queues.first(1))
     at = twin.began + twin.now
     recorder.finish(at - recorder.still_for(at) if stuck else at)
     return Result(
