@@ -140,6 +140,9 @@ TIDY_SECONDS = 600.0
 
 SHIP_SECONDS = 0.05
 UNTOLD_SECONDS = 0.05
+LEAVE_SECONDS = 3
+"""Time for a node on which nothing runs to say that it leaves."""
+
 MAX_SHIPPED = 16
 """Longest send queue of output and gang files: heartbeats queue behind them."""
 
@@ -259,9 +262,12 @@ class Agent:
         self._node.until = self._clock.now() + round((moment - self._clock.wall()) * SECOND)
 
     async def leave(self, why: str) -> None:
-        """Stop all commands, and return when the control plane knows how each of them ended."""
+        """Stop all commands, and return when the control plane knows that this node leaves, and how each command ended.
+        If it does not answer, wait only while there are commands to report.
+        """
         self._feed(machine.Leaving(why))
-        while self._node.untold():  # noqa: ASYNC110 — no event
+        until = self._clock.now() + LEAVE_SECONDS * SECOND
+        while self._node.untold() or not (self._node.has_said_all() or self._clock.now() > until):  # noqa: ASYNC110
             await asyncio.sleep(UNTOLD_SECONDS)
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:

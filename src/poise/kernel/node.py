@@ -422,6 +422,10 @@ class NodeMachine:
         """Return the number of attempts here whose ending is not durable at the control plane."""
         return len(self._launches) + len(self._ended)
 
+    def has_said_all(self) -> bool:
+        """Return whether the control plane knows all that this node has to say about itself."""
+        return self._connected and not self._in_flight and self._unsaid_unfit is None
+
     def listens(self) -> bool:
         """Return whether any running attempt reports its progress."""
         return bool(self._told)
