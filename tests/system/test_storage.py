@@ -190,7 +190,7 @@ def test_a_full_disk_refuses_and_goes_on_when_there_is_room(living: Living) -> N
 
 def _a_disk_fills_and_is_freed(living: Living) -> None:
     living.up()
-    control, agent = living.pid("control"), living.pid("agent")
+    control, agent = living.pid("control"), until(lambda: living.pid("agent"), "its agent runs", living.messages)
     running = living.poise("submit", "--cpu", "0.1", "--", "sh", "-c", "sleep 6; echo survived > survived").text.strip()
     until(living.tasks, "it runs")
     ballast = filled(living.home.root, leaving=1_200_000)
