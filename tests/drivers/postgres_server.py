@@ -55,25 +55,29 @@ class PostgresServer:
             pytest.skip(f"root may not start PostgreSQL, and nobody may not read {programs}")
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Returns when it answers. Processes of a server that was killed may still hold its memory: try again then."""
         settings = ["listen_addresses=", f"unix_socket_directories={self.folder}", "jit=off", "shared_buffers=16MB"]
         command = [str(self._programs / "postgres"), "-D", str(self._data)]
-        process: subprocess.Popen[bytes] = subprocess.Popen(
-            [*command, *(word for setting in settings for word in ("-c", setting))],
-            stdout=subprocess.DEVNULL,
-            stderr=(self.folder / "messages").open("ab"),
-            **self._as,
-        )
-        self._process = process
-        until = time.monotonic() + 60
+        arguments = [*command, *(word for setting in settings for word in ("-c", setting))]
+        messages, until = self.folder / "messages", time.monotonic() + 60
+        self._process = process = self._begun(arguments)
         while True:
             try:
                 self.run("SELECT 1", "postgres")
                 return
             except Exception as error:  # it comes up
-                if time.monotonic() > until or process.poll() is not None:
-                    raise AssertionError((self.folder / "messages").read_text()[-2000:]) from error
+                said = messages.read_text()[-2000:]
+                if time.monotonic() > until or (
+                    process.poll() is not None and "pre-existing shared memory" not in said
+                ):
+                    raise AssertionError(said) from error
+                if process.poll() is not None:
+                    self._process = process = self._begun(arguments)
                 time.sleep(0.05)
+
+    def _begun(self, arguments: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / "messages").open("ab") as messages:
+            return subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=messages, **self._as)
 
     def url(self, database: str) -> str:
         return f"postgresql://poise@/{database}?host={self.folder}"
