@@ -321,16 +321,16 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> Floats
     return prices
 
 
-def least_standings(draft: Draft, rules: Preemption) -> tuple[Floats, Ints]:
-    """Return, for each attempt of a unit that may ever be preempted, a lower bound of its unit's standing until an
-    event, if no unit outlives its estimate: as if none lost any work. Also return from when each may be preempted.
+def least_standing(draft: Draft, rules: Preemption) -> float:
+    """Return a lower bound of all `standings` until an event, if no unit outlives its estimate: as if no unit lost any
+    work, and each could be preempted now.
     """
     running = draft.running
     if not running.residents:
-        return np.zeros(0), np.zeros(0, np.int64)
-    asked_from, priority, weight, may, _ = _terms(running, rules)
-    of: Floats = HYSTERESIS * CLASS_WEIGHTS[priority] * weight / 1000 / (np.maximum(1, running.left) / SECOND)
-    return of[may > 0], asked_from[may > 0]
+        return inf
+    _, priority, weight, may, _ = _terms(running, rules)
+    of = HYSTERESIS * CLASS_WEIGHTS[priority] * weight / 1000 / (np.maximum(1, running.left) / SECOND)
+    return float(of[may > 0].min(initial=inf))
 
 
 def _terms(running: Running, rules: Preemption) -> Ints:

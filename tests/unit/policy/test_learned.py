@@ -172,14 +172,13 @@ def mean(chosen: Any, seed: int = 1) -> float:
 def test_hostile_networks_cost_at_most_five_percent_and_more_without_the_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seeds = (1, 2, 3, 4)
-    safe = [mean(policy_named("poise"), seed) for seed in seeds]
-    for bad in (HOSTILE, network(7)):
-        costs = [mean(policy(bad), seed) / least for seed, least in zip(seeds, safe, strict=True)]
-        assert sum(costs) / len(costs) <= 1.05
+    bad = (HOSTILE, network(7))
+    safe, other = mean(policy_named("poise")), mean(policy_named("poise"), seed=2)
+    for of in bad:
+        assert (mean(policy(of)) / safe + mean(policy(of), seed=2) / other) / 2 <= 1.05
     monkeypatch.setattr("poise.policy.learned.LEAST_WORTH", 0.0)
     monkeypatch.setattr("poise.policy.learned.BUDGET", 1e9)
-    assert mean(policy(HOSTILE)) > 1.05 * safe[0]
+    assert mean(policy(HOSTILE)) > 1.05 * safe
 
 
 def test_a_file_of_weights_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -167,4 +167,4 @@ def test_the_worst_action_has_a_negative_return(world: Starts) -> None:
     def worst(observation: Any) -> np.int64:
         return np.int64(brain.choose(world.seen).slot + 1 if world.seen is not None else 0)
 
-    assert played(world, worst)[0] < 1e-9  # a sum of floats
+    assert played(world, worst)[0] <= 0

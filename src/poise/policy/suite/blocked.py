@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from poise.model.decisions import Preempt, Reason, Resize, Why
-from poise.model.fleet import DEVICES, Floats, Ints, Resident
+from poise.model.fleet import DEVICES, Resident
 from poise.model.jobs import GRACE
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
@@ -23,7 +23,7 @@ from poise.policy.reclaim import (
     find_yielding,
     gain_of,
     is_coming,
-    least_standings,
+    least_standing,
     make_way,
     may_yield_at,
     reserve,
@@ -40,10 +40,10 @@ from poise.policy.waiting import AGEING, STARVES, WIDTH, ageing
 from poise.units import SECOND
 
 ASKS_AGAIN = 8
-"""Retry the victim search of a blocked unit each time its worth has grown by 1/8 (see `reclaim.value`)."""
+"""Retry the victim search of a blocked unit each time its wait has grown by 1/8."""
 
 SKIPS = 6
-"""Maximum number of such instants to the next search: the worth at most doubles, since running units may outlive their
+"""Maximum number of such instants to the next search: the wait at most doubles, since running units may outlive their
 estimates."""
 
 YIELD_SEARCHES = 4
@@ -249,26 +249,21 @@ class Blocked(Placing):
         return self._take(candidate, best)
 
     def _next_search(self, candidate: Candidate, rules: Preemption) -> int:
-        """Return when another victim search may find more: a running unit may be preempted only some time after its
-        start, and the worth of a waiting unit grows with time. Skip instants at which the unit is worth less than each
-        unit that could be preempted.
+        """Return when another victim search may find more, since the worth of a waiting unit grows with time. Skip
+        instants at which the unit is worth less than each unit that could be preempted.
         """
-        draft, now = self.draft, self.view.now
-        standings, asked_from = self._least_standings
+        draft, at = self.draft, self.view.now
         times, waits = PRESSED if candidate.unit in draft.timely.pressed else 1.0, min(1.0, draft.waits)
         run = draft.speeds.shortest(candidate, draft.able(candidate.shape).models)
-        at, least, worth = now, standings.min(initial=NO_PRICE), 0.0
         for _ in range(SKIPS):
-            at += max(rules.min_run, (at - candidate.ready + STARVES * run) // ASKS_AGAIN)
-            worth = times * value(candidate, run, at, waits=waits)
-            if self._is_uneven or worth >= least:
+            at += max(rules.min_run, (at - candidate.ready) // ASKS_AGAIN)
+            if self._is_uneven or times * value(candidate, run, at, waits=waits) >= self._least_standing:
                 break
-        may = (asked_from > now) & ((standings < worth) | self._is_uneven)
-        return min(at, int(asked_from[may].min(initial=at)))
+        return at
 
     @cached_property
-    def _least_standings(self) -> tuple[Floats, Ints]:
-        return least_standings(self.draft, self.recipe.preempt or Preemption())
+    def _least_standing(self) -> float:
+        return least_standing(self.draft, self.recipe.preempt or Preemption())
 
     def _has_room_to_be_late(self, candidate: Candidate) -> bool:
         """Return whether a unit that must start now has room only on device models on which it would be late, and there
