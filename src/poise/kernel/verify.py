@@ -265,6 +265,8 @@ def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
     if hold.queue not in ledger.queues:
         return None
     known, reasons = ledger.queues.held(hold.queue), hold.reasons
+    if known == reasons:  # most of the holds of a round
+        return None
     if len(known) == len(reasons) == 1 and known[0].code == reasons[0].code == "BEHIND":
         return None
     reasons = tuple([_BEHIND if reason.code == "BEHIND" else reason for reason in reasons])

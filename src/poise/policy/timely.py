@@ -136,11 +136,11 @@ class _Look:
         is_open = fleet.closed == 0
         for on_devices in (True, False):
             runs = {unit: of for unit, of in left.items() if (of[0].shape.gpus > 0) == on_devices}
-            waiting = self._first([self._waiting(one) for one in candidates if (one.shape.gpus > 0) == on_devices])
+            waiting = self._first([self._owed_by(one) for one in candidates if (one.shape.gpus > 0) == on_devices])
             running = self._first([self._running(one, ns, varies) for one, ns, varies in runs.values() if one.due])
             if not waiting and not running:
                 continue
-            looked_at, others = [*waiting[:LOOKED_AT], *running[:LOOKED_AT]], running[LOOKED_AT:]
+            looked_at, others = [*map(self._by_chance, waiting[:LOOKED_AT]), *running[:LOOKED_AT]], running[LOOKED_AT:]
             pools = self._sizes(looked_at) if on_devices else []
             if not pools:
                 row = DEVICES if on_devices else CPU
@@ -266,8 +266,8 @@ class _Look:
         runs = {model.called: of[index].mean for index, model in enumerate(models) if able[index]}
         return min(1.0, min(runs.values()) / max(1, runs[one.model])) if one.model in runs else 1.0
 
-    def _waiting(self, one: Candidate) -> Owed:
-        owed = self._owed_by(one)
+    def _by_chance(self, owed: Owed) -> Owed:
+        """Return a waiting unit with its worth multiplied by its chance to be on time if it starts now."""
         return _by_chance(owed, owed.due - self.view.now, (owed.margin - GRACE) / SAFETY)
 
     def _owed_by(self, one: Candidate) -> Owed:

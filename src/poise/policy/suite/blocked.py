@@ -338,10 +338,11 @@ class Blocked(Placing):
 
     def _soonest(self, candidate: Candidate) -> tuple[Reservation, Shape] | None:
         """Return where, when and in which artifact a blocked unit could start first."""
-        needed = candidate.least or candidate.tasks
-        could = [
-            (found, shape) for shape in self._shapes(candidate) if (found := self._reserve(shape, needed)) is not None
-        ]
+        needed, shapes = candidate.least or candidate.tasks, self._shapes(candidate)
+        if len(shapes) == 1:  # mostly, and this is asked for each blocked unit
+            only = self._reserve(shapes[0], needed)
+            return None if only is None else (only, shapes[0])
+        could = [(found, shape) for shape in shapes if (found := self._reserve(shape, needed)) is not None]
         return min(could, key=_instant, default=None)
 
     def _reserve(self, shape: Shape, needed: int) -> Reservation | None:
