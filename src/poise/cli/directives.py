@@ -182,7 +182,7 @@ def _fields(
             flags[name] = (*flags[name], value) if repeatable else is_flag or value
             continue
         try:
-            told = value if name in ("class", "backend") else parse_yaml(value or "", name)
+            told = value if name in ("class", "backend") else parse_yaml(value or "", name, field=name)
         except SpecError as error:
             wrong.append(msgspec.structs.replace(error.record, field=field, at=where, hint=f"#POISE {name}=…"))
             continue

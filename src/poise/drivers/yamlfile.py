@@ -2,12 +2,15 @@
 
 Refused are: a file over the size limit (before it is read), nesting over a depth, more nodes than a job could need
 (which catches exponential aliases), and duplicate keys. `yes`, `no`, `on`, `off` and `12:30` are texts, as in YAML 1.2.
+So are numbers that are not finite (`.inf`, `.nan`, `1e400`), and numbers in `env` and `sweep`: `12.10` stays `12.10`.
 
     with located(place_in_file(path)):
         compile_fleet(load_kind(path, "fleet"))      # errors tell line and column of their fields
 """
 
 import re
+from collections.abc import Collection
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,11 +39,7 @@ _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
+    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
     ("null", r"~|null|Null|NULL|", "~nN\0"),
 ):
     _Loader.add_implicit_resolver(
@@ -62,7 +61,41 @@ def _mapping(loader: Any, node: Any, deep: bool = False) -> dict[str, Any]:
     return made
 
 
+def _number(loader: Any, node: Any) -> float | str:
+    value = float(node.value)
+    return value if isfinite(value) else str(node.value)
+
+
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+AS_WRITTEN = {"env": _NUMBERS, "sweep": (*_NUMBERS, "tag:yaml.org,2002:bool")}
+"""By field whose values become text in the end: the types that must not change it, such as `12.10`, `012` or `1e3`. A
+job refuses `true` in `env`."""
+
+
+def _keep_written(node: Any) -> None:
+    """Keep the text of the fields `AS_WRITTEN` of a job, of each task of a graph, and of a service's canary."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for place, (key, value) in enumerate(node.value):
+        if key.value in AS_WRITTEN:
+            node.value[place] = (key, _as_written(value, AS_WRITTEN[key.value]))
+        elif key.value == "canary":
+            _keep_written(value)
+        elif key.value == "tasks" and isinstance(value, yaml.MappingNode):
+            for _, task in value.value:
+                _keep_written(task)
+
+
+def _as_written(node: Any, tags: Collection[str]) -> Any:
+    """Return a copy of a node with scalars of these types as text. An alias may use the node in another field."""
+    if isinstance(node, yaml.MappingNode):
+        return yaml.MappingNode(node.tag, [(key, _as_written(of, tags)) for key, of in node.value], node.start_mark)
+    if isinstance(node, yaml.SequenceNode):
+        return yaml.SequenceNode(node.tag, [_as_written(of, tags) for of in node.value], node.start_mark)
+    return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, node.start_mark) if node.tag in tags else node
 
 
 def load_yaml(path: Path) -> Any:
@@ -149,13 +182,18 @@ def _kind_of(document: Any) -> str:
     return next((kind for kind, fields in _TELLING.items() if any(field in document for field in fields)), "")
 
 
-def parse_yaml(text: str, name: str) -> Any:
-    """Parse one document; `name` identifies it in errors."""
+def parse_yaml(text: str, name: str, field: str = "") -> Any:
+    """Parse one document, or the value of a `field` of a job; `name` identifies it in errors."""
     try:
         _check_bounds(text, name)
         loader = _Loader(text)
         try:
-            document = loader.get_single_data()
+            node = loader.get_single_node()
+            if field in AS_WRITTEN:
+                node = _as_written(node, AS_WRITTEN[field])
+            else:
+                _keep_written(node)
+            document = None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:

@@ -1111,10 +1111,11 @@ def variable_of(name: str, value: Any, at: str) -> str:
         raise SpecError(
             "this variable is not set in the submitter's environment",
             field=at,
-            hint=f"export {name}=…, or give it a value in the file",
+            hint=f'`export {name}=…`, or give it a value in the file; the text `null` is `{name}: "null"`',
         )
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise SpecError("the value has the wrong type", field=at, need="text or number", hint="put it in quotes")
+        hint = f'{name}: "{str(value).lower()}"' if isinstance(value, bool) else "put it in quotes"
+        raise SpecError("the value has the wrong type", field=at, need="text or number", hint=hint)
     text = str(value)
     check_text(text, at, most=MAX_COMMAND_BYTES)
     return text

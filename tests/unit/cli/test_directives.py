@@ -54,7 +54,8 @@ def test_a_script_says_what_it_needs(tmp_path: Path) -> None:
 def test_a_sweep_in_either_spelling(tmp_path: Path) -> None:
     flags = read(tmp_path, "#POISE sweep=lr=0.1,0.01 sweep=seed=1..5 at_most=2")
     assert flags.spec == {"sweep": {"lr": ["0.1", "0.01"], "seed": "1..5"}, "at_most": 2}
-    assert read(tmp_path, '#POISE sweep="{lr: [0.1, 0.01]}"').spec == {"sweep": {"lr": [0.1, 0.01]}}
+    assert read(tmp_path, '#POISE sweep="{lr: [0.1, 0.01]}"').spec == {"sweep": {"lr": ["0.1", "0.01"]}}
+    assert read(tmp_path, '#POISE env="{A: 12.10}"').spec == {"env": {"A": "12.10"}}
 
 
 def test_without_a_first_line_the_ending_tells_what_runs_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from poise.cli.directives import no_flags
@@ -79,3 +80,48 @@ def test_what_is_not_yaml_hints_at_the_line(text: str, hint: str) -> None:
     with pytest.raises(SpecError, match="this is not YAML") as caught:
         parse_yaml(text, "job.yaml")
     assert caught.value.record.hint == hint
+
+
+def test_values_that_become_text_arrive_as_written() -> None:
+    """A number may have an alias in a field for numbers."""
+    text = """\
+run: "echo ${lr} ${on}"
+at_most: &two 2
+env: {A: 12.10, B: 012, C: 1e3, D: -0, E: 2024-01-01, F: .inf, G: 0x10, H: *two, I: 1_000}
+sweep: {lr: [1e-3, 0.10], on: [True, true, 1.0]}
+"""
+    document = parse_yaml(text, "job.yaml")
+    assert document["env"] == {
+        "A": "12.10", "B": "012", "C": "1e3", "D": "-0", "E": "2024-01-01", "F": ".inf", "G": "0x10", "H": "2",
+        "I": "1_000",
+    }  # fmt: skip
+    assert document["sweep"] == {"lr": ["1e-3", "0.10"], "on": ["True", "true", "1.0"]}
+    assert document["at_most"] == 2
+    compile_spec(document, wall=0.0)
+
+
+def test_values_of_a_task_and_of_a_canary_arrive_as_written() -> None:
+    task = "env: {run: x, env: {A: 1.50}, resources: {cpu: 1.50}}"
+    assert parse_yaml(f"tasks: {{{task}}}", "job.yaml")["tasks"] == {
+        "env": {"run": "x", "env": {"A": "1.50"}, "resources": {"cpu": 1.5}}
+    }
+    assert parse_yaml("canary: {env: {A: 1.50}}", "service.yaml") == {"canary": {"env": {"A": "1.50"}}}
+
+
+@pytest.mark.parametrize("value", ["true", "null"])
+def test_values_of_variables_that_yaml_would_change_are_refused_with_quotes_in_the_hint(value: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        compile_spec(parse_yaml(f"run: x\nenv: {{A: {value}}}", "job.yaml"), wall=0.0)
+    assert caught.value.record.field == "env.A"
+    assert f'A: "{value}"' in caught.value.record.hint
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "1e400"])
+def test_a_number_that_is_not_finite_is_named(value: str) -> None:
+    """JSON has no such number: it becomes `null` on its way to the control plane."""
+    document = parse_yaml(f"run: x\ntime-limit: {value}\nat_most: {value}\nresources: {{cpu: {value}}}", "job.yaml")
+    with pytest.raises(SpecError) as caught:
+        compile_spec(msgspec.json.decode(msgspec.json.encode(document)), wall=0.0)
+    have = {record.field: record.have for record in caught.value.record.all()}
+    assert set(have) == {"time-limit", "at_most", "resources.cpu"}
+    assert all(value in one for one in have.values())
