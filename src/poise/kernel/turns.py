@@ -23,13 +23,18 @@ from poise.model.jobs import Job
 from poise.model.recurring import Rule, Schedule
 from poise.model.spec import Compiled
 from poise.model.tenants import Bearer
-from poise.units import SECOND
+from poise.units import HOUR, SECOND
 
 AT_ONCE = 256
 """Maximum number of schedules to run in one tick; many may be due at the same time of day."""
 
 LOOK_AT_WALL = 60 * SECOND
 """Interval at which to read the wall clock while a schedule waits for a time of day, because wall clocks can be set."""
+
+SET_BACK = 3 * HOUR
+"""A wall clock that is set back by less repeats no turn. When it is set back by more, it was wrong before, and turns of
+`cron` follow it again. Debian's cron has the same limit.
+"""
 
 NEVER = 2**62
 
@@ -58,6 +63,7 @@ class Turns:
         self._would_submit = would_submit
         self._stop = stop
         self._offset = round(ledger.leader.wall(ledger.now) * SECOND) - ledger.now
+        self._followed = NEVER  # the largest offset since turns last followed a clock that was set back
 
     def wall_is(self, wall: float, now: int) -> None:
         """Set the wall clock, in seconds since 1970."""
@@ -74,6 +80,9 @@ class Turns:
         if self.calendar is None:
             return
         wall = now + self._offset
+        if self._offset < self._followed - SET_BACK:
+            self._follow_back(now, wall, self.calendar)
+        self._followed = max(self._followed, self._offset)
         for schedule in islice(self.ledger.schedules.due(now, wall), AT_ONCE):
             try:
                 turn = timetable.turn_of(schedule, now, wall, self.calendar)
@@ -96,6 +105,22 @@ class Turns:
                     missed=turn.missed,
                 )
             )
+
+    def _follow_back(self, now: int, wall: int, calendar: Calendar) -> None:
+        """Move the next turns of `cron` schedules to the first time after `wall`, if their last turn was due far after
+        it, or if they had none. A held schedule moves too: its release does not repeat turns before its last one.
+        """
+        self._followed = self._offset
+        for schedule in self.ledger.schedules.values():
+            if schedule.rule.every or 0 < schedule.last_due <= wall + SET_BACK:
+                continue
+            try:
+                latest, following = calendar(schedule.rule.cron, schedule.rule.zone, wall)
+            except PoiseError:  # the turn itself tells it
+                continue
+            if schedule.due > following:
+                why = f"the clock was set back; the next job was due {timetable.moment(self.ledger, schedule, schedule.due)}"
+                self._commit(ScheduleTurn(at=now, schedule=schedule.id, due=latest, next=following, refused=why))
 
     def wakeup(self, now: int) -> int | None:
         """Return when a schedule is due, or when to read the wall clock again."""

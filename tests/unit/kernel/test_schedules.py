@@ -146,6 +146,23 @@ def test_a_wall_clock_that_is_set_forward_is_noticed_and_one_set_back_repeats_no
     assert due(made, "a") == "2026-12-06T03:00:00+01:00"
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+def test_after_a_clock_was_years_ahead_a_schedule_follows_it_again(restarted: bool, held: bool) -> None:
+    made = at(world(), "2026-12-01T02:00:00").job("a", cron="0 3 * * *", **IN_ZURICH, overlap="allow")
+    at(made, "2036-06-01T12:00:00").job("b", cron="0 3 * * *", **IN_ZURICH)
+    assert (names(made), due(made, "a")) == (["a-1"], "2036-06-02T03:00:00+02:00")
+    if held:
+        made.hold_schedule("a")
+    at(made.restart() if restarted else made, "2026-12-01T02:10:00")
+    if held:
+        made.hold_schedule("a", False)
+    assert {due(made, name) for name in "ab"} == {"2026-12-01T03:00:00+01:00"}
+    assert of(made, "b").refused == "the clock was set back; the next job was due 2036-06-02T01:00:00Z"
+    assert names(checked(made.after("50m"))) == ["a-1", "a-2", "b-1"]
+    assert due(made, "a") == "2026-12-02T03:00:00+01:00"
+
+
 def test_while_a_time_of_day_is_waited_for_the_wall_clock_is_looked_at() -> None:
     made = world().tick().job("a", cron="0 3 * * *")
     made.tick()
