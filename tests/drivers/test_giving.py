@@ -78,3 +78,10 @@ def test_a_file_and_a_pipe_come_in_and_nothing_else_does(tmp_path: Path) -> None
     null, main = os.open("/dev/null", os.O_RDONLY), os.openpty()[1]
     file = os.open(tmp_path / "x", os.O_CREAT | os.O_RDONLY)
     assert [comes_in(fd) for fd in (reads, file, null, main, 9999)] == [True, True, False, False, False]
+
+
+def test_a_device_without_end_gives_input() -> None:
+    """`poise run -- head -c 5 < /dev/zero` used to get none, without a word."""
+    with open("/dev/zero", "rb", buffering=0) as zero, open("/dev/null", "rb", buffering=0) as null:  # noqa: PTH123
+        assert [comes_in(zero.fileno()), comes_in(null.fileno())] == [True, False]
+        assert Giving(zero.fileno()).next(0) == (bytes(AT_ONCE), False)

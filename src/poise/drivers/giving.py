@@ -8,6 +8,7 @@ import os
 import select
 import stat
 import time
+from pathlib import Path
 from typing import Protocol
 
 from poise.errors import Fault
@@ -107,9 +108,9 @@ class Bytes:
 
 
 def comes_in(fd: int) -> bool:
-    """Return whether this descriptor is a file, a pipe or a connection, and not a terminal or a null device."""
+    """Return whether this descriptor gives input: not if it is closed, a terminal, a folder or the null device."""
     try:
-        mode = os.fstat(fd).st_mode
+        found, null = os.fstat(fd), Path(os.devnull).stat()
     except OSError:
         return False
-    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    return not (stat.S_ISDIR(found.st_mode) or os.isatty(fd) or found.st_rdev == null.st_rdev)

@@ -119,7 +119,8 @@ class Turns:
             except PoiseError:  # the turn itself tells it
                 continue
             if schedule.due > following:
-                why = f"the clock was set back; the next job was due {timetable.moment(self.ledger, schedule, schedule.due)}"
+                was = timetable.moment(self.ledger, schedule, schedule.due)
+                why = f"the clock was set back; the next job was due {was}"
                 self._commit(ScheduleTurn(at=now, schedule=schedule.id, due=latest, next=following, refused=why))
 
     def wakeup(self, now: int) -> int | None:
