@@ -21,7 +21,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from poise.client import Client
-from poise.errors import InputError, NotFound, PoiseError, SpecError
+from poise.errors import NotFound, PoiseError, SpecError
 from poise.model.reports.services import ServiceReport
 from poise.model.served import MAX_AT_ONCE, WINDOW, GatewayNews, ServiceNews
 from poise.model.servicefile import DeclaredService
@@ -30,6 +30,7 @@ from poise.units import SECOND
 from poise_serve.cached import Cached, Made
 from poise_serve.canary import Trial, Version
 from poise_serve.embeddings import Embeddings
+from poise_serve.files import check_files
 from poise_serve.kernel.cache import Cache
 from poise_serve.large import Large
 from poise_serve.notes import Notes, leftovers
@@ -151,12 +152,6 @@ class Running:
         self._changing: dict[str, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
-    def _check_file(self, declared: DeclaredService) -> None:
-        file = declared.model.partition(":")[0]
-        folder = Path(declared.folder or self._base["folder"])
-        if file.endswith(".py") and not (folder / file).is_file():
-            raise InputError("no such file", field=file, hint=f"ls {folder}")
-
     def _replicas(self) -> dict[str, Replicas]:
         """Return what maintains the replicas of each service, by its present name."""
         kept = {one.service: one.replicas for one in self._kept}
@@ -164,8 +159,8 @@ class Running:
 
     def prepare(self, declared: DeclaredService) -> None:
         """Check a service's requirements before any service starts. Raises `InputError`."""
+        check_files(declared, self._base["folder"])
         for one in filter(None, (declared, declared.canary)):
-            self._check_file(one)
             if one.redis:
                 self._shared[one.name] = _shared(one, self._base, CacheMetrics(self._metrics, one.name))
 
@@ -256,8 +251,7 @@ class Running:
             if before is not None and getattr(before, field) != getattr(declared, field):
                 what = "this cannot be changed while the service runs"
                 raise SpecError(what, field=field, hint="stop `poise serve`, and start it with the file")
-        for one in filter(None, (declared, declared.canary)):
-            self._check_file(one)
+        check_files(declared, self._base["folder"])
 
     def change(self, declared: DeclaredService) -> None:
         """Begin to add or to change a service; `changes` has the state. A change in progress is given up."""

@@ -32,6 +32,7 @@ from poise.model.servicefile import DeclaredService, check_processes, compile_se
 from poise.model.serving_upstreams import Front, compile_upstreams
 from poise.policy.replicas import SCALERS
 from poise_serve.cli.documents import all_of, at_its_place, models_in, readers
+from poise_serve.files import check_files
 from poise_serve.policy.route import ROUTERS
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ GRPC_PORT = "POISE_GATEWAY_GRPC_PORT"
 @needing
 @click.option("--name", metavar="NAME", help="Name of the service. [default: the name of the file with the class]")
 @click.option("--replicas", metavar="N|A..B", help="Number of replicas, or a range that follows the load. [default: 1]")
-@click.option("--objective", metavar="TIME", help="Latency that one answer in a hundred may exceed, e.g. 200ms.")
+@click.option(
+    "--objective", metavar="TIME", help="Latency that one answer in a hundred may exceed, e.g. 200ms. 0: none."
+)
 @click.option("--batch", type=Whole(), metavar="N", help="Maximum number of requests in one batch. [default: 64]")
 @click.option(
     "--batch-wait",
@@ -131,6 +134,8 @@ def serve(
             "two services have the same name", field="--name", have=", ".join(versions), hint="name: another"
         )
     check_processes(services)
+    for service in services:
+        check_files(service, str(Path.cwd()))
     if len(fronts) > 1:
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     if find_spec("aiohttp") is None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from poise.cli.main import main
 from poise.config import Home
 from poise.errors import InputError, PoiseError, SpecError
 from poise_serve.cli.serve import _entrance
@@ -69,3 +70,15 @@ def test_an_origin_is_a_site_and_no_page(tmp_path: Path) -> None:
     for wrong in ("app.example", "https://app.example/page"):
         with pytest.raises((InputError, SpecError)):
             entrance(tmp_path, LOOPBACK, cors=(wrong,))
+
+
+@pytest.mark.parametrize("more", [[], ["--gateways", "2"]])
+def test_a_missing_file_is_told_before_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
+    assert main(["serve", "nosuch.py:Model", "--port", "0", *more]) == 1
+    said = capsys.readouterr()
+    assert "no such file" in said.err and f"hint: ls {tmp_path}" in said.err
+    assert "/predict" not in said.out + said.err
