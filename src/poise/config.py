@@ -23,16 +23,19 @@ class Address(msgspec.Struct, frozen=True):
     def parse(cls, text: str, field: str = "POISE_ADDRESS") -> "Address":
         """Parse `HOST:PORT#FINGERPRINT`, as `poise up --listen` prints it. Raises InputError."""
         place, _, authority = text.strip().partition("#")
-        host, port = parse_place(place, field)
-        if len(authority) != 64 or not set(authority) <= set("0123456789abcdef"):
+        found = _split_place(place)
+        if found is None or len(authority) != 64 or not set(authority) <= set("0123456789abcdef"):
+            wrong = (
+                "this is no address" if found is None else "an address must end with the fingerprint of its authority"
+            )
             raise InputError(
-                "an address must end with the fingerprint of its authority",
+                wrong,
                 field=field,
                 need="HOST:PORT#FINGERPRINT",
                 have=text[:200],
-                hint="`poise status`, where the control plane runs, prints it",
+                hint=f"`export {field}=HOST:PORT#FINGERPRINT`; `poise status`, where the control plane runs, prints it",
             )
-        return cls(host, port, authority)
+        return cls(*found, authority)
 
     @property
     def text(self) -> str:
@@ -48,11 +51,17 @@ def parse_place(text: str, field: str) -> tuple[str, int]:
     >>> parse_place("[::1]:7718", "--listen")
     ('::1', 7718)
     """
+    found = _split_place(text)
+    if found is None:
+        raise InputError("this is no address", field=field, need="HOST:PORT", have=text[:200], hint="0.0.0.0:7718")
+    return found
+
+
+def _split_place(text: str) -> tuple[str, int] | None:
     host, _, port = text.rpartition(":")
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not (_is_host(inner) and (":" not in inner or inner != host) and _is_port(port)):
-        raise InputError("this is no address", field=field, need="HOST:PORT", have=text[:200], hint="0.0.0.0:7718")
-    return inner, int(port)
+    is_place = _is_host(inner) and (":" not in inner or inner != host) and _is_port(port)
+    return (inner, int(port)) if is_place else None
 
 
 def _is_host(text: str) -> bool:

@@ -5,8 +5,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +14,8 @@ from poise.errors import ErrorRecord, PoiseError
 
 if TYPE_CHECKING:
     from poise.model.reports.jobs import JobReport, TaskReport
+
+T = TypeVar("T")
 
 STATUS_STYLE = {
     "done": "green",
@@ -98,6 +100,19 @@ def harmless(text: str) -> str:
 def tell(note: str) -> None:
     """Print a note about an accepted job."""
     say(f"poise: {note}")
+
+
+def in_turn(done: str, names: Iterable[str], work: Callable[[str], T]) -> list[T]:
+    """Return the result of `work` for each name. If one fails, say which names were `done` before it."""
+    made: dict[str, T] = {}
+    try:
+        for name in dict.fromkeys(names):
+            made[name] = work(name)
+    except PoiseError:
+        if made:
+            say(f"{done}: {', '.join(made)}")
+        raise
+    return list(made.values())
 
 
 def over_memory(task: "TaskReport") -> str:

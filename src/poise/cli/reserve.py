@@ -10,7 +10,7 @@ import click
 from poise.cli import output
 from poise.cli.numbers import Whole
 from poise.cli.output import Column, Shown
-from poise.cli.render import print_json, say
+from poise.cli.render import in_turn, print_json, say
 from poise.client import current_home
 from poise.control.start import connected
 from poise.errors import located
@@ -161,8 +161,7 @@ def show(name: str, form: str) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def cancel(names: tuple[str, ...], as_json: bool) -> int:
     """Cancel every reservation NAME (or id), with all its windows. Running work continues."""
-    client = connected(current_home())
-    cancelled = [client.cancel_reservation(name) for name in names]
+    cancelled = in_turn("cancelled", names, connected(current_home()).cancel_reservation)
     if as_json:
         print_json({"cancelled": cancelled})
     else:

@@ -6,7 +6,7 @@ import click
 
 from poise.cli import output
 from poise.cli.output import Column, Shown
-from poise.cli.render import LOGGED, ago, print_json, say, shorten, status_text
+from poise.cli.render import LOGGED, ago, in_turn, print_json, say, shorten, status_text
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
 from poise.model.recurring import Rule
@@ -84,8 +84,7 @@ def _note(of: ScheduleReport) -> str:
 @click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...")
 def hold(schedules: tuple[str, ...], as_json: bool) -> int:
     """Hold every SCHEDULE (id or name): it submits no jobs until it is released. Its jobs continue."""
-    client = connected(current_home())
-    return _told("held", "on hold", [client.hold_schedule(one) for one in schedules], as_json)
+    return _told("held", "on hold", in_turn("on hold", schedules, connected(current_home()).hold_schedule), as_json)
 
 
 @schedules.command()
@@ -95,8 +94,8 @@ def release(schedules: tuple[str, ...], as_json: bool) -> int:
     """Release every SCHEDULE (id or name) that is on hold. Missed turns are not made up for: --every begins now, --cron
     continues with the next time.
     """
-    client = connected(current_home())
-    return _told("released", "released", [client.release_schedule(one) for one in schedules], as_json)
+    released = in_turn("released", schedules, connected(current_home()).release_schedule)
+    return _told("released", "released", released, as_json)
 
 
 @schedules.command()
@@ -104,8 +103,8 @@ def release(schedules: tuple[str, ...], as_json: bool) -> int:
 @click.argument("schedules", nargs=-1, required=True, metavar="SCHEDULE...")
 def rm(schedules: tuple[str, ...], as_json: bool) -> int:
     """Remove every SCHEDULE (id or name). Its jobs stay: `poise cancel` ends them."""
-    client = connected(current_home())
-    return _told("removed", "removed", [client.remove_schedule(one) for one in schedules], as_json)
+    removed = in_turn("removed", schedules, connected(current_home()).remove_schedule)
+    return _told("removed", "removed", removed, as_json)
 
 
 def _told(key: str, text: str, ids: list[str], as_json: bool) -> int:

@@ -9,7 +9,7 @@ import msgspec
 from poise.cli import output
 from poise.cli.numbers import Whole
 from poise.cli.output import Column, Shown
-from poise.cli.render import ago, print_json, say
+from poise.cli.render import ago, in_turn, print_json, say
 from poise.client import current_home
 from poise.control.start import connected
 from poise.decoding import json_decoder
@@ -84,9 +84,7 @@ def _tokens_shown(tokens: list[TokenReport], everything: bool) -> Shown:
 @click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...")
 def rm(tokens: tuple[str, ...], as_json: bool) -> int:
     """Revoke every TOKEN, by its id. Its submitted jobs keep running."""
-    client = connected(current_home())
-    for one in tokens:
-        client.revoke_token(one)
+    in_turn("revoked", tokens, connected(current_home()).revoke_token)
     if as_json:
         print_json({"revoked": tokens})
     else:

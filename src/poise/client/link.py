@@ -226,9 +226,9 @@ def unreachable(home: Home, error: Exception) -> PoiseError:
             return Unreachable(
                 "no socket is there; a relative POISE_SOCKET is relative to the folder of the command",
                 field=str(home.elsewhere),
-                hint=f"`export POISE_SOCKET=$PWD/{home.elsewhere.name}` in its folder, or ask who shares it",
+                hint=f"`export POISE_SOCKET=$PWD/{home.elsewhere.name}` in its folder, or `unset POISE_SOCKET`",
             )
-        hint = "ask who shares it: `poise up --share`"
+        hint = f"its owner runs `poise up --share {home.elsewhere}`; or `unset POISE_SOCKET`"
         return Unreachable("no control plane answers", field=str(home.elsewhere), have=str(error), hint=hint)
     return failure_of(home) or Unreachable(
         "no control plane answers", field=str(home.socket), have=str(error), hint="`poise up`, or set POISE_HOME"

@@ -9,11 +9,12 @@ from poise.drivers.plugins import Choice, check_needs, choice_of
 from poise.drivers.worlds import Asked
 from poise.errors import Conflict, NotFound, PoiseError, SpecError
 from poise.model.decisions import Plan
+from poise.model.document import near
 from poise.model.events import Began
 from poise.model.reports.policies import ShadowReport
 from poise.model.times import Times
 from poise.model.views import Snapshot
-from poise.policy.suites import SAFE_POLICY, ClusterPolicy, policy_named
+from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, policy_named
 
 MOST_SHADOWS = 3
 """Maximum number of policies in shadow: each may use a twentieth of the loop's time."""
@@ -100,7 +101,7 @@ class Deciders:
             if name in (label, label.partition("@")[0]):
                 return shadow.choice
         have = ", ".join(self._shadows) or "none"
-        hint = f"poise shadow start {name}"
+        hint = near(name, self._shadows) or f"`poise shadow {f'start {name}' if name in POLICIES else 'ls'}`"
         raise NotFound(f"the policy `{name}` is not in shadow", field="policy", have=have, hint=hint)
 
     def imagined(self) -> ClusterPolicy:

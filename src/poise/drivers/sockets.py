@@ -87,7 +87,7 @@ def check_shared(path: Path) -> None:
         raise InputError(
             "no socket is there; a relative POISE_SOCKET is relative to the folder of the command",
             field=str(path),
-            hint=f"export POISE_SOCKET=$PWD/{path.name}, in the folder of the socket",
+            hint=f"`export POISE_SOCKET=$PWD/{path.name}` in its folder, or `unset POISE_SOCKET`",
         )
     check_shareable(path)
 

@@ -17,6 +17,7 @@ from poise.kernel.refitting import refit
 from poise.kernel.rules import Change, Engine, Standing
 from poise.kernel.steering import Steering, acting_as, knob_of
 from poise.kernel.watch import Watch
+from poise.model.document import near
 from poise.model.events import (
     Began,
     Event,
@@ -138,9 +139,13 @@ class Ruling:
         firing, engine = self._ledger.rules.firing(message.rule, message.subject), self.engine
         rule = engine.rule(message.rule) if engine is not None else None
         where = message.subject or WHOLE_FLEET
-        if firing is None or rule is None:
-            what = f"rule `{message.rule}` has not fired for {where}"
-            raise NotFound(what, field="rule", have=message.rule, hint="`poise rules`")
+        if rule is None:
+            known = [] if engine is None else [one.name for one in engine.rules.rules]
+            what, hint = f"there is no rule `{message.rule[:80]}`", near(message.rule, known) or "`poise rules`"
+            raise NotFound(what, field="rule", have=message.rule[:80], hint=hint)
+        if firing is None:
+            what, hint = f"rule `{rule.name}` has not fired for {where}", self._open_answer(rule) or "poise rules"
+            raise NotFound(what, field="rule", have=rule.name, hint=f"`{hint}`")
         if not _asks(firing):
             what = f"rule `{message.rule}` asks for nothing for {where}"
             raise Conflict(what, field="rule", have="over" if firing.over else firing.outcome, hint="`poise rules`")
@@ -204,14 +209,20 @@ class Ruling:
         """Return what rules that have fired ask of services."""
         return orders(self._ledger, self.engine) if self.engine is not None else []
 
+    def _open_answer(self, rule: Rule) -> str:
+        """Return the command that answers the first open question of a rule; empty if there is none."""
+        asked = (of for name, of, firing in self._ledger.rules.firings() if name == rule.name and _asks(firing))
+        subject = next(asked, None)
+        return "" if subject is None else _answer(rule.name, subject)
+
     def _why_not(self, engine: Engine, rule: Rule) -> str:
         if rule.mode == "off":
             return "it is off"
         if held := engine.held_back(rule.name):
             return f"the budget of {engine.rules.budget} actions an hour is spent ({held} held back)"
+        if answer := self._open_answer(rule):
+            return f"it waits for approval: `{answer}`"
         standing = [(subject, firing) for name, subject, firing in self._ledger.rules.firings() if name == rule.name]
-        if (asks := next((subject for subject, firing in standing if _asks(firing)), None)) is not None:
-            return f"it waits for approval: `{_answer(rule.name, asks)}`"
         if failed := next((firing.failed for _, firing in reversed(standing) if not firing.over and firing.failed), ""):
             return failed
         if any(not firing.over for _, firing in standing):

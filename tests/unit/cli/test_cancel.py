@@ -1,4 +1,4 @@
-"""`poise cancel` of several jobs, of a tenant's and of all."""
+"""`poise cancel` of several jobs, of a tenant's and of all; and other commands that end several things."""
 
 import json
 from collections.abc import Callable
@@ -20,6 +20,19 @@ from unit.control.desk import Desk
 Cancels = Callable[..., str]
 
 
+def linked(monkeypatch: pytest.MonkeyPatch, command: str, desk: Desk, who: str = "home") -> None:
+    """Let a command's module use the control plane of a desk."""
+
+    def call(_: Link, method: str, path: str, answer: Any, body: Any = None, timeout: float = 0) -> Any:
+        told = desk.call(method, path, body, who=who)
+        if told.status >= 400:
+            raise from_record(msgspec.convert(told.value["error"], ErrorRecord), told.status)
+        return json_decoder(answer).decode(told.body)
+
+    monkeypatch.setattr(Link, "call", call)
+    monkeypatch.setattr(f"{command}.connected", lambda home: Client(Home(desk.home.root)))
+
+
 @pytest.fixture
 def world() -> World:
     """Of `default` j1 (done), j2 and j3; of `ann` j4, of `bob` j5 and j6."""
@@ -37,14 +50,7 @@ def cancels(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     desk.token("submitter", "bob", Role.SUBMITTER)
 
     def cancel(*words: str, who: str = "home", code: int = 0) -> str:
-        def call(_: Link, method: str, path: str, answer: Any, body: Any = None, timeout: float = 0) -> Any:
-            told = desk.call(method, path, body, who=who)
-            if told.status >= 400:
-                raise from_record(msgspec.convert(told.value["error"], ErrorRecord), told.status)
-            return json_decoder(answer).decode(told.body)
-
-        monkeypatch.setattr(Link, "call", call)
-        monkeypatch.setattr("poise.cli.jobs.connected", lambda home: Client(Home(desk.home.root)))
+        linked(monkeypatch, "poise.cli.jobs", desk, who)
         assert main(["cancel", *words]) == code
         told = capsys.readouterr()
         return told.out or told.err
@@ -104,3 +110,27 @@ def test_of_several_those_that_are_over_are_passed_over(world: World, cancels: C
 def test_none_is_cancelled_where_one_is_not_there(world: World, cancels: Cancels) -> None:
     assert "E120" in cancels("j2", "j77", code=1)
     assert world.status("j2") == "pending"
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "done"),
+    [
+        ("reserve", "reserve cancel night nosuch later", "cancelled: night\n"),
+        ("schedules", "schedules hold beat beat nosuch", "on hold: beat\n"),
+        ("schedules", "schedules rm beat nosuch", "removed: beat\n"),
+        ("schedules", "schedules rm nosuch beat", ""),
+    ],
+)
+def test_names_before_one_that_fails_are_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, words: str, done: str
+) -> None:
+    desk = Desk(World().nodes(2))
+    night = {"name": "night", "tenant": "a", "nodes": 1, "from": "+1h", "for": "2h"}
+    document = {"kind": "reservations", "reservations": [night, night | {"name": "later", "from": "+9h"}]}
+    assert desk.call("POST", "/v1/reservations", {"document": document}).status == 202
+    desk.world.job("beat", every="1h")
+    linked(monkeypatch, f"poise.cli.{command}", desk)
+    assert main(words.split()) == 1
+    assert capsys.readouterr().err.startswith(f"{done}error[E120]: there is no ")
+    left = [one["name"] for one in desk.call("GET", "/v1/reservations").value]
+    assert left == (["later"] if command == "reserve" else ["night", "later"])

@@ -59,3 +59,27 @@ def test_a_socket_that_is_not_there_is_not_to_be_made_by_a_client(tmp_path: Path
     with pytest.raises(InputError, match="no socket is there") as refused:
         token_for(Home(tmp_path, tmp_path / "nowhere" / "shared.sock"))
     assert "export POISE_SOCKET=$PWD/shared.sock" in refused.value.record.hint
+    assert "unset POISE_SOCKET" in refused.value.record.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        *(("POISE_ADDRESS", text, "export POISE_ADDRESS=HOST:PORT#FINGERPRINT") for text in ("lab", "lab:7718", ",")),
+        ("POISE_SOCKET", "/nosuch.sock", "unset POISE_SOCKET"),
+        ("POISE_SOCKET", "/etc/passwd", "`poise up --share /etc/passwd`; or `unset POISE_SOCKET`"),
+    ],
+)
+def test_a_hint_about_a_wrong_place_names_its_variable_and_a_value(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+    hint: str,
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path))
+    monkeypatch.setenv("POISE_TOKEN", "guest")
+    monkeypatch.setenv(name, value)
+    assert main(["ls", "--json"]) in (1, 2)
+    assert hint in json.loads(capsys.readouterr().out)["error"]["hint"]

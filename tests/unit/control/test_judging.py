@@ -1,4 +1,4 @@
-"""Policies in shadow are judged for rules by the figures that `poise promote` asks for."""
+"""Policies in shadow are judged for rules by the figures that `poise promote` asks for; a wrong name has a hint."""
 
 from pathlib import Path
 
@@ -6,7 +6,9 @@ from poise.config import Home
 from poise.control.judging import judged
 from poise.drivers.worlds import write_told
 from poise.model.worlds import Row, Window, WorldsTold, WorldTold
+from poise.testing import World
 from poise.units import MINUTE
+from unit.control.desk import Desk
 
 
 def told(home: Home, factor: float, count: int = 400) -> None:
@@ -35,3 +37,9 @@ def test_only_a_policy_whose_interval_excludes_no_better_is_better(tmp_path: Pat
     told(home, 0.8, count=5)
     assert judged(home, ["srtf"], 2.0) == {}, "too few jobs"
     assert judged(home, [], 2.0) == {}
+
+
+def test_the_hint_for_a_policy_that_is_not_in_shadow_names_one_that_exists() -> None:
+    desk = Desk(World(check=False).nodes(1))
+    for name, hint in (("srtf", "`poise shadow start srtf`"), ("nosuch", "`poise shadow ls`")):
+        assert desk.call("DELETE", f"/v1/shadow/{name}").value["error"]["hint"] == hint

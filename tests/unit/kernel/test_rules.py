@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from poise.errors import Conflict
+from poise.errors import Conflict, NotFound
 from poise.kernel.backtest import backtest
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import AnswerRule, Configure, JudgeShadows, SetRules
@@ -145,6 +145,14 @@ def test_a_rule_asks_once_and_is_answered(allowed: bool) -> None:
     minutes(busy(world), 5)
     assert changed(world) == [("asked", "full", "n1")]
     assert not world.ledger.nodes["n1"].drained
+    for name, subject, hint in (
+        ("ful", "n1", "did you mean `full`?"),
+        ("nosuch", "n1", "`poise rules`"),
+        ("full", "", "`poise rules approve full n1`"),
+    ):
+        with pytest.raises(NotFound) as refused:
+            world.ask(AnswerRule(world.request(), name, subject, allowed))
+        assert refused.value.record.hint == hint
     world.ask(AnswerRule(world.request(), "full", "n1", allowed))
     assert world.ledger.nodes["n1"].drained is allowed
     with pytest.raises(Conflict, match="asks for nothing"):
