@@ -33,7 +33,7 @@ from poise.drivers.clusters import (
 )
 from poise.drivers.dashboards import found
 from poise.drivers.gateways import running_gateways
-from poise.drivers.lock import holder, is_held
+from poise.drivers.lock import holder, is_ending, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
@@ -744,8 +744,8 @@ def _count_unfinished(client: Client, home: Home) -> int:
     try:
         return client.status().unfinished
     except Unreachable as error:
-        if home.left.exists():
-            return 0  # it was idle and has exited
+        if home.left.exists() or is_ending(home.supervisor) or not _is_up(home):
+            return 0  # it was idle and has exited, or another `poise down` stops it
         raise Unreachable(
             "no control plane answers, so the unfinished jobs are unknown",
             have=error.record.have,
