@@ -94,6 +94,19 @@ def test_without_uv_a_uv_lock_is_refused_and_nothing_half_built_is_used(
     assert not list((tmp_path / "environments").glob("*/.complete"))
 
 
+def test_what_fails_is_printed_whole_once_and_the_error_has_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without uv
+    (tmp_path / "r.txt").write_text("--no-index\nno-such-package-at-all\n")
+    said: list[str] = []
+    with pytest.raises(PoiseError, match="cannot be built") as refused:
+        Environments(tmp_path / "environments", say=said.append).ensure(tmp_path, "r.txt", "t1")
+    *_, printed = said
+    assert "\n" not in refused.value.record.have and printed.splitlines()[-1] == refused.value.record.have
+    assert "no-such-package-at-all" in refused.value.record.have and len(printed.splitlines()) > 1
+
+
 def test_an_environment_without_packages_is_built_once_and_is_read_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,9 @@ NOT_FOUND = 127
 _CONTROLS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters that move the cursor, or change the terminal or the order of letters. Colours, tabs and line ends stay."""
 
+_LONG = re.compile(r"([^\s/#=,:]{80})[^\s/#=,:]{177,}")
+"""A word longer than any name, such as a mistyped one that an error quotes. It is no path, URL or address."""
+
 LOGGED = "poise: no control plane is running; this is what the log says"
 
 
@@ -53,7 +56,7 @@ def show_error(error: PoiseError, *, as_json: bool) -> None:
     texts = ["\n".join(_error_lines(record)) for record in sorted(records, key=_line_of)]
     if len(records) > 1:
         texts.append(f"{len(records)} errors")
-    say("\n\n".join(texts))
+    say(_LONG.sub(r"\1…", "\n\n".join(texts)))
 
 
 def _error_lines(record: ErrorRecord) -> Iterator[str]:

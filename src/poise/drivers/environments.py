@@ -38,7 +38,8 @@ BUILD_SECONDS = 3600.0
 """Time limit for one step of a build."""
 
 LOOK_SECONDS = 0.2
-SAID = 2000
+SAID = 500
+"""Maximum length of the last line of output in an error."""
 
 LOCK_FILES = ("uv.lock", "pyproject.toml")
 """Names of files with their own format; any other file is read as a pip requirements file."""
@@ -126,7 +127,7 @@ class Environments:
         self._say(f"the environment is built, in {time.monotonic() - begun:.1f} s")
 
     def _run(self, command: list[str], folder: Path | None) -> None:
-        """Run one step. Raises an error with the end of its output."""
+        """Run one step. If it fails, print its output, and raise an error with the last line."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_"))}
         with subprocess.Popen(  # noqa: S603 — uv or pip
             command,
@@ -152,7 +153,7 @@ class Environments:
                 "the Python environment cannot be built",
                 code=CODE,
                 field="requirements",
-                have=text[-SAID:],
+                have=(text.splitlines() or [""])[-1][:SAID],
                 hint="`poise logs` shows all of it; try the lock file with the same Python on your machine",
             )
 

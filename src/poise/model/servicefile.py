@@ -285,9 +285,13 @@ def _example(field: str) -> str:
 def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredService:
     if top.kind != "service":
         found.add(SpecError("this file is not a service", field="kind", need="service", have=top.kind))
+    if not top.name:
+        found.add(SpecError("the field `name` is missing", field="name", need="the name of the service"))
     found.get(None, check_name, top.name, "name")
     found.get(None, check_name, f"{top.name}{'-canary' * (top.canary is not None)}-replica", "name")  # job names
-    if not _CLASS.fullmatch(top.model):
+    if not top.model:
+        found.add(SpecError("the field `model` is missing", field="model", need=_NEED_CLASS))
+    elif not _CLASS.fullmatch(top.model):
         found.add(SpecError("`model` must name a class", field="model", need=_NEED_CLASS, have=top.model))
     for field in ("model", "folder", "python"):
         found.get(None, check_text, getattr(top, field), field)
@@ -358,7 +362,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
     job = {field: document[field] for field in ("resources", "env", "secrets") if field in document}
     if top.workers > 1:
         job["workers"] = top.workers
-    found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
+    found.get(None, compile_spec, {"run": ["true"], **job}, wall=0.0)
     made = DeclaredService(
         name=top.name,
         model=top.model,

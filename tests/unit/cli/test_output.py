@@ -14,7 +14,7 @@ from poise.cli import output
 from poise.cli.group import poise
 from poise.cli.main import COMMANDS, _unexpected, main
 from poise.cli.output import Column, Shown
-from poise.cli.render import ago
+from poise.cli.render import ago, show_error
 from poise.errors import InputError
 
 
@@ -164,3 +164,22 @@ def test_a_socket_that_is_gone_is_no_missing_folder(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as connection, pytest.raises(FileNotFoundError) as caught:
         connection.connect(str(tmp_path / "none"))
     assert "internal error: FileNotFoundError" in str(_unexpected(caught.value))
+
+
+@pytest.mark.parametrize(
+    "words", [["show"], ["run", "--label"], ["shadow", "stop"], ["quota", "set"], [], ["events", "--after"], ["serve"]]
+)
+def test_a_very_long_name_is_not_repeated_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path))
+    assert main([*words, "a" * 5000]) > 0
+    said = capsys.readouterr().err
+    assert len(said) < 600, said
+
+
+def test_a_long_path_and_an_address_are_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    path, address = "/x" * 1000, ",".join([f"head:7718#{'a' * 64}"] * 5)
+    show_error(InputError("no", field=path, hint=f"`export POISE_ADDRESS={address}`"), as_json=False)
+    said = capsys.readouterr().err
+    assert path in said and address in said

@@ -106,3 +106,14 @@ def test_replicas_have_secrets_and_a_file_holds_no_value() -> None:
             compile_service(document | wrong)
         assert raised.value.record.field in ("secrets.A", "canary.secrets.A")
         assert "hf_abc" not in repr(raised.value.record)
+
+
+def test_a_file_without_a_name_or_a_model_names_what_is_missing() -> None:
+    with pytest.raises(SpecError) as caught:
+        compile_service({"replicas": 2})
+    assert {one.field: one.message for one in caught.value.record.all()} == {
+        "kind": "this file is not a service",
+        "name": "the field `name` is missing",
+        "model": "the field `model` is missing",
+    }
+    assert [one.hint for one in caught.value.record.all()][1:] == ["name: digits", "model: app.py:Model"]
