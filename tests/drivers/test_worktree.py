@@ -501,6 +501,20 @@ def test_names_that_are_not_utf8_are_told_or_left_out(tree: Path) -> None:
     assert "udcff" in str(refused.value.record.have)
 
 
+@pytest.mark.parametrize(
+    "name", [b"a b", b"#a", b"!a", b"a*b", b"a?[b]", b"a\\b", b"a\nb", b"a\xffb", b"end ", "a\u2028b".encode()]
+)
+def test_the_line_of_a_hint_can_be_typed_and_leaves_the_file_out(tree: Path, name: bytes) -> None:
+    made(tree, a="1")
+    os.mkfifo(tree / os.fsdecode(name))
+    with pytest.raises(SpecError) as refused:
+        seen(tree)
+    line = refused.value.record.hint.split("`")[1]
+    assert line.isprintable()
+    made(tree, **{".poiseignore": f"{line}\n"})
+    assert paths(seen(tree)) == [".poiseignore", "a"]
+
+
 def test_a_file_that_vanishes_meanwhile_is_not_in_it(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tree, a="1", b="2", sub__c="3", **{"sub__.gitignore": "c\n"})
     (tree / "z").symlink_to("a")

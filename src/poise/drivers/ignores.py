@@ -45,6 +45,17 @@ def rules_of(text: str, file: str, base: str) -> list[Rule]:
     return found
 
 
+def line_for(path: str) -> str:
+    r"""Return the line that leaves out a path. `?` stands for each character that cannot be typed.
+
+    >>> line_for("#a *.log"), line_for("a\nb")
+    ('\\#a \\*.log', 'a?b')
+    """
+    line = "".join(f"\\{one}" if one in "\\*?[" else one if one.isprintable() else "?" for one in path)
+    line = f"\\{line}" if line.startswith(("#", "!")) else line
+    return f"{line[:-1]}\\ " if line.endswith(" ") else line
+
+
 def deciding(rules: Sequence[Rule], path: str, *, is_folder: bool) -> Rule | None:
     """Return the rule that decides about a path, or None."""
     for rule in reversed(rules):

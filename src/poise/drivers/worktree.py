@@ -26,7 +26,7 @@ import msgspec
 
 from poise.decoding import msgpack_decoder
 from poise.drivers.bringing import git_folder, tree_root
-from poise.drivers.ignores import FILES, Rule, deciding, rules_of
+from poise.drivers.ignores import FILES, Rule, deciding, line_for, rules_of
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, NotFound, SpecError
 from poise.model.document import some
@@ -312,10 +312,12 @@ class _Scan:
         """Raise SpecError with everything that cannot be sent."""
         errors = []
         for why, paths in self._problems.items():
-            hint = f"add `{paths[0]}` to {IGNORED_BY} to leave it out"
+            line = line_for(paths[0])
+            hint = f"add `{line}` to {IGNORED_BY} to leave it out"
             if why.startswith("it looks like a secret"):
-                hint += f", or `!{paths[0]}` to send it; a job gets a key by `--secret`"
-            errors.append(SpecError(why, code=CODE, field="sync", have=some(sorted(paths), SHOWN), hint=hint))
+                hint += f", or `!{line}` to send it; a job gets a key by `--secret`"
+            have = some([path if _is_utf8(path) else ascii(path) for path in sorted(paths)], SHOWN)
+            errors.append(SpecError(why, code=CODE, field="sync", have=have, hint=hint))
         if errors:
             first = errors[0]
             others = tuple(error.record for error in errors[1:])
@@ -410,7 +412,7 @@ class _Scan:
                     here.left[name + ending] = why
                 self.left.append(Left((path if _is_utf8(path) else ascii(path)) + ending, why))
             elif is_folder and not _is_utf8(name):
-                self._problem(NOT_UTF8, ascii(path))
+                self._problem(NOT_UTF8, path)
             elif is_folder:
                 inside.append((path + "/", state.st_dev))
                 here.folders.append(name)
@@ -459,7 +461,7 @@ class _Scan:
     ) -> None:
         """Add a file or link that is new or may have changed."""
         if not _is_utf8(name):
-            self._problem(NOT_UTF8, ascii(path))
+            self._problem(NOT_UTF8, path)
             return
         self._count += 1
         if self._count > MAX_ENTRIES:
