@@ -285,10 +285,24 @@ def _narrowed(job: JobState, name: str) -> Found:
         units = [unit for unit in job.units if any(task.name == name for task in unit.spec.tasks)]
         tasks = {name}
     if not units:
-        hint = near(name, sorted(every.union(given))) or f"`poise show {job.id}` lists its tasks"
-        have = some(list(dict.fromkeys(unit.spec.name for unit in job.units)), FEW)
-        raise NotFound(f"job {job.id} has no task `{name}`", field="task", have=have, hint=hint)
+        raise _no_task(job, name, sorted(every.union(given)))
     return Found(job, tuple(units), frozenset(tasks), f"{job.id}.{name}")
+
+
+def _no_task(job: JobState, name: str, known: list[str]) -> NotFound:
+    """Return the error for an unknown task of a job. Of an array it names no part because that part exists now."""
+    have = some(list(dict.fromkeys(unit.spec.name for unit in job.units)), FEW)
+    tasks = dict.fromkeys(map(_given, job.units))
+    if job.array is not None:
+        rule = job.array.rule
+        (first, _), (begin, count) = rule.spans[0], rule.spans[-1]
+        task = rule.like.name
+        have, tasks = f"{task}[{first}] to {task}[{begin + count - 1}]", {task: None}
+        known = [task] if rule.merge is None else [task, rule.merge.name]
+    parts = [f"{task}[{name.strip('[]')}]" for task in tasks]
+    meant = next((part for part in parts if part in known or (job.array and part_named(job, job.array, part))), "")
+    hint = f"did you mean `{meant}`?" if meant else near(name, known) or f"`poise show {job.id}` lists its tasks"
+    return NotFound(f"job {job.id} has no task `{name}`", field="task", have=have, hint=hint)
 
 
 __all__ = ["Found", "find", "find_node", "found_report", "names", "of_rank", "only"]

@@ -95,6 +95,15 @@ def test_what_does_not_exist_is_known_all_the_same() -> None:
     assert [one.exit_code for one in told] == [7, 0, None, None]
     with pytest.raises(NotFound, match=rf"no task `main\[{MANY}\]`"):
         find(world.ledger, f"j.main[{MANY}]")
+    hints = {
+        "5": "did you mean `main[5]`?",
+        str(MANY): "`poise show j1` lists its tasks",
+        "mian": "did you mean `main`?",
+    }
+    for name, hint in hints.items():
+        with pytest.raises(NotFound) as caught:
+            find(world.ledger, f"j.{name}")
+        assert (caught.value.record.have, caught.value.record.hint) == (f"main[0] to main[{MANY - 1}]", hint)
     with pytest.raises(Conflict, match="when it may start soon"):
         world.cancel("j.main[3]")
         raise world.replies[-1].error or AssertionError("accepted")

@@ -56,6 +56,9 @@ def test_a_task_may_be_named_apart() -> None:
         ("zzz.main", "there is no job `zzz.main`", "`poise ls --all` lists the jobs"),
         ("train.fecth", "job j1 has no task `fecth`", "did you mean `fetch`?"),
         ("train.zzz", "job j1 has no task `zzz`", "`poise show j1` lists its tasks"),
+        ("train.1", "job j1 has no task `1`", "did you mean `shard[1]`?"),
+        ("train.[1]", "job j1 has no task `[1]`", "did you mean `shard[1]`?"),
+        ("train.9", "job j1 has no task `9`", "`poise show j1` lists its tasks"),
         ("", "there is no job ``", "`poise ls --all` lists the jobs"),
     ],
 )
