@@ -420,7 +420,7 @@ def standing_of(view: Snapshot, shares: ShareView) -> Standing:
 
 class Ratio(NamedTuple):
     """A node relative to its siblings: its part of their weights, and of their debts (None: there is no debt). The
-    sibling for all others counts only if it holds or owes anything.
+    node for all others has a part of the weights only if it holds or owes anything.
     """
 
     share: float
@@ -430,14 +430,14 @@ class Ratio(NamedTuple):
 def ratio(standing: Standing, place: int) -> Ratio:
     """Return a node's parts of weights and debts among its siblings."""
     beside = [other for other, node in enumerate(standing.nodes) if node.parent == standing.nodes[place].parent]
-    own = standing.nodes[place].weight
-    weights = sum(
-        standing.nodes[other].weight
+    weights = {
+        other: standing.nodes[other].weight
         for other in beside
-        if other == place or standing.nodes[other].kind != "others" or standing.debts[other] or standing.held[other]
-    )
-    owed = sum(standing.debts[other] for other in beside)
-    return Ratio(own / weights if weights else 0.0, standing.debts[place] / owed if owed else None)
+        if standing.nodes[other].kind != "others" or standing.debts[other] or standing.held[other]
+    }
+    whole, owed = sum(weights.values()), sum(standing.debts[other] for other in beside)
+    share = weights.get(place, 0) / whole if whole else 0.0
+    return Ratio(share, standing.debts[place] / owed if owed else None)
 
 
 def level_in(standing: Standing, one: int, other: int) -> int | None:

@@ -43,6 +43,20 @@ def test_what_each_share_holds_and_who_is_served_first(desk: Desk) -> None:
     assert found["ann"]["within"] == "research"
 
 
+def test_the_shares_of_each_level_add_up_to_all_of_it(desk: Desk) -> None:
+    def levels() -> dict[str, float]:
+        found: dict[str, float] = {}
+        for row in desk.call("GET", "/v1/shares").value["shares"]:
+            found[row["within"]] = found.get(row["within"], 0.0) + row["share"]
+        return found
+
+    assert levels() == pytest.approx({"": 1.0, "research": 1.0})
+    assert rows(desk)["others"]["share"] == 0.0, "it holds and owes nothing"
+    desk.world.job("x", tenant="another", gpu=1).round()
+    assert levels() == pytest.approx({"": 1.0, "research": 1.0})
+    assert rows(desk)["others"]["share"] > 0.0
+
+
 def test_a_tenant_sees_all_tenants_and_only_its_own_users(desk: Desk) -> None:
     assert {"research", "product", "ann"} <= rows(desk, "researcher").keys()
     assert rows(desk, "producer").keys() == {"research", "product", "others"}
