@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from math import isfinite
 from typing import Literal
 
 import msgspec
@@ -40,6 +41,9 @@ class Bins:
         self.total = 0.0
 
     def add(self, value: float) -> None:
+        """Count a value. One that is not finite is left out: it would make the sum useless from then on."""
+        if not isfinite(value):
+            return
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 

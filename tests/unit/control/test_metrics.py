@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import sys
+from math import inf, nan
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.messages import Decided, FromNode, Submit
 from poise.model.load import Load
 from poise.model.messages import Beat, Hello
+from poise.model.metrics import Bins
 from poise.model.observed import CommitTook, RoundTook
 from poise.model.spec import compile_spec
 from poise.model.tenants import HOME, Role
@@ -280,6 +282,14 @@ def test_durations_of_rounds_and_commits_fall_into_buckets() -> None:
     assert told.value("poise_round_phase_seconds_bucket", phase="apply", le="0.01") == 1
     assert told.value("poise_log_sync_seconds_bucket", le="1.0") == 0
     assert told.value("poise_log_sync_seconds_bucket", le="+Inf") == told.value("poise_log_sync_seconds_count") == 1
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_a_value_that_is_not_finite_changes_no_histogram(value: float) -> None:
+    bins = Bins((1.0, 2.0))
+    for one in (0.5, value, 3.0):
+        bins.add(one)
+    assert (bins.counts, bins.total) == ([1, 0, 1], 3.5)
 
 
 def test_counters_begin_at_zero_so_that_their_first_rate_is_right() -> None:
