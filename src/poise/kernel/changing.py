@@ -97,10 +97,11 @@ def memory_wish(ledger: Ledger, unit: UnitState) -> int:
     return wish if 0 < wish < unit.spec.shape.memory else 0
 
 
-def sized(unit: UnitState, memory: int, by: str, now: int) -> JobChanged:
-    """Return the event that gives the running attempts of a unit this much memory each."""
-    like = _with_value(unit.spec, MEMORY, memory)
-    return JobChanged(at=now, job=unit.job, units=(unit.id,), like=like, paths=(MEMORY,), by=by, grow=(unit.id,))
+def sized(unit: UnitState, memory: int, by: str, now: int, *, at_once: bool = True) -> JobChanged:
+    """Return the event that gives the running attempts of a unit this much memory each, or only its next ones."""
+    like, units = _with_value(unit.spec, MEMORY, memory), (unit.id,)
+    grow = units if at_once else ()
+    return JobChanged(at=now, job=unit.job, units=units, like=like, paths=(MEMORY,), by=by, grow=grow)
 
 
 class Growth:

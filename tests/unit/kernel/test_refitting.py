@@ -276,6 +276,20 @@ def test_a_limit_that_its_user_has_lowered_is_raised_no_further_than_before() ->
     assert held(world) == 12 * GIB, "it is not lowered any more"
 
 
+def test_a_larger_limit_that_waits_for_room_is_kept_when_a_lowered_limit_is_raised() -> None:
+    world = lowered_by_its_user().job("large", memory="58GiB").round().start("large").change("a", memory="12GiB")
+    assert (held(world), limit(world, "a")) == (62 * GIB, 12 * GIB), "there is no room"
+    world.sized("a", 3900 << 20, short=True)
+    assert (world.unit("a").spec.shape.memory, limit(world, "a")) == (4680 << 20, 12 * GIB)
+    world.finish("large").sized("a", 4600 << 20, short=True)
+    world.finish("a", outcome="lost").after("20s").round()
+    assert world.unit("a").spec.shape.memory == limit(world, "a") == 12 * GIB
+    again = Ledger()
+    for event in world.log:
+        again.apply(event)
+    assert again.encode() == world.ledger.encode()
+
+
 def test_a_limit_that_a_user_has_set_since_is_not_recorded_as_that_of_the_rule() -> None:
     world = running(loaded()).change("a", memory="4GiB")
     before = len(adjusted(world))

@@ -55,9 +55,14 @@ class LiveLimits:
                 self._attempts.limit([unit.id])
 
     def _resize(self, unit: UnitState, memory: int, why: str, now: int) -> None:
-        """Record the new limit of a running attempt, also with the rule that has set its limit, if one has."""
+        """Record the new limit of a running attempt, also with the rule that has set its limit, if one has. A larger
+        limit that a user has set for the next attempt stays.
+        """
         by, fitting = NO_POLICY, fitting_of(self.ledger, unit)
+        waits = unit.next_spec.shape.memory if unit.next_spec is not None else 0
         if fitting is not None:
             by = acting_as(fitting.rule).token
             self._commit(resized(fitting, unit, memory, why, now))
         self.change(changing.sized(unit, memory, by, now))
+        if waits > memory:
+            self.change(changing.sized(unit, waits, by, now, at_once=False))
