@@ -153,7 +153,7 @@ def _occurrences(spec: EventSpec, at: str, zones: Zones) -> list[CalendarEvent]:
         raise SpecError("the event has no duration", code="E103", field=f"{at}.for", have=shown(spec.length))
     before = BEFORE + length
     shifts = zones.shifts(spec.time_zone, zones.now - before / SECOND, f"{at}.time_zone")
-    first, shifts = read_start(spec.begins, f"{at}.from", zones, shifts)
+    first = read_start(spec.begins, f"{at}.from", zones, spec.time_zone, shifts)
     local = [first]
     rule = None
     if spec.every:

@@ -17,7 +17,17 @@ from poise.model.decisions import Spot
 from poise.model.document import Findings, shown
 from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
 from poise.model.recurring import DEFAULT_ZONE
-from poise.model.rrule import ALWAYS_UTC, EXAMPLE, Shifts, in_utc, parse_rrule, parse_time, starts
+from poise.model.rrule import (
+    ALWAYS_UTC,
+    DAY_SECONDS,
+    EXAMPLE,
+    MAX_DAYS,
+    Shifts,
+    in_utc,
+    parse_rrule,
+    parse_time,
+    starts,
+)
 from poise.model.spec import check_name
 from poise.units import SECOND, format_duration, parse_duration
 
@@ -200,7 +210,7 @@ def _compile(spec: ReservationSpec, at: str, zones: Zones) -> Reservation:
     if spec.maintenance and spec.soft:
         raise SpecError("maintenance is always firm", field=f"{at}.soft", hint="soft: false")
     shifts = zones.shifts(spec.time_zone, zones.now, f"{at}.time_zone")
-    first, shifts = read_start(spec.begins, f"{at}.from", zones, shifts)
+    first = read_start(spec.begins, f"{at}.from", zones, spec.time_zone, shifts)
     length = parse_or_raise(parse_duration, spec.length, f"{at}.for", MAX_DURATION) // SECOND
     length = OPEN_END if spec.maintenance and not length else length
     if length < LEAST_LENGTH:
@@ -246,28 +256,31 @@ def _nodes(spec: ReservationSpec, at: str) -> tuple[tuple[str, ...], int]:
     return nodes, count
 
 
-def read_start(written: str, field: str, zones: Zones, shifts: Shifts) -> tuple[int, Shifts]:
-    """Return the first start on the clock of the zone, and the offsets of the zone. A time with an offset of its own
-    counts in UTC unless the reservation recurs.
+def read_start(written: str, field: str, zones: Zones, zone: str, shifts: Shifts) -> int:
+    """Return the first start on the clock of a zone with these offsets, in seconds. They begin about now, so an earlier
+    time with an offset of its own needs earlier ones.
     """
     text = written.strip()
     if text[:1] == "+":
         soon = int(zones.now) + parse_or_raise(parse_duration, text[1:], field, MAX_DURATION) // SECOND
-        return _local(soon, shifts), shifts
+        return _local(soon, shifts)
     try:
         if len(text) <= 5 and ":" in text:
             today = _local(int(zones.now), shifts) // 86_400 * 86_400
             hour, minute = text.split(":")
             clock = datetime(1970, 1, 1, int(hour), int(minute), tzinfo=UTC)
             local = today + int(clock.timestamp())
-            return (local if utc_of(local, shifts) > zones.now else local + 86_400), shifts
+            return local if utc_of(local, shifts) > zones.now else local + 86_400
         moment = datetime.fromisoformat(text)
     except ValueError:
         need = "2026-12-01T20:00, 20:00 (the next one), or +2h (from now)"
         raise SpecError("the time cannot be read", code="E103", field=field, have=text[:80], need=need) from None
-    if moment.tzinfo is not None:
-        return _local(int(moment.timestamp()), shifts), shifts
-    return int(moment.replace(tzinfo=UTC).timestamp()), shifts
+    if moment.tzinfo is None:
+        return int(moment.replace(tzinfo=UTC).timestamp())
+    utc = int(moment.timestamp())
+    if utc < shifts[0][0]:  # from the start of a block of years, so that many times share the offsets
+        shifts = zones.shifts(zone, max(0, utc - utc % (MAX_DAYS * DAY_SECONDS)), field)
+    return _local(utc, shifts)
 
 
 def _local(utc: int, shifts: Shifts) -> int:

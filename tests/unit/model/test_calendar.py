@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_events_recur_also_without_an_end() -> None:
     assert begins[:2] == [at("2026-12-01T09:00Z"), at("2026-12-15T09:00Z")]
     assert (begins[-1] - at("2026-11-20T12:00Z")) // DAY in range(393, 401), "as far ahead as events count"
     assert compiled(event(**{"from": "2026-06-01"})) == (), "it is long over"
+
+
+@pytest.mark.parametrize("first", ["2020-12-01T09:00+01:00", "2020-06-30T09:00+02:00", "2020-12-01T08:00Z"])
+@pytest.mark.parametrize("month", [2, 7, 11])
+def test_an_event_that_began_with_an_offset_recurs_on_the_clock_of_its_zone(first: str, month: int) -> None:
+    """It began long ago, when the clock of its zone may have differed from that of now."""
+    now = datetime(2026, month, 20, 12, tzinfo=UTC).timestamp()
+    weekly = event(**{"from": first}, every="FREQ=WEEKLY", time_zone="Europe/Zurich")
+    made = compile_calendar({"kind": "calendar", "events": [weekly]}, Zones(now, shifts))
+    begins = [datetime.fromtimestamp(one.announced[0].at / SECOND, ZoneInfo("Europe/Zurich")) for one in made]
+    assert {(one.weekday(), one.hour, one.minute) for one in begins} == {(1, 9, 0)}
 
 
 @pytest.mark.parametrize(
