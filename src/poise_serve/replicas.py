@@ -107,10 +107,10 @@ class Replicas:
         self.ordered = 0
         """Replicas that rules add to the target count, within its limits; negative: remove."""
         self._since: dict[str, int] = {}
-        self._start_up = 0
         self._submitting: asyncio.Future[None] | None = None
         self._told: dict[str, str] = {}
         service.ever_ready = notes.noted.ready
+        service.note_start_up(notes.noted.start_up)
         service.watchers.append(self._note_ready)
         self._epochs: dict[str, int] = {}
         service.may_join = lambda job, epoch: job in self._jobs and epoch >= self._epochs.get(job, 0)
@@ -210,7 +210,8 @@ class Replicas:
         """Start or stop replicas to match the target count, and check which have ended."""
         wanted = self._declared.replicas
         if self._scaler is not None:
-            wanted = self._scaler.look(time.monotonic_ns(), self._start_up)
+            now = time.monotonic_ns()
+            wanted = self._scaler.look(now, self.start_up(now))
         wanted = with_orders(wanted, self.ordered, self._declared.rules)
         while len(self._jobs) < wanted and time.monotonic() >= self._not_before:
             self._submitting = asyncio.ensure_future(self._submit())
@@ -258,6 +259,12 @@ class Replicas:
         noted.key = ""
         self.notes.write()
 
+    def start_up(self, now: int) -> int:
+        """Return the expected start-up time of a new replica in nanoseconds: that of the latest one, and no less than
+        replicas that still start have taken so far.
+        """
+        return max(self.notes.noted.start_up, *(now - since for since in self._since.values()), 0)
+
     def _note_ready(self) -> None:
         """Save that a replica was ready, so that a gateway that takes over knows that they can start."""
         if self._service.ever_ready and not self.notes.noted.ready:
@@ -265,10 +272,13 @@ class Replicas:
             self.notes.write()
 
     def _learn_start_up(self) -> None:
-        """Measure the start-up time of the latest replica, from submission to ready."""
+        """Measure the start-up time of the latest replica, from submission to ready. A gateway that takes over knows
+        it too.
+        """
         for job in [job for job in self._since if self._service.has(job)]:
-            self._start_up = time.monotonic_ns() - self._since.pop(job)
-            self._service.note_start_up(self._start_up)
+            self.notes.noted.start_up = time.monotonic_ns() - self._since.pop(job)
+            self._service.note_start_up(self.notes.noted.start_up)
+            self.notes.write()
 
     async def _ask(self, question: Callable[[Client], T]) -> T:
         """Query the control plane in a thread. Retry, because an idle one that is stopping gets restarted."""

@@ -335,7 +335,7 @@ class ServiceTwin(Trial):
         self.seen = Seen()
         self._jobs: list[_Job] = []
         self._by_name: dict[str, _Job] = {}  # jobs that the batcher knows
-        self._started = self._start_up = 0
+        self._started, self._start_up = 0, serving.start
         self._timer = self._timer_at = 0
 
     @property
@@ -440,7 +440,8 @@ class ServiceTwin(Trial):
         if job.over:
             return
         job.ready = self.now
-        self._start_up = self.now - job.asked
+        if job.asked:  # the initial ones are ready at once, which says nothing of others
+            self._start_up = self.now - job.asked
         self._by_name[job.name] = job
         self._do(self.batcher.up(job.name, self.now))
 

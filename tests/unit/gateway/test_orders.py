@@ -1,6 +1,8 @@
 """What rules ask of services: replicas within the limits of the service, and copies that cost clients nothing."""
 
 import asyncio
+import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,6 +12,7 @@ from poise.errors import Unreachable
 from poise.model.reports.services import OrdersReport, ServiceLeftOut, ServiceOrder
 from poise.model.served import GatewayNews, Served, ServiceNews
 from poise.model.servicefile import compile_service
+from poise.units import MINUTE, SECOND
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.kernel.scaler import with_orders
 from poise_serve.notes import Notes
@@ -30,10 +33,10 @@ class Gateway:
         services = {"chat": cast(Service, self.chat), "chat-v2": cast(Service, self.other)}
         self.said: list[str] = []
         declared = compile_service({"kind": "service", "name": "chat", "model": "app.py:Model", **fields})
-        service = Service("chat", declared.limits, tmp_path / "chat.sock", cast(Any, None))
+        self.service = Service("chat", declared.limits, tmp_path / "chat.sock", cast(Any, None))
         notes = Notes(tmp_path / "chat.json")
         notes.noted.jobs = ["j1"]
-        self.replicas = Replicas(declared, service, self.connect, {"env": {}}, "ann", self.said.append, notes)
+        self.replicas = Replicas(declared, self.service, self.connect, {"env": {}}, "ann", self.said.append, notes)
         self.orders = Orders(self.connect, services, lambda: {"chat": self.replicas}, self.news, self.said.append)
         self.reachable = True
         self.reported: list[ServiceNews] = []
@@ -93,6 +96,30 @@ def test_replicas_change_within_the_limits_of_the_service(
     assert with_orders(wanted, gateway.replicas.ordered, rules) == made
     gateway.orders.take([])
     assert with_orders(wanted, gateway.replicas.ordered, rules) == wanted
+
+
+def test_a_first_replica_takes_at_least_as_long_to_start_as_it_has_taken_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def submitted() -> None:
+        gateway.loop, gateway.asked = asyncio.get_running_loop(), asyncio.Event()
+        await gateway.replicas._submit()
+
+    monkeypatch.setattr(Client, "submit", lambda *_, **__: "j2")
+    gateway = Gateway(tmp_path, replicas="0..4")
+    now = time.monotonic_ns()
+    assert gateway.replicas.start_up(now) == 0
+    asyncio.run(submitted())
+    assert MINUTE - 10 * SECOND < gateway.replicas.start_up(now + MINUTE) <= MINUTE
+
+
+def test_a_gateway_that_takes_over_knows_how_long_a_replica_takes_to_start(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "chat.json")
+    notes.noted.start_up = MINUTE
+    notes.write()
+    gateway = Gateway(tmp_path, replicas="1..4")
+    assert gateway.replicas.start_up(time.monotonic_ns()) == MINUTE
+    assert gateway.service.batcher.start_up == MINUTE, "clients are told when to try again"
 
 
 def test_orders_are_said_once_and_sum_up(tmp_path: Any) -> None:
