@@ -60,7 +60,10 @@ class Relay:
         self._path = path
         self._open: dict[int, _Request] = {}
         self._number = secrets.randbits(32)
+        self._link: _Link | None = None
+        """The latest connection to a core …"""
         self._core: _Link | None = None
+        """… and the same, while that core takes requests."""
         self.is_ending = False
         """Whether it refuses requests if there is no core."""
         self._is_away = False
@@ -72,8 +75,8 @@ class Relay:
     def stop(self) -> None:
         if self._dialling is not None:
             self._dialling.cancel()
-        if self._core is not None:
-            self._core.close()
+        if self._link is not None:
+            self._link.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
@@ -140,7 +143,8 @@ class Relay:
                         request.refuse()
             await asyncio.sleep(DIAL_EVERY)
         channel.setblocking(False)
-        await loop.create_unix_connection(lambda: _Link(self), sock=channel)
+        link = self._link = _Link(self)
+        await loop.create_unix_connection(lambda: link, sock=channel)
 
     def ready(self, core: "_Link") -> None:
         """The core takes requests."""

@@ -169,3 +169,27 @@ def test_without_a_core_requests_are_refused_at_the_end(group: tuple[Group, str]
 
 async def _answering(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
     await answer(send, 200, b"", [])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_gateway_that_stops_leaves_a_core_that_is_not_ready(tmp_path: Path, at_once: bool) -> None:
+    """The connection is closed, and no other one is made."""
+
+    async def stopped() -> list[bytes]:
+        loop, relay, heard = asyncio.get_running_loop(), Relay(tmp_path / "core"), list[bytes]()
+        with sockets.listen(tmp_path / "core") as listening:
+            listening.setblocking(False)
+            relay.start()
+            core, _ = await loop.sock_accept(listening)
+            with core:
+                for _ in range(0 if at_once else 20):  # in which the connection is taken up
+                    await asyncio.sleep(0)
+                relay.stop()
+                heard.append(await asyncio.wait_for(loop.sock_recv(core, 1), 5))
+            for _ in range(20):  # in which another connection would be made
+                await asyncio.sleep(0)
+            with pytest.raises(BlockingIOError):
+                listening.accept()
+        return heard
+
+    assert asyncio.run(stopped()) == [b""]
