@@ -388,7 +388,11 @@ def _back(unit: UnitState, now: int) -> list[Reason]:
 
 
 def turn_of(job: JobState, unit: UnitState) -> list[Reason]:
-    """Return a reason if the concurrency limit of its task (`at_most`) makes it wait for earlier parts."""
+    """Return a reason if the concurrency limit of its task (`at_most`) makes it wait for earlier parts, or if it is a
+    part of an array that is made later.
+    """
+    if job.array is not None and unit.ordinal >= job.array.ordinal + job.array.made and not unit.spec.at_most:
+        return [Reason(code="BEHIND", subject=job.units[-1].id)]
     given = job.turns.get(unit.spec.name.partition("[")[0], 0)
     if not unit.spec.at_most or unit.spec.tasks[0].part < unit.spec.at_most + given:
         return []
@@ -431,10 +435,11 @@ class Alike(NamedTuple):
 
 
 class After(NamedTuple):
-    """Units that wait for other units of their job or for other jobs, with the reasons."""
+    """Units that wait for other units of their job or for other jobs, with the reasons; `more` are not named."""
 
     units: tuple[str, ...]
     reasons: tuple[Reason, ...]
+    more: int = 0
 
 
 class Active(NamedTuple):

@@ -18,7 +18,8 @@ from poise.kernel.budgeting import why_held
 from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, known_as, turn_of
 from poise.kernel.find import find_node
 from poise.kernel.fitting import strangers
-from poise.kernel.ledger import Ledger, State, job_status, may_follow
+from poise.kernel.ledger import JobState, Ledger, State, job_status, may_follow
+from poise.model.arrays import size_of
 from poise.model.decisions import UNKNOWN, Hold, Place, Plan, Preempt, Reason, Resize
 from poise.model.events import JobSubmitted
 from poise.model.fleet import CONDITIONS, CPU, DEVICES, DRAINED, EMPTYING, MEMORY, NETWORK, Fleet, Ints, Resident
@@ -662,23 +663,38 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
 
 def _proposal(own: Ledger, job: Job, reasons: list[Reason], now: int) -> Proposal:
     own.apply(JobSubmitted(at=now, job=job))
-    units = own.jobs[job.id].units
+    state = own.jobs[job.id]
+    units, left = state.units, state.array.left if state.array is not None else 0
     if job.hold:
         reasons.append(Reason(code="ON_HOLD", subject=job.id))
     if begin := units[0].spec.begin:
         reasons.append(Reason(code="BEGINS", need=format_duration(begin)))
     if reasons:
-        return Proposal(job, (), (After(tuple(unit.id for unit in units), tuple(reasons)),))
+        return Proposal(job, (), (After(tuple(unit.id for unit in units), tuple(reasons), left),))
     later: dict[tuple[Reason, ...], list[str]] = {}
     for unit in units:
         if unit.status == "waiting":
             why = [Reason(code="NEEDS", need=need) for need in unit.spec.needs]
-            later.setdefault((*why, *turn_of(own.jobs[job.id], unit)), []).append(unit.id)
+            later.setdefault((*why, *turn_of(state, unit)), []).append(unit.id)
     return Proposal(
         job,
         tuple(own.shown.candidate(unit) for unit in units if unit.status == "pending"),
-        tuple(After(tuple(names), why) for why, names in later.items()),
+        (*(After(tuple(names), why) for why, names in later.items()), *_made_later(state)),
     )
+
+
+def _made_later(job: JobState) -> Iterator[After]:
+    """Yield the parts of an array that do not exist at its submission, and its merge."""
+    array = job.array
+    if array is None:
+        return
+    parts = [array.past(job.id, place) for place in range(array.made, min(array.made + FEW, size_of(array.rule)))]
+    if parts:
+        names = tuple(unit.id for unit in parts)
+        yield After(names, tuple(turn_of(job, parts[0])), size_of(array.rule) - array.made - len(parts))
+    if array.rule.merge is not None:
+        merge = array.past(job.id, size_of(array.rule))
+        yield After((merge.id,), (Reason(code="NEEDS", need=array.rule.like.name),))
 
 
 def plan(
@@ -710,6 +726,8 @@ def plan(
     order = hypothetical.order_of(policy)
     ordered = _ordered(order, with_it) if waiting and order is not None else []
     artifacts = {f"{proposal.job.id}.{unit.name}": artifacts_of(unit) for unit in proposal.job.units}
+    if proposal.job.array is not None:
+        artifacts = dict.fromkeys(own, artifacts_of(proposal.job.array.like))
     waits = [Alike(tuple(units), own[units[0]], 0, (), 0, artifacts[units[0]]) for units in waiting.values()]
     return PlanReport(
         revision=view.revision,
@@ -725,7 +743,7 @@ def plan(
             for alike, start in zip(waits, _starts(foresee, decided, waits), strict=True)
         ),
         later=tuple(
-            PlannedLater(count=len(of.units), named=_some(of.units, everything), reasons=of.reasons[:TRIED])
+            PlannedLater(count=len(of.units) + of.more, named=_some(of.units, everything), reasons=of.reasons[:TRIED])
             for of in (proposal.later if everything else proposal.later[:FEW])
         ),
         note=note,

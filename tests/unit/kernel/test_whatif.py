@@ -7,7 +7,8 @@ import pytest
 
 from poise.errors import Conflict, NotFound, SpecError
 from poise.kernel.explain import job_report, question
-from poise.kernel.find import find
+from poise.kernel.find import find, found_report
+from poise.kernel.ledger import arrays
 from poise.kernel.messages import Submit
 from poise.kernel.whatif import unblock, why_not
 from poise.model.events import Preempted
@@ -335,6 +336,42 @@ def test_a_plan_of_a_graph_tells_what_comes_later() -> None:
     assert [(of.count, of.named) for of in told.waits] == [(1, ("j1.b",))]
     [later] = told.later
     assert (later.named, [reason.need for reason in later.reasons]) == (("j1.c",), ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "waits", "reason"),
+    [({}, 1, "waits behind j1.main[3], which came first"), ({"at_most": 2}, 0, "waits for its turn: at most 2 of")],
+)
+def test_a_plan_of_an_array_counts_all_of_its_parts(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], waits: int, reason: str
+) -> None:
+    """Some exist at its submission, of which some are placed."""
+    monkeypatch.setattr(arrays, "WINDOW", 4)
+    world = World().nodes(1, cpu=3)
+    told = planned(world, {"run": "true", "parts": 20_000, "merge": "true"} | fields)
+    assert sum(of.count for of in told.waits) == waits
+    later, merge = told.later
+    assert sum(of.count for of in (*told.places, *told.waits, later)) == 20_000
+    made = 20_000 - later.count
+    assert later.named[:2] == (f"j1.main[{made}]", f"j1.main[{made + 1}]")
+    assert later.reasons[0].sentence().startswith(reason)
+    assert (merge.named, merge.reasons[0].sentence()) == (("j1.main.merge",), "waits for main")
+
+
+@pytest.mark.parametrize("fields", [{"hold": True}, {"begin": "1h"}])
+def test_a_plan_of_an_array_that_starts_later_counts_all_of_its_parts(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(arrays, "WINDOW", 4)
+    [later] = planned(World().nodes(1), {"run": "true", "parts": 20_000} | fields).later
+    assert later.count == 20_000
+
+
+def test_a_part_of_an_array_that_does_not_exist_yet_says_what_is_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "WINDOW", 4)
+    world = World().nodes(1, cpu=3).job("a", parts=20_000).round()
+    [task] = found_report(world.ledger, find(world.ledger, "a.main[500]"), world.now).tasks
+    assert list(task.reasons) == ["waits behind j1.main[6], which came first"]
 
 
 def test_a_plan_of_what_comes_after_another_job() -> None:
