@@ -7,7 +7,7 @@ import click
 
 from poise.cli.asking import FLAGS, asked, changing, note_units, told_as_flags
 from poise.cli.jobs import ENDED
-from poise.cli.render import FEW, print_json, say
+from poise.cli.render import FEW, in_turn, print_json, say
 from poise.client import Client, current_home
 from poise.control.start import UNTIL_IDLE, connected, ensure_up
 from poise.model.changing import fields_in
@@ -23,7 +23,7 @@ _ONLY = "Remove only ended jobs"
 def hold(jobs: tuple[str, ...], as_json: bool) -> int:
     """Hold every JOB (id or name): tasks that have not started wait until `poise release`. Running tasks continue."""
     client = connected(current_home())
-    held = [client.hold(job.id) for job in _all_there(client, jobs)]
+    held = in_turn("on hold", _all_there(client, jobs), client.hold)
     if as_json:
         print_json({"held": held})
     else:
@@ -38,8 +38,8 @@ def release(jobs: tuple[str, ...], as_json: bool) -> int:
     """Release every JOB (id or name) that is on hold. It waits for room from now on."""
     client = connected(current_home())
     there = _all_there(client, jobs)
-    released = [client.release(job.id) for job in there if job.hold]
-    others = [client.release(job.id) for job in there if not job.hold]  # fails if the job has ended
+    released = in_turn("released", [job for job, report in there.items() if report.hold], client.release)
+    others = [client.release(job) for job, report in there.items() if not report.hold]  # fails if the job has ended
     if as_json:
         print_json({"released": released})
         return 0
@@ -50,9 +50,9 @@ def release(jobs: tuple[str, ...], as_json: bool) -> int:
     return 0
 
 
-def _all_there(client: Client, jobs: tuple[str, ...]) -> list[JobReport]:
-    """Return the reports of all jobs. Raises `NotFound` before anything is changed if one does not exist."""
-    return [client.job(job) for job in jobs]
+def _all_there(client: Client, jobs: tuple[str, ...]) -> dict[str, JobReport]:
+    """Return the reports of all jobs by name. Raises `NotFound` before anything is changed if one does not exist."""
+    return {job: client.job(job) for job in jobs}
 
 
 @click.command()

@@ -112,9 +112,10 @@ def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
 
 def target_of(ledger: "Ledger", name: str) -> "Target":
     from poise.control.forecast import Target
-    from poise.kernel.find import find
+    from poise.kernel.find import check_exist, find
 
     found = find(ledger, name)
+    check_exist(ledger, found, "forecast")
     if all(unit.over for unit in found.units):
         raise Conflict(f"{found.name} is over already", field="job", hint=f"`poise show {found.name}`")
     if found.job.calls is not None:

@@ -260,11 +260,11 @@ def part_named(job: JobState, array: ArrayState, name: str) -> UnitState | None:
     return next(existing, None) or array.past(job.id, place)
 
 
-def check_exist(ledger: Ledger, found: Found) -> None:
-    """Raise `Conflict` if a requested part of an array has not been made."""
+def check_exist(ledger: Ledger, found: Found, wish: str = "changed or cancelled") -> None:
+    """Raise `Conflict` if a requested part of an array has not been made, so that the `wish` is impossible."""
     unknown = next((unit for unit in found.units if not unit.over and ledger.jobs.unit(unit.id) is None), None)
     if unknown is not None:
-        what = f"{unknown.id} is made when it may start soon, and cannot be changed or cancelled before"
+        what = f"{unknown.id} is made when it may start soon, and cannot be {wish} before"
         raise Conflict(what, field="job", have=found.name, hint=f"`poise show {found.job.id}`")
 
 

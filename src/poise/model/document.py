@@ -148,9 +148,9 @@ class Findings:
             return _WRONG
         fits = [one for one in _alternatives(kind) if _fits(value, one)]
         if not fits:
-            self.add(
-                SpecError("the value has the wrong type", field=at, need=_expected(kind, words), have=_seen(value))
-            )
+            need, have = _expected(kind, words), _seen(value)
+            hint = "put it in quotes" if need == "a text" and isinstance(value, bool | int | float) else ""
+            self.add(SpecError("the value has the wrong type", field=at, need=need, have=have, hint=hint))
             return _WRONG
         chosen = fits[0]
         if isinstance(chosen, inspect.StructType):

@@ -134,3 +134,14 @@ def test_names_before_one_that_fails_are_said(
     assert capsys.readouterr().err.startswith(f"{done}error[E120]: there is no ")
     left = [one["name"] for one in desk.call("GET", "/v1/reservations").value]
     assert left == (["later"] if command == "reserve" else ["night", "later"])
+
+
+@pytest.mark.parametrize("command", ["hold", "release"])
+def test_a_part_of_a_job_is_not_taken_for_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    desk = Desk(World().nodes(1).job("a", hold=True).job("j", hold=command == "release"))
+    linked(monkeypatch, "poise.cli.change", desk)
+    assert main([command, "a", "j.main"]) == 1
+    assert "a job is held as a whole" in capsys.readouterr().err
+    assert desk.world.state("j").hold is (command == "release")

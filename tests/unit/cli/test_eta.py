@@ -133,3 +133,14 @@ def test_down_tells_of_jobs_that_are_unfinished_where_nothing_is_up(
     assert main(["down"]) == 0
     said = capsys.readouterr().err
     assert "poise was not up" in said and "2 jobs are unfinished (j1, j2)" in said and "down --cancel" in said
+
+
+def test_a_part_of_an_array_that_does_not_exist_yet_has_no_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was told as failed."""
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
+    written(World().nodes(1, cpu=2).job("a", parts=20_000, at_most=1).round(), tmp_path / "home")
+    assert main(["eta", "a.main[5]", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["error"]
+    assert told["message"] == "j1.main[5] is made when it may start soon, and cannot be forecast before"

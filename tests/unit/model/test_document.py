@@ -54,6 +54,7 @@ def test_a_job_with_several_mistakes() -> None:
         "resources.memory", "resources.gpu_model", "grace",
     }  # fmt: skip
     assert (records["run[1]"].need, records["run[1]"].have) == ("a text", "1")
+    assert records["run[1]"].hint == "put it in quotes"
     assert records["array"].hint == "did you mean `parts`?"
 
 
