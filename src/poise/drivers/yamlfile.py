@@ -80,11 +80,12 @@ def _keep_written(node: Any) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
     for place, (key, value) in enumerate(node.value):
-        if key.value in AS_WRITTEN:
-            node.value[place] = (key, _as_written(value, AS_WRITTEN[key.value]))
-        elif key.value == "canary":
+        name = key.value if isinstance(key, yaml.ScalarNode) else ""
+        if name in AS_WRITTEN:
+            node.value[place] = (key, _as_written(value, AS_WRITTEN[name]))
+        elif name == "canary":
             _keep_written(value)
-        elif key.value == "tasks" and isinstance(value, yaml.MappingNode):
+        elif name == "tasks" and isinstance(value, yaml.MappingNode):
             for _, task in value.value:
                 _keep_written(task)
 

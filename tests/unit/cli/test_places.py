@@ -61,11 +61,11 @@ def test_a_flag_has_no_place_in_the_file(tmp_path: Path) -> None:
 
 def test_keys_given_twice_are_told_together(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text("run: x\nrun: y\nenv: {A: 1, A: 2, 3: x, [1]: y}\n")
+    path.write_text("run: x\nrun: y\nenv: {A: 1, A: 2, 3: x, [1]: y}\n[2]: z\n")
     with pytest.raises(SpecError) as caught:
         load_yaml(path)
     assert [record.field.removeprefix(f"{path}:") for record in caught.value.record.all()] == [
-        "2:1", "3:13", "3:19", "3:25",
+        "2:1", "3:13", "3:19", "3:25", "4:1",
     ]  # fmt: skip
 
 
