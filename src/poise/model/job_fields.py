@@ -583,7 +583,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     env: Annotated[
         dict[str, Any],
         Field(
-            "Environment variables. `null` takes the value from the submitter.",
+            "Environment variables. Numbers arrive as written; `null` takes the value from the submitter.",
             example="{SEED: 1}",
             form={
                 "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
