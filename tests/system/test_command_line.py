@@ -641,9 +641,12 @@ def test_down_is_content_with_one_that_is_leaving_for_want_of_work(living: Livin
             agent.kill()
 
 
-def test_several_downs_at_once_all_succeed(living: Living) -> None:
+@pytest.mark.parametrize("flags", [[], ["--cancel"]])
+def test_several_downs_at_once_all_succeed(living: Living, flags: list[str]) -> None:
     living.up()
-    downs = [living.start("down", "--json") for _ in range(4)]
+    if flags:
+        living.poise("submit", "--", "sleep", "100")
+    downs = [living.start("down", "--json", *flags) for _ in range(4)]
     assert [ended(down).code for down in downs] == [0, 0, 0, 0]
     assert not living.processes()
 

@@ -606,8 +606,14 @@ def _settle_store(home: Home, store: str | None) -> None:
 def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agents. Refuses while jobs are unfinished, unless --cancel or --leave is given."""
     home = own_home()
-    was_up = _is_up(home)
-    left = [] if leave or was_up else _left_unfinished(home, certain=cancel_jobs)
+    was_up, is_settled = _is_up(home), leave
+    if was_up:
+        cannot_start = (
+            failure_of(home) is not None and not home.others
+        )  # the state is unknown, and a stop loses nothing
+        is_settled = leave or cannot_start or _see_to_work(home, cancel_jobs)
+        _stop_all(home)
+    left = [] if is_settled else _left_unfinished(home, certain=cancel_jobs)
     jobs = f"{'one job is' if len(left) == 1 else f'{len(left)} jobs are'} unfinished ({', '.join(left[:8])})"
     if left and cancel_jobs:
         say(f"poise was not up; {jobs}: it starts to cancel {'it' if len(left) == 1 else 'them'}")
@@ -617,17 +623,12 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
         finally:
             _stop_all(home)
         was_up = True
-    elif was_up:
-        cannot_start = failure_of(home) is not None and not home.others
-        if not leave and not cannot_start:  # else the state is unknown, and a stop loses nothing
-            _see_to_work(home, cancel_jobs)
-        _stop_all(home)
     home.stay.unlink(missing_ok=True)  # also after a crash: nothing may restart by itself
     if as_json:
         print_json({"stopped": was_up})
     else:
         say("poise is down" if was_up else "poise was not up")
-    if left and not was_up:
+    if left and not cancel_jobs:
         say(f"poise: {jobs}, and running commands continue; `poise down --cancel` ends them")
     if gateways := running_gateways(home.services):
         which = "a gateway (`poise serve`) continues" if len(gateways) == 1 else f"{len(gateways)} gateways continue"
@@ -686,7 +687,20 @@ SAY_EVERY = 10.0
 """Seconds between two notes about jobs that have not ended."""
 
 
-def _see_to_work(home: Home, cancel_jobs: bool) -> None:
+def _see_to_work(home: Home, cancel_jobs: bool) -> bool:
+    """Cancel unfinished jobs, or raise `Conflict`. Return whether that is done: not if the control plane has ended
+    meanwhile, because it was idle or another `poise down` stops it.
+    """
+    try:
+        _cancel_or_refuse(home, cancel_jobs)
+    except Unreachable:
+        if _is_up(home) and not is_ending(home.supervisor) and not home.left.exists():
+            raise
+        return False
+    return True
+
+
+def _cancel_or_refuse(home: Home, cancel_jobs: bool) -> None:
     """Cancel unfinished jobs, or raise `Conflict`. If another control plane leads, the jobs are its own: this home is
     only responsible for running work on its own nodes.
     """
@@ -744,8 +758,6 @@ def _count_unfinished(client: Client, home: Home) -> int:
     try:
         return client.status().unfinished
     except Unreachable as error:
-        if home.left.exists() or is_ending(home.supervisor) or not _is_up(home):
-            return 0  # it was idle and has exited, or another `poise down` stops it
         raise Unreachable(
             "no control plane answers, so the unfinished jobs are unknown",
             have=error.record.have,
