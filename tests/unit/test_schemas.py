@@ -308,6 +308,7 @@ MORE: dict[str, list[Any]] = {
     "intensity": [
         {"kind": "intensity", "hours": [0.5, 1] * 12},
         {"kind": "intensity", "hours": [0.25] * 168, "unit": "$/kWh"},
+        {"kind": "intensity", "dated": [{"from": "2026-12-01T00:00+01:00", "hours": [0.25, 1]}]},
     ],
     "budgets": [
         {

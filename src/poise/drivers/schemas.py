@@ -393,6 +393,9 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "power.flexible": DURATION,
     "intensity.kind": {"const": "intensity"},
     "intensity.hours": _HOURS,
+    "intensity.dated": {"maxItems": intensity.MAX_DATED},
+    "dated.from": {"minLength": 1, "examples": [intensity.EXAMPLE]},
+    "dated.hours": {"type": "array", "items": _VALUE},
     "signin.kind": {"const": "sign-in"},
     "signin.issuer": {"minLength": 1, "maxLength": sign_in.MAX_TEXT, "examples": ["https://login.example.com"]},
     "signin.client": {"minLength": 1, "maxLength": sign_in.MAX_TEXT},
@@ -659,6 +662,7 @@ _RULES: dict[str, Schema] = {
     "shares": {"required": ["kind", "shares"]},
     "reservations": {"required": ["kind", "reservations"]},
     "calendar": {"required": ["kind", "events"]},
+    "intensity": {"anyOf": [{"required": ["hours"]}, {"required": ["dated"]}]},
     "ReservationSpec": {
         "required": ["name", "from"],
         "anyOf": [{"required": ["nodes"]}, {"required": ["devices"]}],
@@ -1000,6 +1004,10 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "power.flexible": "Time that each job may wait for cleaner hours.",
     "intensity.kind": "`intensity`.",
     "intensity.hours": "Values of the hours of a day (24), or of a week from Monday on (168), in UTC.",
+    "intensity.dated": "Values of single hours, such as forecasts and measurements. They replace those of `hours`. If "
+    "an hour has two values, the later one in the file counts.",
+    "dated.from": "Beginning of the first hour, in UTC unless it has an offset.",
+    "dated.hours": "Values of this hour and the following ones.",
     "intensity.unit": "CO2e or price of a kWh.",
     "budgets.kind": "`budgets`.",
     "budgets.budgets": "The budgets. An empty list removes all.",

@@ -1,5 +1,6 @@
 """The intensity of electricity by hour: means, and the best time to start."""
 
+from math import isnan
 from random import Random
 from typing import Any
 
@@ -72,6 +73,35 @@ def test_a_deadline_is_kept() -> None:
     assert 4 * HOUR <= begin <= 10 * HOUR
 
 
+def dated(*values: float, begins: str = "1970-01-05T02:00", hours: tuple[float, ...] = ()) -> Intensity:
+    """Values of single hours, by default of the first Monday from two o'clock on."""
+    some = {"hours": [*hours]} if hours else {}
+    return compile_intensity({"kind": "intensity", "dated": [{"from": begins, "hours": [*values]}]} | some)
+
+
+def test_values_of_single_hours_replace_those_of_the_day() -> None:
+    of = dated(0.5, 1.0, hours=NIGHT.hours)
+    assert of.mean(MONDAY + 2 * 3600, 3600) == pytest.approx(0.5)
+    assert of.mean(MONDAY + 2.5 * 3600, 2 * 3600) == pytest.approx((0.25 + 1.0 + 0.1) / 2)
+    assert of.mean(MONDAY, 24 * 3600) == pytest.approx((0.35 * 24 + 0.3 + 0.8) / 24)
+    assert of.mean(MONDAY + 86400, 24 * 3600) == pytest.approx(0.35), "the next day is as usual"
+    assert dated(0.5, begins="1970-01-05T04:00+02:00") == dated(0.5)
+
+
+def test_of_two_values_of_an_hour_the_later_one_in_the_file_counts() -> None:
+    values = [{"from": "1970-01-05T02:00", "hours": [0.5, 0.6]}, {"from": "1970-01-05T02:00", "hours": [0.1]}]
+    of = compile_intensity({"kind": "intensity", "dated": values})
+    assert (of.mean(MONDAY + 2 * 3600, 3600), of.mean(MONDAY + 3 * 3600, 3600)) == pytest.approx((0.1, 0.6))
+
+
+def test_an_hour_without_a_value_is_not_taken_for_a_clean_one() -> None:
+    of = dated(0.5, 0.1)
+    assert isnan(of.mean(MONDAY + 1.5 * 3600, 3600))
+    assert of.known(MONDAY + 10 * 3600) - of.known(MONDAY + 1.5 * 3600) == pytest.approx(2 * 3600)
+    assert of.good_start(MONDAY + 2 * 3600, 10 * 3600, 3600, 0.9).after == 3600, "the last start with known values"
+    assert of.good_start(MONDAY + 1.5 * 3600, 10 * 3600, 3600, 0.0).after == 0, "whether now is clean is not known"
+
+
 def test_a_file_is_refused_with_its_field() -> None:
     hours = [0.3] * 24
     for wrong, field in (
@@ -79,6 +109,11 @@ def test_a_file_is_refused_with_its_field() -> None:
         ({"hours": [*hours[1:], 11]}, "hours[23]"),
         ({"kind": "job"}, "kind"),
         ({"unit": "g/kWh"}, "unit"),
+        ({"hours": []}, "hours"),
+        ({"dated": [{"from": "soon", "hours": hours}]}, "dated[0].from"),
+        ({"dated": [{"from": "2026-12-01T00:30", "hours": hours}]}, "dated[0].from"),
+        ({"dated": [{"from": "2026-12-01", "hours": [0.3, -1]}]}, "dated[0].hours[1]"),
+        ({"dated": [{"from": "2026-12-01", "hours": [0.3] * 100_001}]}, "dated"),
     ):
         with pytest.raises(SpecError) as caught:
             compile_intensity({"kind": "intensity", "hours": hours} | wrong)
