@@ -68,7 +68,7 @@ class InMemory:
 
 
 def fleet(nodes: int, tenants: int) -> tuple[World, Minutes]:
-    world, minutes = World(check=False), Minutes()
+    world, minutes = World(check=False), Minutes(lambda: None)
     for number in range(nodes):
         name, model = f"n{number:05}", f"model-{number % MODELS}"
         devices = tuple(

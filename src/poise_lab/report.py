@@ -6,7 +6,18 @@ Reasons appear as titles of the bars (shown on hover, read aloud) and as rows of
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from poise.model.history import Bill, ClassWaits, JobLine, Level, NodeBill, RunReport, Spread, Use
+from poise.model.history import (
+    Bill,
+    ClassWaits,
+    JobLine,
+    Level,
+    RunReport,
+    Spread,
+    TenantUse,
+    Use,
+    basis_of_co2,
+    price_of_electricity,
+)
 from poise.units import HOUR, format_duration
 from poise_lab.page import CURVE, WIDTH, Page, along, ticks, timeline
 
@@ -101,11 +112,11 @@ def _period(page: Page, report: RunReport) -> None:
             format_duration(one.waiting.mean) if one.waiting.count else "-",
             format_duration(one.waiting.p95) if one.waiting.count else "-",
             *(_hours(amount) for amount in (one.devices, one.vain_devices, one.cpu, one.vain_cpu)),
-            *_spent(one.energy, one.price),
+            *_spent(one),
         )
         for one in report.tenants
     ]
-    page.table((*heads, "kWh", "$"), rows)
+    page.table((*heads, "kWh", "kg CO2e", "$"), rows)
     if report.waits:
         page.tag("h2", "Waiting by priority class")
         page.table(("class", "started", "mean", "P50", "P95", "P99", "longest"), [_waited(one) for one in report.waits])
@@ -132,7 +143,7 @@ def _period(page: Page, report: RunReport) -> None:
             ],
         )
     if report.bill is not None and (report.bill.powered or report.bill.priced):
-        _bill(page, report.bill, report.nodes, report.jobs)
+        _bill(page, report, report.bill)
 
 
 def _waited(one: ClassWaits) -> tuple[str, ...]:
@@ -144,32 +155,34 @@ def _hours(nanoseconds: int) -> str:
     return f"{nanoseconds / HOUR:,.2f}"
 
 
-def _bill(page: Page, bill: Bill, nodes: Sequence[NodeBill], jobs: Sequence[JobLine]) -> None:
+def _bill(page: Page, report: RunReport, bill: Bill) -> None:
     page.tag("h2", "Energy and cost of the devices")
+    basis = basis_of_co2(report.hourly, report.kg_per_kwh, bill.energy, bill.hourly)
     page.tag(
         "p",
-        f"Energy by the power model, for {bill.powered} of {bill.devices} devices with a known power limit; prices are "
-        f"known for {bill.priced}. Energy and price of tenants and jobs are those of the devices that they held, "
-        "without idle.",
+        f"Energy by the power model, for {bill.powered} of {bill.devices} devices with a known power limit; {basis}. "
+        f"Prices are known for {bill.priced} devices. Energy and price of tenants and jobs are those of the devices "
+        "that they held, without idle.",
         class_="faint",
     )
     page.raw("<dl>\n")
     page.figure("energy", f"{bill.energy / 3.6e6:,.1f} kWh", f"{bill.co2:,.1f} kg CO2e")
+    if price := price_of_electricity(report.hourly, bill.electricity, bill.energy, bill.hourly):
+        page.figure("electricity", *price.split(", ", 1))
     page.figure("price", f"${bill.price:,.2f}", f"${bill.paid:,.2f} for held devices")
     page.raw("</dl>\n")
-    if nodes:
-        rows = [(one.node, *_spent(one.bill.energy, one.bill.price), f"{one.bill.paid:,.2f}") for one in nodes]
-        page.table(("node", "kWh", "$", "$ of held devices"), rows)
-    spent = sorted((one for one in jobs if one.energy or one.price), key=lambda one: (-one.energy, -one.price))
+    if report.nodes:
+        rows = [(one.node, *_spent(one.bill), f"{one.bill.paid:,.2f}") for one in report.nodes]
+        page.table(("node", "kWh", "kg CO2e", "$", "$ of held devices"), rows)
+    jobs = (one for one in report.jobs if one.energy or one.price)
+    spent = sorted(jobs, key=lambda one: (-one.energy, -one.price))
     if spent:
-        page.table(
-            ("job", "tenant", "kWh", "$"), [(one.id, one.tenant, *_spent(one.energy, one.price)) for one in spent]
-        )
+        page.table(("job", "tenant", "kWh", "kg CO2e", "$"), [(one.id, one.tenant, *_spent(one)) for one in spent])
 
 
-def _spent(energy: float, price: float) -> tuple[str, str]:
-    """Format joules as kWh, and dollars."""
-    return f"{energy / 3.6e6:.2f}", f"{price:,.2f}"
+def _spent(of: Bill | JobLine | TenantUse) -> tuple[str, str, str]:
+    """Format energy as kWh, CO2e and dollars."""
+    return f"{of.energy / 3.6e6:.2f}", f"{of.co2:.2f}", f"{of.price:,.2f}"
 
 
 def _timeline(page: Page, report: RunReport) -> None:

@@ -126,6 +126,7 @@ def test_a_job_shows_what_its_devices_used_and_cost(seen: Seen) -> None:
     (told,) = seen.living.poise("report", "--json", "train").value["jobs"]
     assert 0 < float(seen.figure("spent.price")[1:]) <= told["price"] + 0.0001
     assert 0 < float(seen.figure("spent.energy").split()[0]) <= told["energy"] / 3.6e6 + 0.0001
+    assert 0 <= float(seen.figure("spent.co2").split()[0]) <= told["co2"] + 0.001
 
 
 def test_markup_is_shown_as_text(seen: Seen) -> None:
@@ -218,6 +219,7 @@ def test_energy_and_cost_are_those_of_the_report(seen: Seen) -> None:
     assert [row[0] for row in seen.rows("Tenants")] == ["default"]
     assert {row[0] for row in seen.rows("Room that")} <= {one["cause"] for one in told["waste"]}
     assert "poise report --since=1h" in seen.text()
+    assert "CO2e at 0.473 kg per kWh." in seen.text()
     seen.browser.evaluate(
         "(() => { const field = document.querySelector('input[type=number]'); field.value = '1'; "
         "field.dispatchEvent(new Event('change')); })()"

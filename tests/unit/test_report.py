@@ -2,7 +2,7 @@
 
 import json
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,16 @@ from poise.errors import NotFound
 from poise.kernel import history
 from poise.kernel.history import History
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import ResumeJob
 from poise.kernel.used import spread
 from poise.model.events import decode_event, encode_event
-from poise.model.history import RunReport
-from poise.model.power import POWER
+from poise.model.history import RunReport, basis_of_co2, price_of_electricity
+from poise.model.intensity import Intensity, compile_intensity
+from poise.model.messages import Attempt, Idle, Report
+from poise.model.power import POWER, Rates
 from poise.model.resources import Device
-from poise.testing import WALL, World, node
-from poise.units import SECOND
+from poise.testing import HOME, WALL, World, node
+from poise.units import MINUTE, SECOND
 from poise_lab.report import render
 
 EVIL = "<script>alert('&\"')</script>"
@@ -90,13 +93,89 @@ def test_energy_and_price_of_the_fleet() -> None:
 
 
 def test_energy_and_price_by_node_and_job_add_up_and_co2_is_that_of_the_site() -> None:
-    report = told(dear(), kg_per_kwh=0.02)
+    report = told(dear(), rates=Rates(0.02))
     assert report.bill is not None and report.nodes
     for name in ("energy", "price", "paid", "co2", "devices"):
         assert sum(getattr(one.bill, name) for one in report.nodes) == pytest.approx(getattr(report.bill, name))
     assert report.bill.co2 == pytest.approx(report.bill.energy / 3.6e6 * 0.02)
     assert sum(job.energy for job in report.jobs) == pytest.approx((POWER.busy - POWER.idle) * 400 * 12)
     assert sum(job.price for job in report.jobs) == pytest.approx(report.bill.paid)
+
+
+def of_hours(*values: float, unit: str = "kg/kWh", typical: float | None = None) -> Intensity:
+    """Values of the hour in which the world of `dear` begins, and of the ones after it."""
+    begins = f"{datetime.fromtimestamp(WALL - WALL % 3600, UTC):%Y-%m-%dT%H:%M}"
+    more = {} if typical is None else {"hours": [typical] * 24}
+    dated = [{"from": begins, "hours": [*values]}]
+    return compile_intensity({"kind": "intensity", "unit": unit, "dated": dated} | more)
+
+
+def long() -> World:
+    """A device of 400 W. Its job runs from the middle of an hour to the middle of the third one after it."""
+    device = Device(index=0, memory=2**34, power=400_000, price=3_600_000)
+    left = 3600 - WALL % 3600
+    world = World().join(structs.replace(node("n1", cpu=2), devices=(device,))).after(f"{left + 1800:.0f}s")
+    world = world.job("a", gpu=1, tenant="us", expect="3h").round().start("a").after("2h")
+    return world.finish("a", run="2h").after("30m")
+
+
+def test_co2_is_that_of_each_hour_in_which_energy_was_used() -> None:
+    """From half past one to half past three: half an hour at 0.4, one at 0.1, half a one at 1.0 kg per kWh."""
+    report = told(long(), rates=Rates(intensity=of_hours(9.0, 0.4, 0.1, 1.0, typical=5.0)))
+    [job], [us], bill = report.jobs, report.tenants, report.bill
+    kilowatts = (POWER.busy - POWER.idle) * 0.4
+    assert job.co2 == pytest.approx(kilowatts * (0.5 * 0.4 + 1 * 0.1 + 0.5 * 1.0))
+    assert us.co2 == pytest.approx(job.co2)
+    assert bill is not None and report.hourly == "kg/kWh"
+    first = (3600 - WALL % 3600) / 3600  # the device was there before the first full hour began
+    assert bill.co2 == pytest.approx(job.co2 + POWER.idle * 0.4 * (first * 9.0 + 0.4 + 0.1 + 1.0))
+    assert bill.hourly == pytest.approx(bill.energy)
+    assert sum(one.bill.co2 for one in report.nodes) == pytest.approx(bill.co2)
+    assert bill.electricity == 0
+
+
+def test_a_time_of_suspension_has_no_co2() -> None:
+    """Half an hour at 0.4, suspended for the hour at 0.1, half an hour at 1.0 kg per kWh."""
+    device = Device(index=0, memory=2**34, power=400_000)
+    world = World().join(structs.replace(node("n1", cpu=2), devices=(device,))).after(f"{3600 - WALL % 3600:.0f}s")
+    world = world.after("30m").job("desk", gpu=1, idle="30m").round().start("desk").after("30m")
+    epoch = world.unit("desk").epoch
+    idle = Idle(attempt=Attempt(f"{world.unit('desk').job}.main", epoch), lasts=31 * MINUTE, due=True)
+    world = world.hear("n1", Report(serial=7, idle=(idle,))).after("1h")
+    world = world.ask(ResumeJob(world.request(), "desk", HOME)).after("30m").finish("desk", run="1h")
+    report = told(world, rates=Rates(intensity=of_hours(9.0, 0.4, 0.1, 1.0)))
+    assert report.jobs[0].co2 == pytest.approx((POWER.busy - POWER.idle) * 0.4 * (0.5 * 0.4 + 0.5 * 1.0))
+
+
+def test_hours_without_a_value_have_the_constant_of_the_site_and_the_report_says_so() -> None:
+    report = told(long(), rates=Rates(0.2, of_hours(9.0, 0.4)))
+    kilowatts = (POWER.busy - POWER.idle) * 0.4
+    assert report.jobs[0].co2 == pytest.approx(kilowatts * (0.5 * 0.4 + 1.5 * 0.2))
+    assert report.bill is not None
+    stated = kilowatts * 0.5 + POWER.idle * 0.4 * ((3600 - WALL % 3600) / 3600 + 1)
+    assert report.bill.hourly == pytest.approx(stated * 3.6e6)
+    part = 100 * report.bill.hourly / report.bill.energy
+    basis = f"CO2e by hour from `intensity.yaml` for {part:.3g} % of the energy, the rest at 0.2 kg per kWh"
+    assert basis_of_co2(report.hourly, report.kg_per_kwh, report.bill.energy, report.bill.hourly) == basis
+    assert basis in render(report).replace("&#x27;", "'")
+
+
+def test_the_price_of_electricity_is_that_of_each_hour_and_co2_that_of_the_site() -> None:
+    report = told(long(), rates=Rates(0.2, of_hours(9.0, 0.4, 0.1, 1.0, unit="$/kWh", typical=0.0)))
+    [job], bill = report.jobs, report.bill
+    assert job.electricity == pytest.approx((POWER.busy - POWER.idle) * 0.4 * (0.5 * 0.4 + 1 * 0.1 + 0.5 * 1.0))
+    assert bill is not None and bill.co2 == pytest.approx(bill.energy / 3.6e6 * 0.2)
+    price = price_of_electricity(report.hourly, bill.electricity, bill.energy, bill.hourly)
+    assert price == f"${bill.electricity:,.2f}, by hour from `intensity.yaml`"
+    assert basis_of_co2(report.hourly, report.kg_per_kwh, bill.energy, bill.hourly) == "CO2e at 0.2 kg per kWh"
+
+
+def test_one_value_for_all_hours_is_the_same_as_the_constant_of_the_site() -> None:
+    by_hour = told(dear(), rates=Rates(intensity=of_hours(typical=0.02)))
+    constant = told(dear(), rates=Rates(0.02))
+    assert by_hour.bill is not None and constant.bill is not None
+    assert by_hour.bill.co2 == pytest.approx(constant.bill.co2)
+    assert [job.co2 for job in by_hour.jobs] == pytest.approx([job.co2 for job in constant.jobs])
 
 
 def test_a_period_has_what_was_there_in_it_and_no_more() -> None:

@@ -38,6 +38,7 @@ from poise.model.events import Event, NodeJoined, decode_event
 from poise.model.history import RunReport
 from poise.model.hotspots import HotSpots, Order
 from poise.model.incidents import IncidentReport
+from poise.model.power import Rates
 from poise.model.reports.jobs import JobReport, PartReport, ScheduleReport
 from poise.model.reports.nodes import NodeReport
 from poise.model.reports.questions import Explanation, PlanReport, UnblockReport, WhyNot
@@ -266,17 +267,15 @@ def followed(home: Home, what: str, since: float, make: Callable[[Ledger], Follo
     return Followed(follower, max(0, now - round((ledger.leader.wall(now) - since) * SECOND)), now)
 
 
-def report(home: Home, names: Sequence[str], since: float, until: float, tenant: str, kg_per_kwh: float) -> RunReport:
+def report(home: Home, names: Sequence[str], since: float, until: float, tenant: str, rates: Rates) -> RunReport:
     """Return a report of the log between two times in seconds since 1970; with `tenant`, only of that tenant, and
-    without the names of other tenants' work. `kg_per_kwh` is the CO2e of a kWh. Raises NotFound.
+    without the names of other tenants' work. `rates` are those of electricity. Raises NotFound.
     """
     from poise.kernel.history import History
 
     history, begin, now = followed(home, "a report", since, History)
     end = min(now, now - round((history.ledger.leader.wall(now) - until) * SECOND))
-    made = history.report(
-        now, names=names, since=begin, until=end, tenant=tenant, version=__version__, kg_per_kwh=kg_per_kwh
-    )
+    made = history.report(now, names=names, since=begin, until=end, tenant=tenant, version=__version__, rates=rates)
     if not tenant:
         ends = made.begins + made.length / SECOND
         met = tuple(one for one in incidents(home) if one.opened <= ends and (one.closed or ends) >= made.begins)
@@ -286,12 +285,14 @@ def report(home: Home, names: Sequence[str], since: float, until: float, tenant:
     return Sight(history.ledger, Bearer(tenant, Role.VIEWER)).only(made, *(line.id for line in made.jobs))
 
 
-def usage(home: Home, since: float, by: Sequence[str], tenant: str) -> list[UsageRow]:
-    """Return the usage since a time in seconds since 1970, by these fields; with `tenant`, only that tenant's."""
+def usage(home: Home, since: float, by: Sequence[str], tenant: str, rates: Rates) -> list[UsageRow]:
+    """Return the usage since a time in seconds since 1970, by these fields; with `tenant`, only that tenant's. `rates`
+    are those of electricity.
+    """
     from poise.kernel.accounts import Accounts
 
     told = followed(home, "a list of usage", since, Accounts)
-    return told.by.usage(told.since, told.now, by, tenant)
+    return told.by.usage(told.since, told.now, by, tenant, rates)
 
 
 def load_forecasts(

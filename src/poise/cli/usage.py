@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli import output
+from poise.cli.electricity import CO2, rates_of
 from poise.cli.moments import time_of
 from poise.cli.output import Column, Shown
 from poise.client import current_home
 from poise.control.start import connected
 from poise.errors import SpecError
 from poise.model.document import near
+from poise.model.history import basis_of_co2
 
 if TYPE_CHECKING:  # the ledger imports numpy
     from poise.model.reports.tenants import BudgetReport, UsageRow
 
 BY = ("day", "tenant", "project", "user", "model")
-FIGURES = ("attempts", "device_hours", "core_hours", "charge")
+FIGURES = ("attempts", "device_hours", "core_hours", "charge", "energy", "co2", "electricity")
 BUDGET = (
     *("name", "tenant", "project", "user", "unit", "amount", "spent", "share", "rate", "every", "begins", "ends"),
     *("runs_out", "reached", "at_limit", "holding"),
@@ -43,12 +45,15 @@ FORMS = ("table", "json", "csv", "openmetrics")
     is_flag=True,
     help="List budgets instead, with the amount spent and the time at which each will run out.",
 )
+@CO2
 @output.forms(*FORMS)
-def usage(since: str, fields: str, tenant: str, budgets: bool, form: str) -> int:
+def usage(since: str, fields: str, tenant: str, budgets: bool, co2: float, form: str) -> int:
     """Show who used what, and the charge: device hours, and core hours of work without devices. It reads the log, with
     or without a running control plane.
 
-    A device is charged by its price in the fleet file, else in the shares, else by the catalogue. Days are in UTC.
+    A device is charged by its price in the fleet file, else in the shares, else by the catalogue. Energy is that of
+    held devices above their idle power, by the power model; CO2e, and the price of electricity, are those of the hours
+    in which it was used, by `intensity.yaml`. Days are in UTC.
     """
     if budgets:
         return _print_budgets(tenant, form)
@@ -59,13 +64,16 @@ def usage(since: str, fields: str, tenant: str, budgets: bool, form: str) -> int
             raise SpecError(f"usage is not counted by `{field}`", field="--by", have=field, hint=hint)
     from poise.cli import offline
 
-    told = offline.usage(current_home(), time_of(since, "--since"), by, tenant)
+    rates = rates_of(current_home(), co2)
+    told = offline.usage(current_home(), time_of(since, "--since"), by, tenant, rates)
     if form == "csv":
         _print_csv(told, by)
     elif form == "openmetrics":
         click.echo(open_metrics(told, by), nl=False)
     else:
-        return output.show(lambda: _shown(told, by), form, watch=False)
+        amounts = (sum(row.energy for row in told), sum(row.hourly for row in told))
+        basis = f"energy above idle, by the power model; {basis_of_co2(rates.unit, co2, *amounts)}"
+        return output.show(lambda: _shown(told, by, basis), form, watch=False)
     return 0
 
 
@@ -134,6 +142,10 @@ def open_metrics(rows: "Sequence[UsageRow]", by: Sequence[str]) -> str:
         ("poise_usage_device_hours", "Device hours that work held", "device_hours"),
         ("poise_usage_core_hours", "Core hours that work without devices held", "core_hours"),
         ("poise_usage_charge_dollars", "Charge for what work held", "charge"),
+        ("poise_usage_energy_joules", "Energy of held devices above their idle power, by the power model", "energy"),
+        ("poise_usage_hourly_joules", "Part of this energy in hours that have a value in intensity.yaml", "hourly"),
+        ("poise_usage_co2e_kilograms", "CO2e of this energy, by the hour in which it was used", "co2"),
+        ("poise_usage_electricity_dollars", "Price of this energy, by the hour in which it was used", "electricity"),
     )
     lines = []
     for name, about, figure in families:
@@ -152,7 +164,7 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-def _shown(rows: "list[UsageRow]", by: Sequence[str]) -> Shown:
+def _shown(rows: "list[UsageRow]", by: Sequence[str], basis: str) -> Shown:
     columns = [Column(field.upper(), [getattr(row, field) or "-" for row in rows]) for field in by]
     columns += [
         Column("ATTEMPTS", [str(row.attempts) for row in rows], right=True),
@@ -160,5 +172,14 @@ def _shown(rows: "list[UsageRow]", by: Sequence[str]) -> Shown:
         Column("CORE HOURS", [f"{row.core_hours:,.2f}" for row in rows], right=True),
         Column("CHARGE", [f"${row.charge:,.2f}" for row in rows], right=True),
     ]
+    has_energy = any(row.energy for row in rows)
+    if has_energy:
+        columns += [
+            Column("KWH", [f"{row.energy / 3.6e6:,.2f}" for row in rows], right=True),
+            Column("KG CO2E", [f"{row.co2:,.2f}" for row in rows], right=True),
+        ]
+    if any(row.electricity for row in rows):
+        columns.append(Column("ELECTRICITY", [f"${row.electricity:,.2f}" for row in rows], right=True))
     names = [" ".join(getattr(row, field) or "-" for field in by) for row in rows]
-    return Shown(rows, names, columns, nothing="poise: nothing was used in this time; `--since 90d` looks further back")
+    nothing = "poise: nothing was used in this time; `--since 90d` looks further back"
+    return Shown(rows, names, columns, notes=[f"poise: {basis}"] if has_energy else [], nothing=nothing)

@@ -1,7 +1,8 @@
-"""Starts work that can wait at a clean or cheap time: `flexible` jobs get their earliest start at submission.
+"""The intensity or the price of the home's electricity: the good time for work that can wait, and the values for
+accounts.
 
-The values come from `intensity.yaml` in the home, which is read again when it changes. The start is part of the
-submitted job, as if the user had written it, so decisions and replays need nothing else.
+The values come from `intensity.yaml` in the home, which is read again when it changes. The start of a `flexible` job is
+part of the submitted job, as if the user had written it, so decisions and replays need nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,6 +39,13 @@ class Intensities:
             with located(place_in_file(self._path)):
                 self._read = read = (state, compile_intensity(load_yaml(self._path)))
         return read[1]
+
+    def valid(self) -> Intensity | None:
+        """Return the values of the home; None without a file, and for an invalid one."""
+        try:
+            return self.of_home()
+        except SpecError:
+            return None
 
     def placed_in_time(self, compiled: Compiled, wall: float, profiles: Mapping[str, Profile]) -> Compiled:
         """Return a job with a good start in the time that it may wait; `wall` in seconds since 1970. Raises SpecError

@@ -228,6 +228,19 @@ IDLE_SECONDS = _counter(
 ENERGY = _counter(
     "poise_energy_joules_total", "Energy that nodes measured, of `processors` and of `devices`", "part", seen="tenant"
 )
+CO2E = _counter(
+    "poise_co2e_kilograms_total",
+    "CO2e of the energy that nodes measured: by its `hour` in `intensity.yaml`, else at the world's mean (`constant`)",
+    "part",
+    "rate",
+    seen="tenant",
+)
+ELECTRICITY = _counter(
+    "poise_electricity_dollars_total",
+    "Price of the energy that nodes measured, in hours to which `intensity.yaml` gives a price",
+    "part",
+    seen="tenant",
+)
 
 NODE_CPU = _gauge(
     "poise_node_cpu_ratio",

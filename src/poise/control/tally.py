@@ -5,6 +5,7 @@ A scrape copies the counts. It does not read the history, so its cost does not g
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import isnan, nan
 from typing import NamedTuple, get_args
 
 from poise.control import metrics
@@ -24,9 +25,11 @@ from poise.model.events import (
     Returned,
     Straggling,
 )
+from poise.model.intensity import Intensity
 from poise.model.jobs import Outcome, Priority
 from poise.model.metrics import Bins, Families, Labels, Metric
 from poise.model.observed import CommitTook, Happened, Observed, RoundTook
+from poise.model.power import KWH, POWER
 from poise.model.profiles import CERTAIN, Estimate, estimate_run
 from poise.model.reports.questions import Start
 from poise.model.usage import MINUTE, SIGNALS, Window
@@ -35,7 +38,7 @@ from poise.units import SECOND
 REMEMBERED = 10_000
 """Maximum number of forecasts of run times and of starts that wait for their outcome; the oldest is dropped."""
 
-CPU, DEVICE, POWER, DEVICE_POWER = (SIGNALS.index(name) for name in ("cpu", "device", "power", "device_power"))
+CPU, DEVICE, PROCESSORS, DEVICES = (SIGNALS.index(name) for name in ("cpu", "device", "power", "device_power"))
 MILLIWATTS = 1000
 
 
@@ -223,10 +226,12 @@ class Held(NamedTuple):
 class Minutes:
     """The latest minute that each node reported, and their totals. Use it on the thread of the loop.
 
-    A node reports the current minute several times; it is counted once, when the node reports a later one.
+    A node reports the current minute several times; it is counted once, when the node reports a later one. `intensity`
+    returns the values of electricity by hour, if there are any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, intensity: Callable[[], Intensity | None]) -> None:
+        self._intensity = intensity
         self._counts = Counts()
         self._latest: dict[str, Window] = {}
 
@@ -242,9 +247,21 @@ class Minutes:
     def _close(self, minute: Window, held: Held) -> None:
         self._used("cpu", minute.mean[CPU], held.cores, held.held_cores)
         self._used("device", minute.mean[DEVICE], held.devices, held.held_devices)
-        for part, signal in (("processors", POWER), ("devices", DEVICE_POWER)):
+        for part, signal in (("processors", PROCESSORS), ("devices", DEVICES)):
             if (power := minute.mean[signal]) >= 0:
-                self._counts.count(metrics.ENERGY, part, by=power / MILLIWATTS * MINUTE)
+                energy = power / MILLIWATTS * MINUTE
+                self._counts.count(metrics.ENERGY, part, by=energy)
+                self._value(part, minute.at, energy / KWH)
+
+    def _value(self, part: str, at: int, kwh: float) -> None:
+        """Count the CO2e and the price of the energy of a minute."""
+        intensity = self._intensity()
+        value = nan if intensity is None else intensity.mean(at, MINUTE)
+        unit = "" if intensity is None or isnan(value) else intensity.unit
+        if unit == "$/kWh":
+            self._counts.count(metrics.ELECTRICITY, part, by=kwh * value)
+        rate, kilograms = ("hour", value) if unit == "kg/kWh" else ("constant", POWER.kg_per_kwh)
+        self._counts.count(metrics.CO2E, part, rate, by=kwh * kilograms)
 
     def _used(self, resource: str, busy: int, there: float, held: float) -> None:
         if busy < 0 or not there:  # not measured

@@ -3,7 +3,7 @@
 import re
 import threading
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,7 +13,8 @@ from poise.dashboard.commands import printed_by
 from poise.dashboard.data import Asked, DataFunction, bearer_of, number
 from poise.decoding import convert
 from poise.errors import Busy, Conflict, SpecError
-from poise.model.history import Bill, JobLine, NodeBill, TenantUse, Waste
+from poise.model.history import Bill, JobLine, NodeBill, TenantUse, Waste, basis_of_co2
+from poise.model.intensity import IntensityUnit
 from poise.units import SECOND, parse_duration
 
 MAX_JOBS = 200
@@ -32,12 +33,15 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     waste: tuple[Waste, ...] = ()
     bill: Bill | None = None
     nodes: tuple[NodeBill, ...] = ()
+    kg_per_kwh: float = 0.0
+    hourly: IntensityUnit | Literal[""] = ""
+    basis: str = ""
     flags: str = ""
 
 
 def spent_of(home: Home) -> DataFunction:
     """`poise report --since PERIOD`, until the moment `at` if it is given; of the tenant of a token that sees no other.
-    `co2` is the CO2e of a kWh, in kg; `job` names one job.
+    `co2` is the CO2e of a kWh in kg, in hours to which `intensity.yaml` gives none; `job` names one job.
     """
     making = threading.Lock()
 
@@ -62,7 +66,9 @@ def spent_of(home: Home) -> DataFunction:
             making.release()
         found = convert(told, Spent)
         jobs = sorted(found.jobs, key=lambda one: (-one.energy, -one.price, -one.submitted))[:MAX_JOBS]
-        return msgspec.structs.replace(found, jobs=tuple(jobs), flags=" ".join(flags))
+        amounts = (found.bill.energy, found.bill.hourly) if found.bill is not None else ()
+        basis = basis_of_co2(found.hourly, found.kg_per_kwh, *amounts)
+        return msgspec.structs.replace(found, jobs=tuple(jobs), basis=basis, flags=" ".join(flags))
 
     return spent
 

@@ -21,7 +21,9 @@ from poise.errors import NotFound
 from poise.kernel.explain import job_text, what_for
 from poise.kernel.follow import Following, Seen
 from poise.kernel.ledger import JobState, Ledger, job_status
+from poise.kernel.metering import Electricity
 from poise.kernel.used import (
+    SpentByJob,
     Stretch,
     Window,
     bill,
@@ -90,7 +92,7 @@ from poise.model.history import (
 )
 from poise.model.jobs import FAILED
 from poise.model.load import LEVELS
-from poise.model.power import POWER
+from poise.model.power import RATES, Rates
 from poise.units import format_duration
 
 MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200, "nodes": 500}
@@ -327,11 +329,11 @@ class History(Following):
         until: int = 0,
         tenant: str = "",
         version: str = "",
-        kg_per_kwh: float = POWER.kg_per_kwh,
+        rates: Rates = RATES,
     ) -> RunReport:
         """Report the run between two instants (`since` 0: from the beginning; `until` 0: until `now`).
 
-        `names` selects jobs by id or name, `tenant` one tenant; empty: all. `kg_per_kwh` is the CO2e of a kWh. Raises
+        `names` selects jobs by id or name, `tenant` one tenant; empty: all. `rates` are those of electricity. Raises
         NotFound.
         """
         now = max(now, self.ledger.now)
@@ -380,8 +382,9 @@ class History(Following):
         left_out: dict[str, int] = {}
         stretches = [one for of_node in self._stretches.values() for one in of_node]
         shown = _some(sorted(jobs, key=attrgetter("submitted")), "jobs", left_out)
-        spent = spent_by_job(attempts, window)
-        bills = bills_by_node(self._stretches, self._attempts, window, kg_per_kwh) if not tenant else []
+        electricity = Electricity(rates, self.ledger.leader.anchor)
+        dear = spent_by_job(attempts, window, electricity)
+        bills = bills_by_node(self._stretches, self._attempts, window, electricity) if not tenant else []
         if len(bills) > MOST["nodes"]:
             left_out["nodes"] = len(bills) - MOST["nodes"]
         first_submission = min((line.submitted for line in jobs), default=0)
@@ -415,8 +418,7 @@ class History(Following):
                     submitted=line.submitted - since,
                     waited=starts[line.id] - line.submitted if line.id in starts else None,
                     attempts=tries[line.id],
-                    energy=spent.get(line.id, (0.0, 0.0))[0],
-                    price=spent.get(line.id, (0.0, 0.0))[1],
+                    **_spent(dear.get(line.id)),
                 )
                 for line in shown
             ),
@@ -426,13 +428,23 @@ class History(Following):
             failures=tuple(_some(failures, "failures", left_out)),
             yields=tuple(_shifted(_some(yields, "yields", left_out), since)),
             classes=tuple(_classes(attempts, left_out)),
-            tenants=tuple(tenants(attempts, jobs, window)),
+            tenants=tuple(tenants(attempts, jobs, window, electricity)),
             waits=tuple(waits(attempts, window)),
             waste=() if tenant else tuple(waste(stretches, self._attempts, self._levels, window)),
-            bill=None if tenant else bill(stretches, self._attempts, window, kg_per_kwh),
+            bill=None if tenant else bill(stretches, self._attempts, window, electricity),
             nodes=tuple(bills[: MOST["nodes"]]),
+            kg_per_kwh=rates.kg_per_kwh,
+            hourly=rates.unit,
             left_out=left_out,
         )
+
+
+def _spent(by: SpentByJob | None) -> dict[str, float]:
+    """Return the fields of a job's line for what it spent."""
+    if by is None:
+        return {}
+    of = by.spent
+    return {"energy": of.energy, "co2": of.co2, "electricity": of.electricity, "price": by.price}
 
 
 def _end_of(line: JobLine, now: int) -> int:

@@ -4,15 +4,15 @@ CPU amounts are milli-CPU, device amounts thousandths of a device (`WHOLE`); bot
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from poise.kernel.follow import Seen
+from poise.kernel.metering import Electricity, Meter, Spent, spent, spent_held
 from poise.model.history import Bill, ClassWaits, JobLine, Level, NodeBill, Spread, TenantUse, Use, Waste
 from poise.model.jobs import FAILED, Priority
-from poise.model.power import POWER
 from poise.model.resources import WHOLE, Node
 from poise.units import HOUR, SECOND
 
@@ -75,13 +75,18 @@ class Window(NamedTuple):
         """Return how long an attempt was suspended in the window."""
         return sum(self.part(gone, back) for gone, back in attempt.away)
 
-    def held(self, attempt: Seen) -> int:
-        """Return how long an attempt held resources in the window: from its start if it was queued, else from its
-        placement.
+    def holding(self, attempt: Seen) -> Iterator[tuple[int, int]]:
+        """Yield the times in which an attempt held resources in the window: from its start if it was queued, else from
+        its placement, without the times in which it was suspended.
         """
-        if attempt.queued:
-            return self.run(attempt)
-        return self.part(attempt.placed, attempt.ended) - self.away(attempt)
+        if attempt.started or not attempt.queued:
+            for begin, end in attempt.holding(self.until):
+                if max(begin, self.since) < end:
+                    yield max(begin, self.since), end
+
+    def held(self, attempt: Seen) -> int:
+        """Return how long an attempt held resources in the window."""
+        return sum(end - begin for begin, end in self.holding(attempt))
 
     def vain(self, attempt: Seen) -> int:
         """Return how long an attempt ran in vain: it failed, or was stopped after its last checkpoint."""
@@ -113,7 +118,9 @@ def use_of_devices(stretches: Sequence[Stretch], attempts: Sequence[Seen], windo
     return _use(_offered(stretches, window).devices, used, [(one, _devices(one)) for one in attempts], window)
 
 
-def tenants(attempts: Iterable[Seen], jobs: Iterable[JobLine], window: Window) -> list[TenantUse]:
+def tenants(
+    attempts: Iterable[Seen], jobs: Iterable[JobLine], window: Window, electricity: Electricity
+) -> list[TenantUse]:
     """Return the use by tenant, the largest use of devices first, then of cores."""
     statuses: dict[str, Counter[str]] = {}
     for line in jobs:
@@ -121,7 +128,7 @@ def tenants(attempts: Iterable[Seen], jobs: Iterable[JobLine], window: Window) -
     of: dict[str, list[Seen]] = {tenant: [] for tenant in statuses}
     for attempt in attempts:
         of.setdefault(attempt.tenant, []).append(attempt)
-    found = [_tenant(tenant, seen, statuses.get(tenant, Counter()), window) for tenant, seen in of.items()]
+    found = [_tenant(tenant, seen, statuses.get(tenant, Counter()), window, electricity) for tenant, seen in of.items()]
     return sorted(found, key=lambda one: (-one.devices, -one.cpu, one.tenant))
 
 
@@ -165,25 +172,23 @@ def waste(
     ]
 
 
-def bill(
-    stretches: Sequence[Stretch], attempts: Iterable[Seen], window: Window, kg_per_kwh: float = POWER.kg_per_kwh
-) -> Bill:
-    """Return energy and price of all devices while they were up, and CO2e at `kg_per_kwh`."""
-    drawn = priced = 0
+def bill(stretches: Sequence[Stretch], attempts: Iterable[Seen], window: Window, electricity: Electricity) -> Bill:
+    """Return energy, CO2e and price of all devices while they were up."""
+    drawn, held = Meter(electricity), Meter(electricity)
+    priced = paid = 0
     for one in stretches:
-        time = window.part(one.since, one.until)
-        drawn += one.power * time
-        priced += one.price * time
-    held = paid = 0
+        drawn.add(one.power, max(one.since, window.since), min(one.until or window.until, window.until))
+        priced += one.price * window.part(one.since, one.until)
     for attempt in attempts:
-        time = window.held(attempt)
-        held += attempt.power * time
-        paid += attempt.price * time
-    energy = POWER.joules(*(amount / 1000 / SECOND for amount in (drawn, held)))
+        _meter(held, attempt, window)
+        paid += attempt.price * window.held(attempt)
+    total = spent(electricity, drawn, held)
     there = [one for one in stretches if window.part(one.since, one.until)]
     return Bill(
-        energy=energy,
-        co2=energy / 3.6e6 * kg_per_kwh,
+        energy=total.energy,
+        co2=total.co2,
+        electricity=total.electricity,
+        hourly=total.hourly,
         price=_dollars(priced),
         paid=_dollars(paid),
         devices=sum(one.devices for one in there),
@@ -193,33 +198,39 @@ def bill(
 
 
 def bills_by_node(
-    stretches: Mapping[str, Sequence[Stretch]], attempts: Iterable[Seen], window: Window, kg_per_kwh: float
+    stretches: Mapping[str, Sequence[Stretch]], attempts: Iterable[Seen], window: Window, electricity: Electricity
 ) -> list[NodeBill]:
     """Return the bill of each node with a device of known power or price, the highest energy first."""
     of: dict[str, list[Seen]] = {node: [] for node in stretches}
     for attempt in attempts:
         if attempt.devices:
             of.setdefault(attempt.node, []).append(attempt)
-    found = [NodeBill(node, bill(there, of[node], window, kg_per_kwh)) for node, there in stretches.items()]
+    found = [NodeBill(node, bill(there, of[node], window, electricity)) for node, there in stretches.items()]
     known = [one for one in found if one.bill.powered or one.bill.priced]
     return sorted(known, key=lambda one: (-one.bill.energy, -one.bill.price, one.node))
 
 
-def spent_by_job(attempts: Iterable[Seen], window: Window) -> dict[str, tuple[float, float]]:
-    """Return energy and price of each job, as in a `TenantUse`."""
-    power: Counter[str] = Counter()
+class SpentByJob(NamedTuple):
+    """What the devices that a job held spent above their idle power, and their price in dollars."""
+
+    spent: Spent
+    price: float
+
+
+def spent_by_job(attempts: Iterable[Seen], window: Window, electricity: Electricity) -> dict[str, SpentByJob]:
+    """Return what each job spent that held a device of known power or price."""
+    meters: dict[str, Meter] = {}
     price: Counter[str] = Counter()
     for attempt in attempts:
         if attempt.power or attempt.price:
-            time = window.held(attempt)
-            power[attempt.job] += attempt.power * time
-            price[attempt.job] += attempt.price * time
-    return {job: (_joules(power[job]), _dollars(price[job])) for job in power}
+            _meter(meters.setdefault(attempt.job, Meter(electricity)), attempt, window)
+            price[attempt.job] += attempt.price * window.held(attempt)
+    return {job: SpentByJob(spent_held(electricity, meter), _dollars(price[job])) for job, meter in meters.items()}
 
 
-def _joules(power: int) -> float:
-    """Convert milliwatts times nanoseconds to joules of held devices, above their idle power."""
-    return (POWER.busy - POWER.idle) * power / 1000 / SECOND
+def _meter(meter: Meter, attempt: Seen, window: Window) -> None:
+    for begin, end in window.holding(attempt):
+        meter.add(attempt.power, begin, end)
 
 
 def _dollars(price: int) -> float:
@@ -268,16 +279,20 @@ def _use(offered: int, used: int, attempts: Iterable[tuple[Seen, int]], window: 
     )
 
 
-def _tenant(tenant: str, attempts: Sequence[Seen], statuses: Counter[str], window: Window) -> TenantUse:
-    cpu = devices = vain_cpu = vain_devices = power = price = 0
+def _tenant(
+    tenant: str, attempts: Sequence[Seen], statuses: Counter[str], window: Window, electricity: Electricity
+) -> TenantUse:
+    meter = Meter(electricity)
+    cpu = devices = vain_cpu = vain_devices = price = 0
     for attempt in attempts:
         held, vain = window.held(attempt), window.vain(attempt)
         cpu += attempt.shape.cpu * held
         devices += _devices(attempt) * held
         vain_cpu += attempt.shape.cpu * vain
         vain_devices += _devices(attempt) * vain
-        power += attempt.power * held
+        _meter(meter, attempt, window)
         price += attempt.price * held
+    total = spent_held(electricity, meter)
     started = (one for one in attempts if one.first and one.started and window.has(one.started))
     return TenantUse(
         tenant=tenant,
@@ -289,7 +304,9 @@ def _tenant(tenant: str, attempts: Sequence[Seen], statuses: Counter[str], windo
         devices=devices // WHOLE,
         vain_cpu=vain_cpu // CPU,
         vain_devices=vain_devices // WHOLE,
-        energy=_joules(power),
+        energy=total.energy,
+        co2=total.co2,
+        electricity=total.electricity,
         price=_dollars(price),
     )
 

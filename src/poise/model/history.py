@@ -4,9 +4,12 @@
 from there. Fractions are in thousandths.
 """
 
+from typing import Literal
+
 import msgspec
 
 from poise.model.incidents import IncidentReport
+from poise.model.intensity import IntensityUnit
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,7 +125,8 @@ class Waste(msgspec.Struct, frozen=True, kw_only=True):
 
 class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
     """Resources of a tenant's work: nanoseconds of a core and of a whole device that its attempts held, and the wasted
-    part of both; `energy` in joules above that of idle devices, `price` in dollars of the devices it held.
+    part of both; `energy` in joules above that of idle devices, its `co2` in kg and its price (`electricity`) in
+    dollars, `price` in dollars of the devices it held.
     """
 
     tenant: str
@@ -136,6 +140,8 @@ class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
     vain_devices: int
     energy: float
     price: float
+    co2: float = 0.0
+    electricity: float = 0.0
 
 
 class ClassWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,8 +153,9 @@ class ClassWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
     """Energy and cost of devices while they were present: `energy` in joules by the model of `model/power.py`, of the
-    `powered` devices with a known power cap; `co2` in kg; `price` in dollars of all and `paid` of the held part, of the
-    `priced` devices. `devices` counts all.
+    `powered` devices with a known power cap; `co2` of it in kg, and its price (`electricity`) in dollars; `hourly` is
+    the energy of the hours that have a value in `intensity.yaml`. `price` in dollars of all and `paid` of the held
+    part, of the `priced` devices. `devices` counts all.
     """
 
     energy: float
@@ -158,6 +165,8 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
     powered: int
     priced: int
+    electricity: float = 0.0
+    hourly: float = 0.0
 
 
 class NodeBill(msgspec.Struct, frozen=True):
@@ -169,7 +178,7 @@ class NodeBill(msgspec.Struct, frozen=True):
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Summary of a job: `took` from its submission to its end, or until now; `waited` until its first task ran; the
-    number of returned function `calls`. `energy` and `price` as in `TenantUse`.
+    number of returned function `calls`. `energy`, `co2`, `electricity` and `price` as in `TenantUse`.
     """
 
     id: str
@@ -186,6 +195,8 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls: int = 0
     energy: float = 0.0
     price: float = 0.0
+    co2: float = 0.0
+    electricity: float = 0.0
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +205,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     first submission to the last end. `asked` names the requested jobs; empty: all.
 
     `waste`, `bill`, `nodes` and `incidents` always cover the whole fleet; a report of one `tenant` has none of them.
-    `nodes` lists the nodes with the largest energy use first.
+    `nodes` lists the nodes with the largest energy use first. `hourly` is the unit of `intensity.yaml`, if the home has
+    one; `kg_per_kwh` is the CO2e of a kWh in hours to which it gives none.
 
     `left_out` counts, by part, entries that were left out of long lists; the figures cover all entries.
     """
@@ -232,3 +244,34 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     incidents: tuple[IncidentReport, ...] = ()
     bill: Bill | None = None
     nodes: tuple[NodeBill, ...] = ()
+    kg_per_kwh: float = 0.0
+    hourly: IntensityUnit | Literal[""] = ""
+
+
+ALL = 0.9999
+"""Part of some energy that counts as all of it: times of a second are rounded."""
+
+
+def basis_of_co2(unit: str, kg_per_kwh: float, energy: float = 0.0, hourly: float = 0.0) -> str:
+    """Return the source of the CO2e of some energy, for people: the unit of `intensity.yaml` (empty without one), the
+    CO2e of a kWh in hours to which it gives none, and the part of the energy in hours to which it gives a value.
+    """
+    constant = f"{kg_per_kwh:g} kg per kWh"
+    if unit != "kg/kWh":
+        return f"CO2e at {constant}"
+    if not energy:
+        return f"CO2e by hour from `intensity.yaml`, else at {constant}"
+    partly = _partly(energy, hourly)
+    return f"CO2e by hour from `intensity.yaml`{partly}{f', the rest at {constant}' if partly else ''}"
+
+
+def price_of_electricity(unit: str, dollars: float, energy: float, hourly: float) -> str:
+    """Return the price of some energy, for people; empty if no hour has a price. The arguments are as above."""
+    if unit != "$/kWh" or not energy:
+        return ""
+    return f"${dollars:,.2f}, by hour from `intensity.yaml`{_partly(energy, hourly)}"
+
+
+def _partly(energy: float, hourly: float) -> str:
+    """Return ` for 62 % of the energy` if some of it was used in hours without a value; else nothing."""
+    return f" for {100 * hourly / energy:.3g} % of the energy" if hourly < energy * ALL else ""

@@ -6,9 +6,11 @@ al., "Characterization of Large Language Model Development in the Datacenter", N
 Kalos) and prints them. Caps are those of the catalogue, or of the fleet file.
 """
 
+from typing import Literal, NamedTuple
+
 import msgspec
 
-from poise.model.intensity import Intensity
+from poise.model.intensity import Intensity, IntensityUnit
 
 IDLE = 0.16
 """Fraction of the cap without work: `python benchmarks/power.py`."""
@@ -18,6 +20,9 @@ BUSY = 0.59
 
 KG_PER_KWH = 0.473
 """CO2e of a kWh, world mean in 2024: Ember, Global Electricity Review 2025; sites differ tenfold."""
+
+KWH = 3.6e6
+"""Joules of a kWh."""
 
 
 class PowerModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,3 +43,19 @@ class PowerModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 POWER = PowerModel()
+
+
+class Rates(NamedTuple):
+    """What a kWh emits or costs at a site: CO2e in kg in hours without a value, and the values of the hours, if any."""
+
+    kg_per_kwh: float = KG_PER_KWH
+    intensity: Intensity | None = None
+
+    @property
+    def unit(self) -> IntensityUnit | Literal[""]:
+        """The unit of the values of the hours; empty without any."""
+        return self.intensity.unit if self.intensity is not None else ""
+
+
+RATES = Rates()
+"""Of a site of which nothing is known: the world mean."""

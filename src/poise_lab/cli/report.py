@@ -7,13 +7,21 @@ from pathlib import Path
 import click
 
 from poise.cli import output
+from poise.cli.electricity import CO2, rates_of
 from poise.cli.moments import time_of
-from poise.cli.numbers import NumberRange
 from poise.cli.output import Column, Shown
 from poise.client import current_home
 from poise.errors import SpecError
-from poise.model.history import Bill, JobLine, RunReport, Spread, TenantUse, Use
-from poise.model.power import POWER
+from poise.model.history import (
+    Bill,
+    JobLine,
+    RunReport,
+    Spread,
+    TenantUse,
+    Use,
+    basis_of_co2,
+    price_of_electricity,
+)
 from poise.units import HOUR, format_duration, format_energy
 
 FEW = 8
@@ -35,14 +43,7 @@ FEW = 8
 @click.option(
     "--tenant", default="", metavar="NAME", help="Only this tenant's work, without names of other tenants' work."
 )
-@click.option(
-    "--co2",
-    type=NumberRange(0, 10),
-    default=POWER.kg_per_kwh,
-    show_default=f"{POWER.kg_per_kwh}, the world's mean",
-    metavar="KG",
-    help="CO2e of a kWh at your site, in kg.",
-)
+@CO2
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def report(
@@ -60,7 +61,7 @@ def report(
         raise SpecError("the end is not after the beginning", field="--until", have=until or "now", hint="`--since 7d`")
     from poise.cli import offline
 
-    told = offline.report(current_home(), jobs, begin, end, tenant, co2)
+    told = offline.report(current_home(), jobs, begin, end, tenant, rates_of(current_home(), co2))
     if page is not None:
         from poise_lab.report import render
 
@@ -87,9 +88,9 @@ def _shown(told: RunReport) -> Shown:
         *((f"tenant {one.tenant}", _tenant(one)) for one in told.tenants if len(told.tenants) > 1),
         *((f"waste: {one.cause}", _hours(one.devices, one.cpu)) for one in told.waste),
         *((f"incident {one.id}", f"{one.title}{'' if one.closed else ' (open)'}") for one in told.incidents),
-        *(_bill(told.bill) if told.bill is not None else ()),
-        *((f"node {one.node}", _spent(one.bill.energy, one.bill.price)) for one in told.nodes[:FEW]),
-        *((f"job {one.id}", _spent(one.energy, one.price)) for one in _dearest(told)),
+        *(_bill(told, told.bill) if told.bill is not None else ()),
+        *((f"node {one.node}", _spent(one.bill)) for one in told.nodes[:FEW]),
+        *((f"job {one.id}", _spent(one)) for one in _dearest(told)),
     ]
     names = [name for name, _ in rows]
     columns = [Column("FIGURE", names), Column("VALUE", [value for _, value in rows])]
@@ -120,10 +121,14 @@ def _hours(devices: int, cpu: int) -> str:
     return ", ".join(texts) or "-"
 
 
-def _bill(of: Bill) -> Iterator[tuple[str, str]]:
+def _bill(told: RunReport, of: Bill) -> Iterator[tuple[str, str]]:
     if of.powered:
         partly = f", for {of.powered} of {of.devices} devices" if of.powered < of.devices else ""
-        yield "energy", f"{of.energy / 3.6e6:.1f} kWh, {of.co2:.1f} kg CO2e (by the power model{partly})"
+        amounts = f"{of.energy / 3.6e6:.1f} kWh, {of.co2:.1f} kg CO2e"
+        basis = basis_of_co2(told.hourly, told.kg_per_kwh, of.energy, of.hourly)
+        yield "energy", f"{amounts} (by the power model{partly}; {basis})"
+    if price := price_of_electricity(told.hourly, of.electricity, of.energy, of.hourly):
+        yield "electricity", price
     if of.priced:
         partly = f", for {of.priced} of {of.devices} devices" if of.priced < of.devices else ""
         yield "cost", f"${of.price:,.2f}, of which ${of.paid:,.2f} for held devices{partly}"
@@ -135,11 +140,11 @@ def _dearest(told: RunReport) -> list[JobLine]:
     return sorted(spent, key=lambda one: (-one.energy, -one.price))[:FEW]
 
 
-def _spent(energy: float, price: float) -> str:
-    return (
-        ", ".join([*([format_energy(round(energy * 1000))] if energy else []), *([f"${price:,.2f}"] if price else [])])
-        or "-"
-    )
+def _spent(of: Bill | JobLine) -> str:
+    """`3.2 kWh, 1.01 kg CO2e, electricity $0.42, $7.10`: only what is known."""
+    energy = (format_energy(round(of.energy * 1000)), f"{of.co2:,.3g} kg CO2e") if of.energy else ()
+    electricity = (f"electricity ${of.electricity:,.2f}",) if of.electricity else ()
+    return ", ".join([*energy, *electricity, *([f"${of.price:,.2f}"] if of.price else [])]) or "-"
 
 
 def _use(of: Use) -> str:

@@ -18,6 +18,7 @@ from poise.control.api import make_app
 from poise.control.chances import Chances
 from poise.control.deciders import Deciders
 from poise.control.guard import App
+from poise.control.intensity import UNKNOWN
 from poise.control.lifetime import Lifetime
 from poise.control.observers import Observers, Timings
 from poise.control.plane import Plane
@@ -81,6 +82,7 @@ class _Plane:
         self.clock = _Clock(desk)
         self.timings = Timings()
         self.observers = Observers()
+        self.intensities = UNKNOWN
         self._tally, self._counted = Tally(lambda: self.ledger), 0
 
     @property

@@ -63,3 +63,4 @@ def test_without_a_file_or_with_a_wrong_one_it_is_refused(tmp_path: Path) -> Non
     wrong.write_text("kind: intensity\nhours: [1, 2]\n")
     with pytest.raises(SpecError, match="number of hours"):
         Intensities(wrong).placed_in_time(job(flexible="1h"), EVENING, {})
+    assert Intensities(wrong).valid() is None

@@ -19,6 +19,7 @@ from poise.control.tally import Held, Minutes, Tally
 from poise.drivers.exposition import text
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import Decided, FromNode, Submit
+from poise.model.intensity import compile_intensity
 from poise.model.load import Load
 from poise.model.messages import Beat, Hello
 from poise.model.metrics import Bins
@@ -254,7 +255,7 @@ def window(at: int, **signals: int) -> Window:
 
 
 def test_energy_and_waste_are_added_up_once_for_each_minute_that_a_node_has_measured() -> None:
-    minutes, held = Minutes(), Held(cores=8.0, devices=4, held_cores=6.0, held_devices=4)
+    minutes, held = Minutes(lambda: None), Held(cores=8.0, devices=4, held_cores=6.0, held_devices=4)
     for cpu in (100, 250):  # the same minute, as it is by then
         minutes.take("n1", [window(600, cpu=cpu, device=500, power=50_000, device_power=400_000)], held)
     assert minutes.told() == {}, "it is not over"
@@ -263,10 +264,29 @@ def test_energy_and_waste_are_added_up_once_for_each_minute_that_a_node_has_meas
     assert told[metrics.HELD_SECONDS] == {("cpu",): 360, ("device",): 240}
     assert told[metrics.IDLE_SECONDS] == {("cpu",): 240, ("device",): 120}
     assert told[metrics.ENERGY] == {("processors",): 3000, ("devices",): 24_000}
+    co2 = {("processors", "constant"): 3000 / 3.6e6 * 0.473, ("devices", "constant"): 24_000 / 3.6e6 * 0.473}
+    assert told[metrics.CO2E] == pytest.approx(co2)
+    assert metrics.ELECTRICITY not in told
     minutes.take("n1", [window(720)], held)
     assert minutes.told()[metrics.HELD_SECONDS] == {("cpu",): 720, ("device",): 240}, "nobody measured the devices"
     minutes.keep_only({})
     assert minutes.latest("n1") is None
+
+
+def test_the_energy_of_a_minute_has_the_co2e_or_the_price_of_its_hour() -> None:
+    """A kWh a minute at 0.4, one at 0.1, and one in an hour without a value; then the file has prices."""
+    values = {"kind": "intensity", "dated": [{"from": "1970-01-01T00:00", "hours": [0.4, 0.1]}]}
+    known = compile_intensity(values)
+    minutes, held = Minutes(lambda: known), Held(cores=8.0, devices=4, held_cores=6.0, held_devices=4)
+    for at in (3540, 3600, 7200, 7260):
+        minutes.take("n1", [window(at, device_power=60_000_000)], held)
+    co2 = {("devices", "hour"): 0.4 + 0.1, ("devices", "constant"): 0.473}
+    assert minutes.told()[metrics.CO2E] == pytest.approx(co2)
+    known = compile_intensity(values | {"unit": "$/kWh", "hours": [2.0] * 24})
+    minutes.take("n1", [window(7320)], held)
+    told = minutes.told()
+    assert told[metrics.ELECTRICITY] == pytest.approx({("devices",): 2.0})
+    assert told[metrics.CO2E] == pytest.approx(co2 | {("devices", "constant"): 2 * 0.473})
 
 
 def test_durations_of_rounds_and_commits_fall_into_buckets() -> None:

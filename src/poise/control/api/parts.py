@@ -81,7 +81,7 @@ class Parts:
         self.plane, self.home, self.lifetime, self.deciders, self.authority = plane, home, lifetime, deciders, authority
         self._token = token
         self.gate, self.consoles, self.attendance = Gatekeeper(plane, token), Consoles(plane), Attendance(plane)
-        self.series, self.targets, self.minutes = Series(home.series), Targets(home), Minutes()
+        self.series, self.targets, self.minutes = Series(home.series), Targets(home), Minutes(plane.intensities.valid)
         self.vault = Vault.of(home, lambda: plane.ledger.sealed_texts())
         self.chances = chances or Chances(plane, home)
         self.incidents = incidents or Incidents(plane, home)

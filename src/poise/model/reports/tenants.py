@@ -154,8 +154,10 @@ class ReservationsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Resources used by work: `device_hours`, and `core_hours` of work without devices. `charge` is in dollars. Device
-    prices come from the fleet file, otherwise from the shares, otherwise from the catalogue. Fields that were not
-    requested are empty. `day` is a date in UTC.
+    prices come from the fleet file, otherwise from the shares, otherwise from the catalogue. `energy` is that of the
+    held devices above their idle power, in joules by the power model, `co2` its CO2e in kg, and `electricity` its price
+    in dollars; `hourly` is its part in hours that have a value in `intensity.yaml`. Fields that were not requested are
+    empty. `day` is a date in UTC.
     """
 
     day: str = ""
@@ -167,3 +169,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     device_hours: float = 0.0
     core_hours: float = 0.0
     charge: float = 0.0
+    energy: float = 0.0
+    co2: float = 0.0
+    electricity: float = 0.0
+    hourly: float = 0.0

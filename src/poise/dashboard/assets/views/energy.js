@@ -11,12 +11,14 @@ const PERIODS = { "15m": "15 minutes", "1h": "one hour", "24h": "24 hours", "7d"
 
 const HOUR = 3600e9;
 export const kilowattHours = (joules) => `${(joules / 3.6e6).toFixed(joules < 3.6e6 ? 4 : 2)} kWh`;
+export const kilograms = (amount = 0) => `${amount.toFixed(3)} kg`;
 export const dollars = (amount) => `$${amount.toFixed(amount < 1 ? 4 : 2)}`;
 const hours = (amount) => (amount / HOUR).toFixed(2);
 const watts = (joules, length) => `${Math.round(joules / Math.max(1e-9, length / 1e9)).toLocaleString("en")} W`;
 
 const amounts = [
   { title: "Energy", number: true, text: (one) => kilowattHours(one.energy) },
+  { title: "CO2e", number: true, text: (one) => kilograms(one.co2) },
   { title: "Price", number: true, text: (one) => dollars(one.price) },
 ];
 
@@ -35,7 +37,7 @@ export function show(element, state, api) {
       { title: "Node", text: (one) => one.node, node: (one) => link(nodePath(one.node), one.node) },
       { title: "Energy", number: true, text: ({ bill }) => kilowattHours(bill.energy) },
       { title: "Mean power", number: true, text: ({ bill }) => watts(bill.energy, length) },
-      { title: "CO2e", number: true, text: ({ bill }) => `${bill.co2.toFixed(3)} kg` },
+      { title: "CO2e", number: true, text: ({ bill }) => kilograms(bill.co2) },
       { title: "Price", number: true, text: ({ bill }) => dollars(bill.price) },
       { title: "Price of held devices", number: true, text: ({ bill }) => dollars(bill.paid) },
     ],
@@ -58,7 +60,7 @@ export function show(element, state, api) {
     columns: [
       { title: "Job", text: (one) => one.id, node: (one) => link(jobPath(one.id), one.id) },
       { title: "Name", text: (one) => one.name || "-" }, { title: "Tenant", text: (one) => one.tenant ?? "" }, { title: "Status", text: (one) => one.status },
-      { title: "Energy", number: true, text: (one) => kilowattHours(one.energy ?? 0) }, { title: "Price", number: true, text: (one) => dollars(one.price ?? 0) },
+      { title: "Energy", number: true, text: (one) => kilowattHours(one.energy ?? 0) }, { title: "CO2e", number: true, text: (one) => kilograms(one.co2) }, { title: "Price", number: true, text: (one) => dollars(one.price ?? 0) },
     ],
   });
   const waste = new Table({
@@ -84,16 +86,17 @@ export function show(element, state, api) {
     ],
   });
   element.append(el("h1", {}, title),
-    el("div", { class: "controls" }, el("label", {}, "Period", period), el("label", {}, "CO2e of a kWh, in kg", intensity)),
+    el("div", { class: "controls" }, el("label", {}, "Period", period), el("label", {}, "CO2e of a kWh in kg, without a value by hour", intensity)),
     note, head, nodes.element, tenants.element, budgets.element, jobs.element, waste.element, foot);
 
   const parameters = () => ({ period: period.value, ...(intensity.value ? { co2: intensity.value } : {}) });
   const asking = follow(api, EVERY, async () => [await api.data("spent", parameters()), await api.data("budgets").catch(() => null)], ([told, limits]) => {
     length = told.length;
     const { bill } = told;
-    note.textContent = `From ${clock(told.begins)} to ${clock(told.begins + told.length / 1e9)}. Energy is by the power model, for devices with a known power limit.`;
+    note.textContent = `From ${clock(told.begins)} to ${clock(told.begins + told.length / 1e9)}. Energy is by the power model, for devices with a known power limit. ${told.basis}.`;
     head.replaceChildren(figures(bill ? [
-      ["Energy", kilowattHours(bill.energy), "energy"], ["Mean power", watts(bill.energy, length), "power"], ["CO2e", `${bill.co2.toFixed(3)} kg`, "co2"],
+      ["Energy", kilowattHours(bill.energy), "energy"], ["Mean power", watts(bill.energy, length), "power"], ["CO2e", kilograms(bill.co2), "co2"],
+      ...(bill.electricity ? [["Price of electricity", dollars(bill.electricity), "electricity"]] : []),
       ["Price", dollars(bill.price), "price"], ["Price of held devices", dollars(bill.paid), "paid"],
       ["Devices with known power", `${bill.powered}/${bill.devices}`, "powered"], ["Devices with known price", `${bill.priced}/${bill.devices}`, "priced"],
     ] : told.tenants.flatMap((one) => [["Energy of held devices", kilowattHours(one.energy), "energy"], ["Price of held devices", dollars(one.price), "price"]])));

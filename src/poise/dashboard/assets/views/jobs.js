@@ -2,7 +2,7 @@
 
 import { Table, ago, badge, by, bytes, clock, code, duration, el, figures, filter, jobPath, link, nanoseconds, nodePath } from "../dom.js";
 import { graph as drawnGraph } from "../drawing.js";
-import { dollars, kilowattHours } from "./energy.js";
+import { dollars, kilograms, kilowattHours } from "./energy.js";
 import { reasonsOf, startText } from "./queue.js";
 import { batchOf, courseTables, energyOf, lossChart } from "./training.js";
 
@@ -164,7 +164,7 @@ function showJob(element, api, name) {
       const [one] = told.jobs;
       if (left) return;
       spent.lastChild.replaceWith(
-        figures(one ? [["Energy of held devices", kilowattHours(one.energy ?? 0), "spent.energy"], ["Price of held devices", dollars(one.price ?? 0), "spent.price"]] : []),
+        figures(one ? [["Energy of held devices", kilowattHours(one.energy ?? 0), "spent.energy"], ["CO2e", kilograms(one.co2), "spent.co2"], ["Price of held devices", dollars(one.price ?? 0), "spent.price"]] : []),
         by(`poise report ${told.flags} ${report.id}`));
     } catch (error) {
       if (!left) spent.lastChild.replaceWith(el("p", { role: "status" }, error.message));
