@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from poise.cli import output
+from poise.cli.calendars import CALENDAR, events_of
 from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import say, status_text
@@ -16,6 +17,7 @@ from poise.client import current_home
 from poise.config import Home
 from poise.control.start import running
 from poise.errors import Conflict, InputError, NotFound, SpecError
+from poise.model.document import some
 from poise.units import SECOND, format_duration, parse_duration
 
 if TYPE_CHECKING:  # the twin imports numpy
@@ -25,6 +27,9 @@ if TYPE_CHECKING:  # the twin imports numpy
     from poise.kernel.ledger import Ledger
     from poise.policy.suites import ClusterPolicy
 
+SHOWN = 4
+"""Maximum number of events to name."""
+
 
 @click.command()
 @click.option("--futures", type=WholeRange(2, 10_000), metavar="N", help="Number of simulated futures. [default: 200]")
@@ -32,21 +37,32 @@ if TYPE_CHECKING:  # the twin imports numpy
 @click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed of the run times.")
 @click.option("--check", is_flag=True, help="Backtest: check past jobs against the forecasts that were possible then.")
 @click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Backtest on this log instead.")
+@CALENDAR
 @output.forms(*output.ROWS)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 def eta(
-    jobs: tuple[str, ...], futures: int | None, budget: str | None, seed: int, check: bool, log: Path | None, form: str
+    jobs: tuple[str, ...],
+    futures: int | None,
+    budget: str | None,
+    seed: int,
+    check: bool,
+    log: Path | None,
+    calendar: Path | None,
+    form: str,
 ) -> int:
     """Forecast when each JOB (id, name, or JOB.TASK) starts and ends; without one, all unfinished jobs.
 
     Poise simulates many futures from the current state, with run times drawn from past work. It prints three times: 10
-    % of the futures come before the first, 50 % before the second, 90 % before the third.
+    % of the futures come before the first, 50 % before the second, 90 % before the third. Other jobs arrive as they did
+    lately. Events of a calendar change their rate.
     """
     home = current_home()
     seconds = seconds_of(budget) if budget is not None else None
     if check:
         if jobs:
             raise click.UsageError("`--check` looks back at all jobs of the log")
+        if calendar is not None:
+            raise click.UsageError("`--check` looks back, and `--calendar` changes what is to come")
         return _check(home, log, futures, seconds, seed, form)
     if log is not None:
         raise click.UsageError("`--from` goes with `--check`\n\nhint: `poise eta --check --from LOG`")
@@ -57,10 +73,10 @@ def eta(
     targets = [target_of(ledger, name) for name in dict.fromkeys(jobs)] or _unfinished(ledger)
     if not targets:
         return output.show(lambda: Shown([], [], [], nothing="poise: nothing is unfinished"), form, False)
+    events = events_of(calendar)
     policy, settings = deciding(ledger)
-    told = foresee(
-        ledger, policy, settings, now, targets, bounds=Bounds(futures or FUTURES, seconds or BUDGET), seed=seed
-    )
+    bounds = Bounds(futures or FUTURES, seconds or BUDGET)
+    told = foresee(ledger, policy, settings, now, targets, bounds=bounds, seed=seed, events=events)
     return output.show(lambda: _shown(told), form, False)
 
 
@@ -202,6 +218,8 @@ def _notes(told: "Etas") -> list[str]:
     submitted = f"nothing {'else' if told.coming else 'more'} is submitted"
     if told.arriving:
         submitted = f"jobs arrive as the latest {told.arriving} did"
+        if told.events:
+            submitted += f", and as the calendar says for {some(told.events, SHOWN)}"
     notes = [
         f"poise: {told.futures} futures of {told.units} units as `{told.policy}` decides, in {told.seconds:.1f} s; "
         f"run times from {known}",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli import output
+from poise.cli.calendars import CALENDAR, events_of
 from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.client import current_home
@@ -35,12 +36,7 @@ MOST_WINDOWS = 336
 @click.option(
     "--windows", "horizon", type=WholeRange(1, MOST_WINDOWS), default=24, show_default=True, help="Number of windows."
 )
-@click.option(
-    "--calendar",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Calendar with announced events: YAML, or iCalendar (.ics).",
-)
+@CALENDAR
 @output.forms(*output.TEXT)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 def forecast(
@@ -60,7 +56,6 @@ def forecast(
     of a calendar multiply the load, or make a day like another day of the week.
     """
     from poise.cli import offline
-    from poise.drivers.calendars import read_calendar
 
     length = parse_or_raise(parse_duration, window, "--window", DAY)
     if length < 5 * MINUTE or DAY % length:
@@ -72,8 +67,7 @@ def forecast(
     if by == "service" and counted is not None:
         what, hint = "requests are counted for services", "leave `--count` out"
         raise SpecError(what, field="--count", need="nothing", have=counted, hint=hint)
-    events = read_calendar(calendar, time.time()) if calendar is not None else ()
-    told = offline.load_forecasts(current_home(), length, horizon, by, counts, names, events)
+    told = offline.load_forecasts(current_home(), length, horizon, by, counts, names, events_of(calendar))
     return output.show(lambda: _shown(told, by), form, False)
 
 

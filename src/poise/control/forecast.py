@@ -16,6 +16,7 @@ from poise.engine.lookahead import BOUNDS, Bounds, Futures, Range, first_start, 
 from poise.errors import InputError
 from poise.kernel.controller import ROUND, Settings
 from poise.kernel.ledger import JobState, Ledger, units_status
+from poise.model.calendar import CalendarEvent
 from poise.model.events import Began, Event, Finished, JobSubmitted, Started
 from poise.policy.suites import ClusterPolicy
 
@@ -53,7 +54,8 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Forecasts as of a revision and a time (seconds since 1970), from `futures` of the `asked` number of futures,
     computed in `seconds`. Each future had `units` units; `left_out` more were ignored. `sources` counts units by the
     source of their run times; `guesses` are classes without a known run time. `coming` are recurring jobs, which the
-    futures include; other arrivals resemble the latest `arriving` ones (0: no arrivals).
+    futures include; other arrivals resemble the latest `arriving` ones (0: no arrivals), at rates that `events` of a
+    calendar change.
     """
 
     revision: int
@@ -69,6 +71,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     guesses: tuple[str, ...] = ()
     coming: tuple[Again, ...] = ()
     arriving: int = 0
+    events: tuple[str, ...] = ()
 
 
 class Target(NamedTuple):
@@ -88,14 +91,17 @@ def foresee(
     *,
     bounds: Bounds = BOUNDS,
     seed: int = 0,
+    events: Sequence[CalendarEvent] = (),
 ) -> Etas:
-    """Forecast the start and end of these targets. Raises `InputError` if not one future can be completed in time."""
+    """Forecast the start and end of these targets, with the events of a calendar. Raises `InputError` if not one future
+    can be completed in time.
+    """
     began = time.monotonic()
     keep = [target.job.id for target in targets]
     until = tuple(unit for target in targets for unit in target.units)
 
     def make(most: int) -> Futures:
-        return Futures(ledger, settings, now, time.monotonic, seed=seed, most=most, keep=keep)
+        return Futures(ledger, settings, now, time.monotonic, seed=seed, most=most, keep=keep, events=events)
 
     def follow(futures: Futures, number: int, deadline: float) -> Happened | None:
         return futures.follow(policy, number, deadline, until=until)
@@ -117,6 +123,7 @@ def foresee(
             for one in futures.coming
         ),
         arriving=futures.arriving,
+        events=futures.events if futures.arriving else (),
         jobs=tuple(_eta(target, seen, futures) for target in targets),
     )
 

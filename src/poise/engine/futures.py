@@ -7,11 +7,12 @@ twin.
 A run time is the estimate before any history (declared, or from a throughput table), times an error. The sizes of
 errors are learned from past runs (`engine/runtimes`). The part of the error that is common, over all work and within a
 class, is drawn once for each future; the rest is drawn for each run. A running job is drawn from the runs that take
-longer than it has run. Other jobs arrive as they did lately, or at this time of the day.
+longer than it has run. Other jobs arrive as they did lately (`engine/arriving`).
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from itertools import pairwise
 from math import log
 from random import Random
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from poise.engine.arriving import LATEST, Stream, of_schedule
 from poise.engine.runtimes import Learned, Means, Run, Unlearned
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
@@ -31,13 +33,9 @@ from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.progress import ALL
 from poise.model.resources import Node
 from poise.model.workload import Arrival, Steady, Truth
-from poise.policy.load import LoadForecaster
 from poise.policy.predict import Speeds
 from poise.policy.suites import ClusterPolicy
-from poise.units import DAY, HOUR, MINUTE, SECOND
-
-LATEST = 200
-"""Maximum number of past runs of a class, the latest."""
+from poise.units import DAY, MINUTE, SECOND
 
 ENOUGH_ERRORS = 8
 """Minimum number of errors in declared run times before future errors are drawn from them, and of runs of other classes
@@ -83,9 +81,6 @@ MOST_OTHERS = 100
 
 BLOCK = 10
 """Consecutive jobs that arrive in one block as in the past: users submit several similar jobs in a row."""
-
-PACE_DAYS = 21
-"""Days of past arrivals from which the rate by the time of the day is learned."""
 
 IN_VAIN = 50
 """Rounds without a placement before the future is checked for pending events. Waiting alone changes a policy's
@@ -143,7 +138,7 @@ def recurring(ledger: Ledger, now: int) -> list[Coming]:
     found = [*scheduled(ledger, now)]
     kinds: dict[tuple[str, ...], list[JobState]] = {}
     for job in ledger.jobs.values():
-        if job.calls is None and not _of_schedule(ledger, job):
+        if job.calls is None and not of_schedule(ledger, job):
             of = (job.name,) if job.name else ("", *(unit.spec.kind for unit in job.units))
             kinds.setdefault((job.tenant, *of), []).append(job)
     for jobs in kinds.values():
@@ -163,69 +158,6 @@ def recurring(ledger: Ledger, now: int) -> list[Coming]:
             kept.append(one)
             units += len(one.job.units)
     return kept
-
-
-def _of_schedule(ledger: Ledger, job: JobState) -> bool:
-    """Return whether an existing schedule has submitted the job."""
-    schedule, _, due = job.key.partition("@")
-    return bool(due) and schedule in ledger.schedules
-
-
-class Stream(NamedTuple):
-    """Recent jobs in order, and the nanoseconds from each job's predecessor to it. `paces` are the expected rates of
-    arrival in the coming times, relative to that of these jobs, each with its length; then the rate is as before.
-    """
-
-    jobs: tuple[JobState, ...] = ()
-    gaps: tuple[int, ...] = ()
-    paces: tuple[tuple[int, float], ...] = ()
-
-
-NONE = Stream()
-
-
-def stream(ledger: Ledger, now: int, coming: Sequence[Coming]) -> Stream:
-    """Return the latest jobs, without services and those in `coming`. Empty where they arrived in fewer than
-    `ENOUGH_ERRORS` different minutes, which is too few for a rate. Gaps are stretched by the time since the last
-    arrival.
-    """
-    again = {(one.job.tenant, one.name) for one in coming}
-    every = list(ledger.jobs.values())
-    jobs = [job for job in every[-LATEST:] if _arrives_by_itself(ledger, job, again)]
-    if len({job.submitted // MINUTE for job in jobs}) < ENOUGH_ERRORS:
-        return Stream()
-    quiet = (now - jobs[0].submitted) / (jobs[-1].submitted - jobs[0].submitted)
-    gaps = [round((after.submitted - before.submitted) * quiet) for before, after in pairwise(jobs)]
-    came = [job.submitted for job in every if _arrives_by_itself(ledger, job, again)]
-    return Stream(tuple(jobs[1:]), tuple(gaps), _paces(ledger, came, len(gaps) / max(1, now - jobs[0].submitted), now))
-
-
-def _arrives_by_itself(ledger: Ledger, job: JobState, again: Collection[tuple[str, str]]) -> bool:
-    """Return whether nothing tells when such a job arrives."""
-    return (
-        job.calls is None
-        and not any(unit.spec.serves for unit in job.units)
-        and (job.tenant, job.name or job.units[0].spec.kind) not in again
-        and not _of_schedule(ledger, job)
-    )
-
-
-def _paces(ledger: Ledger, came: Sequence[int], rate: float, now: int) -> tuple[tuple[int, float], ...]:
-    """Return the expected rates of arrival in the coming day, relative to `rate` (per nanosecond), from the instants of
-    past arrivals. Empty unless the time of the day, or of the week, has told the rate better than the latest hours.
-    """
-    wall = round(ledger.leader.wall(now) * SECOND)
-    last, hours = wall // HOUR, Counter((wall - (now - at)) // HOUR for at in came)
-    first = max(min(hours), last - PACE_DAYS * DAY // HOUR) + 1
-    forecaster = LoadForecaster(HOUR, DAY // HOUR, intervals=False)
-    for hour in range(first, last):
-        forecaster.learn(hour * HOUR, hours[hour])
-    if not forecaster.seasonal:
-        return ()
-    left = (last + 1) * HOUR - wall
-    lengths = (left, *[HOUR] * (DAY // HOUR - 1))
-    bands = forecaster.ahead()
-    return tuple((length, band.expected / (rate * HOUR)) for length, band in zip(lengths, bands, strict=True))
 
 
 class Drawn(NamedTuple):
@@ -260,7 +192,7 @@ class _Prospect(NamedTuple):
 
 class Draws:
     """Draws futures of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; also of nodes
-    that may have `joined`, of recurring jobs that are `coming`, and of `others` that arrive as they did lately.
+    that may have `joined`, of recurring jobs that are `coming`, and of streams of `others` that arrive as they did.
     `sources` counts units by the source of their estimate. `guesses` are the classes without any history, and `unknown`
     the ids of units that other classes cannot estimate either.
     """
@@ -273,7 +205,7 @@ class Draws:
         jobs: Iterable[str],
         joined: Sequence[Node] = (),
         coming: Sequence[Coming] = (),
-        others: Stream = NONE,
+        others: Sequence[Stream] = (),
     ) -> None:
         self.sources: Counter[str] = Counter()
         self.guesses: set[str] = set()
@@ -297,12 +229,12 @@ class Draws:
         ]
         known, guesses, unknown = self.sources.copy(), self.guesses.copy(), self.unknown.copy()
         self._coming = [(one, self._prospects_again(one.job)) for one in coming]
-        self._others, self._gaps = [(job, self._prospects_again(job)) for job in others.jobs], others.gaps
-        self._paces = others.paces
+        self._others = [(one, [self._prospects_again(job) for job in one.jobs]) for one in others]
         self.sources, self.guesses, self.unknown = known, guesses, unknown  # these cover the existing units only
         every = [
             *self._prospects,
-            *(prospect for _, prospects in [*self._coming, *self._others] for prospect in prospects),
+            *(prospect for _, prospects in self._coming for prospect in prospects),
+            *(prospect for _, of_jobs in self._others for prospects in of_jobs for prospect in prospects),
         ]
         self._learned: dict[int, tuple[Learned | Unlearned, set[str]]] = {}
         for prospect in every:
@@ -346,28 +278,14 @@ class Draws:
                     runs = max(map(_runs, arrival.truths.values()), default=0)
 
     def _other_arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
-        """Yield jobs like the recent ones, at gaps like theirs: blocks of the past in a random order (a moving-block
-        bootstrap; Künsch, 1989). Where the time of the day matters, the gaps follow the forecast of the rate.
-        """
-        at, units = 0, 0
-        while self._others and units < MOST_OTHERS:
-            first = random.randrange(len(self._others))
-            for (job, prospects), gap in zip(
-                self._others[first : first + BLOCK], self._gaps[first : first + BLOCK], strict=True
-            ):
-                at, units = at + gap, units + len(prospects)
-                if at > HORIZON or units > MOST_OTHERS:
-                    return
-                yield self._arrival(job, prospects, self._paced(at), random, means)
-
-    def _paced(self, at: int) -> int:
-        """Return the instant by which as many jobs arrive as by `at` at a constant rate."""
-        passed = 0
-        for length, pace in self._paces:
-            if at < length * pace:
-                return passed + round(at / pace)
-            at, passed = at - round(length * pace), passed + length
-        return passed + at
+        """Yield jobs like the recent ones, in order of time."""
+        units = 0
+        arrivals = (_like(one, of_jobs, random) for one, of_jobs in self._others)
+        for at, job, prospects in merge(*arrivals, key=_first):
+            units += len(prospects)
+            if at > HORIZON or units > MOST_OTHERS:
+                return
+            yield self._arrival(job, prospects, at, random, means)
 
     def _arrival(
         self, job: JobState, prospects: Sequence[_Prospect], at: int, random: Random, means: Mapping[int, Means]
@@ -551,6 +469,24 @@ def _truth(prospect: _Prospect, means: Means, chance: float, failing: float, whe
         until=where if failing < prospect.fails else 1.0,
     )
     return truth, prospect.progress or min(1.0, prospect.kept / whole)
+
+
+def _like(
+    stream: Stream, prospects: Sequence[Sequence[_Prospect]], random: Random
+) -> Iterator[tuple[int, JobState, Sequence[_Prospect]]]:
+    """Yield jobs like those of a stream without end, at gaps like theirs: blocks of the past in a random order (a
+    moving-block bootstrap; Künsch, 1989). Where the time matters, the gaps follow the paces.
+    """
+    at = 0
+    while True:
+        first = random.randrange(len(stream.jobs))
+        for place in range(first, min(first + BLOCK, len(stream.jobs))):
+            at += stream.gaps[place]
+            yield stream.paced(at), stream.jobs[place], prospects[place]
+
+
+def _first(arrival: tuple[int, JobState, Sequence[_Prospect]]) -> int:
+    return arrival[0]
 
 
 def _runs(truth: Truth) -> int:

@@ -15,10 +15,12 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future, stream
+from poise.engine.arriving import streams
+from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future
 from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger
+from poise.model.calendar import CalendarEvent
 from poise.model.events import JobSubmitted
 from poise.model.jobs import Job
 from poise.model.reports.questions import Start
@@ -98,7 +100,8 @@ def view_settings(ledger: Ledger) -> Settings:
 class Futures:
     """Futures of a ledger as of `now`. Those of one number have the same run times, whatever the change and the policy.
     Nodes that may join in some futures are given as `joined`. Other jobs arrive like the latest `arriving` ones; set it
-    to 0 for futures without them, which take a fraction of the time.
+    to 0 for futures without them, which take a fraction of the time. `events` of a calendar change their rate; those
+    that do are named in `self.events`.
     """
 
     def __init__(
@@ -112,11 +115,14 @@ class Futures:
         most: int = MOST_UNITS,
         keep: Iterable[str] = (),
         joined: Sequence[Node] = (),
+        events: Sequence[CalendarEvent] = (),
     ) -> None:
         self.kept, self.left_out = _first(ledger, most, frozenset(keep))
         self.coming = recurring(ledger, now)
-        others = stream(ledger, now, self.coming)
-        self.arriving = len(others.jobs)
+        again = {(one.job.tenant, one.name) for one in self.coming}
+        others = streams(ledger, now, again, events)
+        self.arriving = sum(len(one.jobs) for one in others)
+        self.events = tuple(dict.fromkeys(name for one in others for name in one.events))
         self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined, self.coming, others)
         self.now = now
         self._own = tuple(unit.id for job in self.kept for unit in ledger.jobs[job].units if not unit.over)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from poise.engine.futures import MOST_COMING, Change, Draws, recurring, run_future, stream
+from poise.engine.arriving import streams
+from poise.engine.futures import MOST_COMING, Change, Draws, recurring, run_future
 from poise.engine.noise import Seen, Unseen
 from poise.kernel.controller import Settings
 from poise.model.workload import Arrival, Steady, Truth
@@ -157,8 +158,8 @@ def test_other_jobs_come_at_their_time_of_the_day() -> None:
     random = Random(5)  # noqa: S311
     at = sorted(day * 86400 + 3600 * random.uniform(9, 16.9) for day in range(7) for _ in range(96))
     run, now = came(*at, seconds=1.0)
-    others = stream(run.twin.ledger, now, [])
-    assert len(others.paces) == 24
+    others = streams(run.twin.ledger, now, [])
+    assert [len(one.paces) for one in others] == [24]
     drawn = Draws(run.twin.ledger, now, {}, [], others=others).draw(Random(3))  # noqa: S311
     hours = [one.at / HOUR for one in drawn.arrivals]
     assert sum(1 < hour < 15 for hour in hours) < 15 < sum(16 < hour < 22 for hour in hours)
@@ -167,7 +168,7 @@ def test_other_jobs_come_at_their_time_of_the_day() -> None:
 def test_other_jobs_without_a_season_come_as_lately() -> None:
     random = Random(5)  # noqa: S311
     run, now = came(*sorted(random.uniform(0, 7 * 86400) for _ in range(400)), seconds=1.0)
-    assert stream(run.twin.ledger, now, []).paces == ()
+    assert [one.paces for one in streams(run.twin.ledger, now, [])] == [()]
 
 
 def test_schedules_say_when_their_jobs_come() -> None:

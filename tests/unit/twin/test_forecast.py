@@ -12,6 +12,8 @@ from poise.engine.lookahead import Bounds, Futures, Range, followed, range_of
 from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
+from poise.model.calendar import CalendarEvent
+from poise.model.scaling import Announced
 from poise.model.workload import Arrival
 from poise.policy.suites import policy_named
 from poise.units import HOUR, SECOND
@@ -215,6 +217,26 @@ def test_jobs_arrive_as_they_did_lately() -> None:
     assert told.arriving == 12
     assert seconds(told.jobs[0].start)[2] > 600
     assert told.jobs == again.jobs, "the same seed"
+
+
+def test_events_of_a_calendar_change_how_jobs_arrive() -> None:
+    """Without arrivals, the long one starts when the brief one that runs has ended. With three times as many, a brief
+    one of 500 seconds comes every 200 seconds: one always waits, and goes first.
+    """
+    run, now = brief_jobs_before_a_long_one()
+    ledger = run.twin.ledger
+    target, wall = Target(ledger.jobs["j13"], ("j13.main",), "j13"), round(ledger.leader.wall(now) * SECOND)
+
+    def told(times: float) -> Etas:
+        launch = Announced(wall, 0.0, wall + 5 * HOUR, times, 0, "launch")
+        events = [CalendarEvent(by="", of="", announced=(launch,))]
+        return foresee(ledger, policy_named("sjf"), Settings(), now, [target], bounds=FEW, events=events)
+
+    none, many = told(0.0), told(3.0)
+    assert none.events == many.events == ("launch",)
+    assert max(seconds(none.jobs[0].start)) < 600 < 5 * 3600 < seconds(many.jobs[0].start)[1]
+    assert told(3.0).jobs == many.jobs, "the same seed"
+    assert told(1.0).jobs == foresee(ledger, policy_named("sjf"), Settings(), now, [target], bounds=FEW).jobs
 
 
 def test_where_there_is_little_time_no_jobs_arrive() -> None:
