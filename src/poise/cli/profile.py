@@ -1,36 +1,45 @@
 """`poise profile`."""
 
 import time
+from pathlib import Path
 
 import click
 
 from poise.cli import output
+from poise.cli.calendars import CALENDAR, events_of
 from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, say
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
-from poise.model.usage import PROFILED, SIGNALS, NodeProfile, SignalUse, UnusualSignal
+from poise.model.usage import PROFILED, SIGNALS, NodeProfile, SignalUse, UnusualSignal, unless_announced
 
 TITLES = {name: name.replace("_", " ").upper() for name in SIGNALS}
 
 
 @click.command()
+@CALENDAR
 @output.rows
 @click.argument("node", required=False)
-def profile(form: str, watch: bool, node: str | None) -> int:
+def profile(form: str, watch: bool, calendar: Path | None, node: str | None) -> int:
     """Show the load history of nodes, their usage pattern, and advice; for NODE, every signal. The pattern of a node
     with devices uses its devices, that of another node its CPUs. Patterns: idle, steady, bursty, diurnal (busy and
     quiet at the same hours each day). Advice: `reserved` if a long-term price pays off, `on-demand` if the node is
-    needed in bursts, `shrink` if it could be off at some hours or permanently, else `keep`.
+    needed in bursts, `shrink` if it could be off at some hours or permanently, else `keep`. It is `keep` also if a
+    calendar announces more load for these hours in the next seven days.
     """
     home = current_home()
+    announced = [one for event in events_of(calendar) for one in event.announced]
+
+    def told(found: list[NodeProfile]) -> Shown:
+        return _shown([unless_announced(one, announced, time.time()) for one in found], node)
+
     if watch or may_be_asked(home):
         client = connected(home)
-        return output.show(lambda: _shown(client.profiles(node or ""), node), form, watch)
+        return output.show(lambda: told(client.profiles(node or "")), form, watch)
     from poise.cli import offline
 
     say(LOGGED)
-    return output.show(lambda: _shown(offline.profiles(home, node or "", time.time()), node), form, watch)
+    return output.show(lambda: told(offline.profiles(home, node or "", time.time())), form, watch)
 
 
 def _shown(found: list[NodeProfile], node: str | None) -> Shown:

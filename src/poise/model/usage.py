@@ -10,13 +10,16 @@ minute are kept for a day, those of an hour for four weeks. Profiles are compute
 ('steady', 'reserved', 920)
 """
 
-from collections.abc import Mapping, Sequence
-from math import exp, sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from math import ceil, exp, sqrt
 from typing import Annotated, Literal
 
 import msgspec
 
+from poise.model.scaling import Announced
 from poise.model.season import unusual
+from poise.units import SECOND
 
 SIGNALS = (
     "cpu", "memory", "disk", "network", "device", "device_memory", "device_bandwidth", "power", "device_power",
@@ -68,6 +71,9 @@ COMPUTE_BOUND = 850
 
 BURSTY = 0.5
 """Minimum ratio of the standard deviation of the minutes to their mean; a uniform distribution from 0 to 1 has 0.58."""
+
+LOOK_AHEAD = 7 * DAY
+"""Seconds ahead in which announced events speak against switching a node off."""
 
 DAYS = 2
 """Days of hour windows needed to detect a daily pattern."""
@@ -239,6 +245,28 @@ def profile_of(node: str, minutes: Sequence[Window], hours: Sequence[Window]) ->
         hours=len(hours), quiet=quiet if pattern == "diurnal" else (), busy=busy if pattern == "diurnal" else (),
         unusual=_unusual(minutes, hours),
     )  # fmt: skip
+
+
+def unless_announced(profile: NodeProfile, announced: Iterable[Announced], now: float) -> NodeProfile:
+    """Return the profile with the advice to keep the node instead of `shrink`, if an announced event of the next days
+    raises the load while the node could be off: at any time for an idle node, in the quiet hours for one with a daily
+    pattern. `now` is in seconds since 1970.
+    """
+    if profile.advice != "shrink":
+        return profile
+    against = []
+    for one in announced:
+        if one.times > 1 or one.rate:
+            begin, end = max(one.at / SECOND, now), min(one.until / SECOND, now + LOOK_AHEAD)
+            starts = [begin, *range(int(begin) // HOUR * HOUR + HOUR, ceil(end), HOUR)] if begin < end else []
+            meets = [at for at in starts if not profile.quiet or int(at) // HOUR % 24 in profile.quiet]
+            against += [(at, one.name or "an event") for at in meets[:1]]
+    if not against:
+        return profile
+    at, name = min(against)
+    moment = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+    why = f"{profile.why}, but {name} is announced to raise the load at {moment}"
+    return msgspec.structs.replace(profile, advice="keep", why=why)
 
 
 def _unusual(minutes: Sequence[Window], hours: Sequence[Window]) -> dict[str, UnusualSignal]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.model import usage
+from poise.model.scaling import Announced
 from poise.model.usage import (
     DAY,
     HOUR,
@@ -22,7 +23,9 @@ from poise.model.usage import (
     is_news,
     profile_of,
     together,
+    unless_announced,
 )
+from poise.units import SECOND
 
 START = 1_700_000_000 // DAY * DAY
 
@@ -141,6 +144,60 @@ def test_what_is_busy_by_day_could_be_less_at_night() -> None:
     assert told.quiet == (*range(20, 24), *range(8))
     assert "from 20:00 to 08:00 UTC" in told.why
     assert profile_of("n1", minutes, hours[:30]).pattern == "bursty", "a day and a quarter says nothing of days"
+
+
+def off_at_night() -> NodeProfile:
+    """A node that is quiet from 20:00 to 08:00 UTC."""
+    hours = [window(START + hour * HOUR, cpu=800 if 8 <= hour % 24 < 20 else 100) for hour in range(5 * 24)]
+    minutes = [window(START + 5 * DAY + MINUTE * minute, cpu=800) for minute in range(60)]
+    told = profile_of("n1", minutes, hours)
+    assert (told.advice, told.quiet) == ("shrink", (*range(20, 24), *range(8)))
+    return told
+
+
+def launch(begins: float, ends: float, times: float = 3.0, rate: float = 0.0) -> Announced:
+    """An event between two hours of the sixth day."""
+    at, until = (int((START + 5 * DAY + hour * HOUR) * SECOND) for hour in (begins, ends))
+    return Announced(at, rate, until, times, 0, "launch")
+
+
+@pytest.mark.parametrize(
+    ("event", "since"),
+    [
+        (launch(2, 4), "02:00"),  # in the night
+        (launch(19.5, 23), "20:00"),  # from the evening into the night
+        (launch(7.5, 9), "07:30"),  # from the night into the day
+        (launch(1, 3, times=1.0, rate=5.0), "01:00"),  # a rate that is announced
+    ],
+)
+def test_more_load_announced_for_quiet_hours_forbids_the_advice_to_shrink(event: Announced, since: str) -> None:
+    told = unless_announced(off_at_night(), [event], START + 5 * DAY)
+    assert told.advice == "keep"
+    assert told.why.endswith(f"launch is announced to raise the load at 2023-11-19 {since} UTC")
+    assert unless_announced(off_at_night(), [launch(26, 27), event], START + 5 * DAY) == told, "the first one counts"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        launch(9, 19),  # it is busy then
+        launch(2, 4, times=0.5),  # less load
+        launch(-4, 0),  # over
+        launch(7 * 24 + 1, 7 * 24 + 3),  # in more than a week
+    ],
+)
+def test_other_events_leave_the_advice(event: Announced) -> None:
+    assert unless_announced(off_at_night(), [event], START + 5 * DAY) == off_at_night()
+
+
+def test_an_idle_node_is_kept_for_an_event_at_any_hour() -> None:
+    idle = of_cpu(*[10] * LEAST)
+    assert (idle.advice, idle.quiet) == ("shrink", ())
+    assert unless_announced(idle, [launch(9, 19)], START + 5 * DAY).advice == "keep"
+    assert "2023-11-19 10:30 UTC" in unless_announced(idle, [launch(9, 19)], START + 5 * DAY + 10.5 * HOUR).why
+    assert unless_announced(idle, [launch(9, 19, times=0.2)], START + 5 * DAY).advice == "shrink"
+    busy = of_cpu(*[900] * LEAST)
+    assert unless_announced(busy, [launch(9, 19)], START + 5 * DAY) == busy
 
 
 def test_what_is_busy_at_random_hours_has_no_pattern_of_the_day() -> None:
