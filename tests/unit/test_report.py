@@ -25,7 +25,8 @@ from poise.model.intensity import Intensity, compile_intensity
 from poise.model.messages import Attempt, Idle, Report
 from poise.model.power import POWER, Rates
 from poise.model.resources import Device
-from poise.testing import HOME, WALL, World, node
+from poise.model.tenants import HOME
+from poise.testing import WALL, World, node
 from poise.units import MINUTE, SECOND
 from poise_lab.report import render
 

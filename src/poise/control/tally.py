@@ -232,6 +232,7 @@ class Minutes:
 
     def __init__(self, intensity: Callable[[], Intensity | None]) -> None:
         self._intensity = intensity
+        self._values: tuple[int, Intensity | None] = (0, None)
         self._counts = Counts()
         self._latest: dict[str, Window] = {}
 
@@ -255,7 +256,9 @@ class Minutes:
 
     def _value(self, part: str, at: int, kwh: float) -> None:
         """Count the CO2e and the price of the energy of a minute."""
-        intensity = self._intensity()
+        if self._values[0] != at:  # all nodes report the same minute: the file is looked at once
+            self._values = at, self._intensity()
+        intensity = self._values[1]
         value = nan if intensity is None else intensity.mean(at, MINUTE)
         unit = "" if intensity is None or isnan(value) else intensity.unit
         if unit == "$/kWh":

@@ -54,6 +54,7 @@ class Accounts(Following):
                 hours = (end - begin) / HOUR
                 for place, amount in enumerate((number == 0, devices * hours, cores * hours, price * hours / 1e6)):
                     total[place] += amount
+        spent = {key: spent_held(electricity, meter) for key, meter in meters.items()}
         return [
             UsageRow(
                 **dict(zip(BY, key, strict=True)),
@@ -61,7 +62,10 @@ class Accounts(Following):
                 device_hours=total[1],
                 core_hours=total[2],
                 charge=total[3],
-                **spent_held(electricity, meters[key])._asdict(),
+                energy=spent[key].energy,
+                co2=spent[key].co2,
+                electricity=spent[key].electricity,
+                hourly=spent[key].hourly,
             )
             for key, total in sorted(sums.items())
         ]

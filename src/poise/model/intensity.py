@@ -50,8 +50,8 @@ STEP = 900.0
 
 MAX_VALUE = 10.0
 
-MAX_DATED = 100_000
-"""Maximum number of values of single hours: eleven years."""
+MAX_DATED = 20_000
+"""Maximum number of values of single hours: more than two years."""
 
 EXACT = 1e-3
 """Rounding of sums of times, in seconds."""

@@ -121,8 +121,8 @@ def test_a_day_like_another_one_has_its_rate() -> None:
     jobs = []
     for number in range(15):
         sunday = (day + number) % 7 == 3  # the beginning of 1970 was a Thursday
-        rate = 1 if sunday else 6
-        jobs += [arrival(left + number * 86400 + (place + 0.5) * 3600 / rate, 1.0) for place in range(24 * rate)]
+        often = 1 if sunday else 6
+        jobs += [arrival(left + number * 86400 + (place + 0.5) * 3600 / often, 1.0) for place in range(24 * often)]
     ledger, _ = regular(first, *jobs)
     now = ledger.leader.instant(began + left + 15 * 86400)
     weekday = (day + 15 + 3) % 7  # counted from Monday

@@ -113,7 +113,7 @@ def test_a_file_is_refused_with_its_field() -> None:
         ({"dated": [{"from": "soon", "hours": hours}]}, "dated[0].from"),
         ({"dated": [{"from": "2026-12-01T00:30", "hours": hours}]}, "dated[0].from"),
         ({"dated": [{"from": "2026-12-01", "hours": [0.3, -1]}]}, "dated[0].hours[1]"),
-        ({"dated": [{"from": "2026-12-01", "hours": [0.3] * 100_001}]}, "dated"),
+        ({"dated": [{"from": "2026-12-01", "hours": [0.3] * 20_001}]}, "dated"),
     ):
         with pytest.raises(SpecError) as caught:
             compile_intensity({"kind": "intensity", "hours": hours} | wrong)
