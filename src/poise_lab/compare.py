@@ -4,7 +4,6 @@ Each trial reads its files itself, so that trials can run in separate processes 
 """
 
 import os
-import re
 import signal
 import threading
 import time
@@ -38,6 +37,7 @@ from poise_lab.remade import Remade
 from poise_lab.traces.formats import read_trace
 from poise_lab.traces.options import Options
 from poise_lab.traces.poiselog import is_log
+from poise_lab.traces.speeds import by_class, row_of
 from poise_lab.trial import Result, simulate
 from poise_lab.what_if import recorded_in
 
@@ -46,10 +46,6 @@ SPANS = 6000
 
 TELL_EVERY = 0.2
 """Interval between two progress updates, in seconds."""
-
-
-_SIZE = re.compile(r" x([0-9]+)$")
-"""Matches the number of devices at the end of a job class name."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +180,9 @@ def load(asked: Asked) -> Loaded:
             check_nodes(world, {node.name for node in fleet.nodes})
     nemeses = tuple(known_nemeses(asked.faults, "--faults").values()) if asked.faults else ()
     widest = max((len(node.devices) for node in fleet.nodes), default=0)
-    options = msgspec.structs.replace(asked.options, devices_per_node=widest or asked.options.devices_per_node)
+    options = msgspec.structs.replace(
+        asked.options, devices_per_node=widest or asked.options.devices_per_node, speeds=fleet.throughputs
+    )
     workload = read_trace(asked.trace, options, asked.format)
     if not workload.throughputs:
         workload = with_speeds(workload, fleet.throughputs)
@@ -229,20 +227,14 @@ def with_speeds(workload: Workload, throughputs: Mapping[str, float]) -> Workloa
     model on which its class has a throughput. A class with a size (`resnet x4`) and no row of its own has the
     throughput of one device times the size; policies see both. Work with its own speeds keeps them.
     """
-    table: dict[str, dict[str, float]] = {}
-    for key, rate in throughputs.items():
-        kind, _, model = key.rpartition("@")
-        table.setdefault(kind, {})[model] = rate
+    table = by_class(throughputs)
     if not table:
         return workload
     told = dict(throughputs)
     rates: dict[str, dict[str, float]] = {}
     for kind in sorted({declared_class(unit.kind) for arrival in workload.arrivals for unit in arrival.units}):
-        size = _SIZE.search(kind)
-        row = table.get(kind) or (table.get(kind[: size.start()]) if size is not None else None)
-        if row:
-            times = int(size[1]) if size is not None and kind not in table else 1
-            told |= {f"{kind}@{model}": rate * times for model, rate in row.items()}
+        if row := row_of(table, kind):
+            told |= {f"{kind}@{model}": rate for model, rate in row.items()}
             rates[kind] = {model: rate / max(row.values()) for model, rate in row.items()}
 
     def paced(arrival: Arrival) -> Arrival:

@@ -216,12 +216,12 @@ def replay_changed(
     changes: Sequence[str],
 ) -> Rerun:
     """Run the workload of a log to its end, once as it was and once changed. All nodes are present from the start."""
-    workload = read(log, Options(information="estimated"))
-    if not workload.arrivals:
-        raise InputError("this log has no finished job to simulate", field=str(log), hint="`poise ls --all`")
     settings = Settings()
     if known.began is not None:
         settings = Settings(seed=known.began.seed, throughputs=known.began.throughputs)
+    workload = read(log, Options(information="estimated", speeds=settings.throughputs))
+    if not workload.arrivals:
+        raise InputError("this log has no finished job to simulate", field=str(log), hint="`poise ls --all`")
     nodes = list(known.nodes.values())
     changed = [node for node in nodes if node.name not in change.lost] + list(change.joined)
     if not changed:

@@ -34,8 +34,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ElasticFlow's, as far as the tables of `throughputs` have rates.
 
     `columns` maps the fields of a plain CSV to its columns. `throughputs` is the table for a trace of steps, or the
-    folder of the profiles or tables for elastic jobs. `requests` is the number of requests that one device serves
-    concurrently.
+    folder of the profiles or tables for elastic jobs. `speeds` are the throughputs of the fleet, by `class@model`: a
+    log of Poise has the run time on one model, and these give it on others. `requests` is the number of requests that
+    one device serves concurrently.
 
     No trace contains the cost of preemption. With `saves`, work resumes where it was stopped; otherwise, and after a
     failure, it resumes from its latest checkpoint, one every `checkpoint` nanoseconds of running. Stopping takes `save`
@@ -53,6 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     elastic: bool = False
     columns: Mapping[str, str] = {}
     throughputs: Path | None = None
+    speeds: Mapping[str, float] = {}
     requests: int = 8
     checkpoint: int = 10 * MINUTE
     saves: bool = True

@@ -1,9 +1,10 @@
 """Reads Poise's own log as a trace: a state directory, its log.db, or the output of `poise replay --export`.
 
 Jobs arrive again as they were submitted, with their units and the fields that their users set. The run time of a unit
-is that of its last attempt. If a class has run on several device models, the medians give its speed on each. A job that
-depends on others arrives when these had ended. The trace leaves out and counts jobs that had not ended with the log,
-were cancelled earlier, or were submitted before the log begins, and workers that serve calls.
+is that of its last attempt, on the device model of that attempt. If a class has run on several models, the medians give
+its speed on each; on other models, the throughputs of the fleet do. A job that depends on others arrives when these had
+ended. The trace leaves out and counts jobs that had not ended with the log, were cancelled earlier, or were submitted
+before the log begins, and workers that serve calls.
 """
 
 from collections.abc import Mapping
@@ -27,10 +28,12 @@ from poise.model.events import (
 from poise.model.fleet import model_under
 from poise.model.jobs import Job, Outcome
 from poise.model.resources import Node
+from poise.model.tenants import declared_class
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.units import SECOND
 from poise_lab.traces.making import Maker
 from poise_lab.traces.options import Options
+from poise_lab.traces.speeds import Table, by_class, row_of
 
 LOG = "log.db"
 LASTING: tuple[Outcome, ...] = ("done", "failed", "oom", "signal", "hung", "timeout", "unstartable")
@@ -130,9 +133,9 @@ def read(path: Path, options: Options) -> Workload:
         else:
             ends = [reader.end_of(job_id) for job_id in event.job.after]
             whole.append((max([event.at, *ends]) / SECOND, event.job))
-    rates = _rates(reader)
+    rates, table = _rates(reader), by_class(options.speeds)
     placed = maker.in_order(whole, lambda one: one[0])
-    return maker.of(tuple(_arrival(job, at, reader, rates, options) for at, (_, job) in placed))
+    return maker.of(tuple(_arrival(job, at, reader, rates, table, options) for at, (_, job) in placed))
 
 
 def _unfit(job: Job, reader: _Reader) -> str:
@@ -146,10 +149,11 @@ def _unfit(job: Job, reader: _Reader) -> str:
     return "it was cancelled" if job.id in reader.cancelled else "it had not ended"
 
 
-def _arrival(job: Job, at: int, reader: _Reader, rates: Mapping[str, Mapping[str, float]], options: Options) -> Arrival:
+def _arrival(job: Job, at: int, reader: _Reader, rates: Table, table: Table, options: Options) -> Arrival:
     units, truths = [], {}
     for unit in job.units:
-        run, known = reader.runs[f"{job.id}.{unit.name}"], rates.get(unit.kind, {})
+        run = reader.runs[f"{job.id}.{unit.name}"]
+        known = _with_row(rates.get(unit.kind, {}), run.model, row_of(table, declared_class(unit.kind)))
         seconds = run.seconds * known.get(run.model, 1.0)
         expect = {"none": 0, "oracle": max(1, round(seconds * SECOND)), "estimated": unit.expect}[options.information]
         units.append(msgspec.structs.replace(unit, expect=expect))
@@ -161,6 +165,20 @@ def _arrival(job: Job, at: int, reader: _Reader, rates: Mapping[str, Mapping[str
             outcome="done" if run.outcome == "done" else "failed",
         )
     return Arrival(at=at, units=tuple(units), truths=truths, tenant=job.tenant)
+
+
+def _with_row(rates: Mapping[str, float], ran_on: str, row: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the rates with those of the `row` for other models, relative to the best model. The rates of the log stay
+    in proportion; without any, the speed on the model of the run is the reference.
+    """
+    own = rates or {ran_on: 1.0}
+    common = [model for model in own if model in row]
+    if not common:
+        return rates
+    scale = own[common[0]] / row[common[0]]
+    merged = {model: rate * scale for model, rate in row.items()} | own
+    best = max(merged.values())
+    return {model: rate / best for model, rate in merged.items()}
 
 
 def _rates(reader: _Reader) -> dict[str, dict[str, float]]:

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from poise.drivers.logfile import write_log
+from poise.engine.futures import UNCHANGED
 from poise.engine.twin import Twin
 from poise.errors import SpecError
 from poise.kernel.controller import Settings
@@ -17,10 +19,12 @@ from poise.model.workload import APART, Arrival, Pace, Seats, Steady, Truth, Wor
 from poise.policy.suites import policy_named
 from poise.ports import StoredCheckpoint
 from poise.units import SECOND
+from poise_lab.compare import Asked, compare
 from poise_lab.traces.formats import FORMATS, format_of, read_trace
 from poise_lab.traces.options import Options
 from poise_lab.traces.shockwave import Phases, batches
 from poise_lab.trial import simulate
+from poise_lab.what_if import recorded_in, replay_changed
 
 HELIOS = """\
 job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
@@ -235,10 +239,12 @@ def node(name: str, model: str) -> Node:
     return Node(name=name, incarnation="1", cpu=2**20, memory=2**40, devices=(device,))
 
 
-def logged(tmp_path: Path, arrivals: list[Arrival], until: float = 0) -> Path:
+def logged(tmp_path: Path, arrivals: list[Arrival], until: float = 0, speeds: dict[str, float] | None = None) -> Path:
     """The log of a control plane that was given this."""
     events: list[bytes] = []
-    twin = Twin(policy_named("fifo"), Settings(), observe=lambda event: events.append(encode_event(event)))
+    twin = Twin(
+        policy_named("fifo"), Settings(throughputs=speeds), observe=lambda event: events.append(encode_event(event))
+    )
     twin.add_nodes([node("n1", "V100"), node("n2", "K80")])
     for arrival in arrivals:
         twin.arrive(arrival)
@@ -266,6 +272,22 @@ def test_a_log_of_ones_own(tmp_path: Path) -> None:
     assert read_trace(path).arrivals[0].units[0].expect == SECOND  # what its user said
     again = simulate(read, [node("n1", "V100"), node("n2", "K80")], policy_named("fifo"))
     assert [job.ended / SECOND for job in again.jobs] == [10, 41, 18]
+
+
+def test_run_times_of_a_log_are_those_on_the_model_that_ran_it(tmp_path: Path) -> None:
+    """`b` ran on the slow model only, and the fleet file gives its speeds: there it takes as long as it did."""
+    speeds = {"b@V100": 4.0, "b@K80": 1.0, "b@A100": 8.0, "a@V100": 1.0, "a@A100": 2.0}
+    path = logged(tmp_path, [arrival(0, 10, "a"), arrival(1, 10, "b")], speeds=speeds)
+    for told in (
+        compare(Asked(trace=path, fleet=None, options=ORACLE), ["fifo"]).trials[0].measures,
+        replay_changed(path, recorded_in(path), (policy_named("fifo"),) * 2, UNCHANGED, []).now,
+    ):
+        assert told.makespan == 41 * SECOND
+    read = read_trace(path, msgspec.structs.replace(ORACLE, speeds=speeds))
+    assert seconds(read, "V100") == [10, 10]
+    assert seconds(read, "K80")[1] == 40
+    assert seconds(read, "A100") == [5, 5]
+    assert [one.units[0].expect for one in read.arrivals] == [5 * SECOND, 5 * SECOND]
 
 
 def test_what_had_not_ended_is_left_out(tmp_path: Path) -> None:
