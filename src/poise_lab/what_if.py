@@ -220,8 +220,6 @@ def replay_changed(
     if known.began is not None:
         settings = Settings(seed=known.began.seed, throughputs=known.began.throughputs)
     workload = read(log, Options(information="estimated", speeds=settings.throughputs))
-    if not workload.arrivals:
-        raise InputError("this log has no finished job to simulate", field=str(log), hint="`poise ls --all`")
     nodes = list(known.nodes.values())
     changed = [node for node in nodes if node.name not in change.lost] + list(change.joined)
     if not changed:

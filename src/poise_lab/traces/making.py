@@ -116,15 +116,15 @@ class Maker:
         for at, said in placed:
             yield _arrival(said, self._options, at, draw.lognormvariate(0.0, SIGMA))
 
-    def in_order(self, jobs: Sequence[Job], submitted: Callable[[Job], float]) -> list[tuple[int, Job]]:
+    def in_order(self, jobs: Sequence[Job], submitted: Callable[[Job], float], hint: str = "") -> list[tuple[int, Job]]:
         """Return the first jobs by submission, up to the requested number, with the arrival of each in nanoseconds.
-        Raises `SpecError` if there are none.
+        Raises `SpecError`, by default with a `hint` for text files, if there are none.
         """
         if not jobs:
             left = ", ".join(f"{count} of: {reason}" for reason, count in sorted(self.tally.counts.items()))
             raise fault(
                 "nothing of the trace can be used", self._path, need="one job or more", have=left or "no jobs",
-                hint=f"`zcat -f {self._path} | head -3`",
+                hint=hint or f"`zcat -f {self._path} | head -3`",
             )  # fmt: skip
         chosen = sorted(jobs, key=submitted)[: self._options.jobs or len(jobs)]
         first = submitted(chosen[0])

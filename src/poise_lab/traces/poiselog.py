@@ -134,7 +134,7 @@ def read(path: Path, options: Options) -> Workload:
             ends = [reader.end_of(job_id) for job_id in event.job.after]
             whole.append((max([event.at, *ends]) / SECOND, event.job))
     rates, table = _rates(reader), by_class(options.speeds)
-    placed = maker.in_order(whole, lambda one: one[0])
+    placed = maker.in_order(whole, lambda one: one[0], "`poise ls --all` shows the jobs and their status")
     return maker.of(tuple(_arrival(job, at, reader, rates, table, options) for at, (_, job) in placed))
 
 

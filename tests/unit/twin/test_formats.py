@@ -242,9 +242,8 @@ def node(name: str, model: str) -> Node:
 def logged(tmp_path: Path, arrivals: list[Arrival], until: float = 0, speeds: dict[str, float] | None = None) -> Path:
     """The log of a control plane that was given this."""
     events: list[bytes] = []
-    twin = Twin(
-        policy_named("fifo"), Settings(throughputs=speeds), observe=lambda event: events.append(encode_event(event))
-    )
+    settings = Settings(throughputs=speeds or {})
+    twin = Twin(policy_named("fifo"), settings, observe=lambda event: events.append(encode_event(event)))
     twin.add_nodes([node("n1", "V100"), node("n2", "K80")])
     for arrival in arrivals:
         twin.arrive(arrival)
@@ -295,6 +294,11 @@ def test_what_had_not_ended_is_left_out(tmp_path: Path) -> None:
     read = read_trace(path)
     assert len(read.arrivals) == 1
     assert read.skipped == {"it had not ended": 1}
+    path.unlink()
+    with pytest.raises(SpecError) as raised:
+        read_trace(logged(tmp_path, [arrival(1, 1000, "a")], until=100))
+    assert "had not ended" in raised.value.record.have
+    assert "poise ls --all" in raised.value.record.hint
 
 
 def test_a_log_that_was_pruned_says_so(tmp_path: Path) -> None:
