@@ -210,7 +210,10 @@ def _unknown_speeds(workload: Workload, fleet: DeclaredFleet) -> Iterator[str]:
     for arrival in workload.arrivals:
         unknown = set[str]()
         for unit in arrival.units:
-            told = known.get(declared_class(unit.kind), set())
+            pace = arrival.truths[unit.name].pace
+            told = known.get(declared_class(unit.kind), set()) | (
+                set(pace.rates) if isinstance(pace, Steady) else set()
+            )
             able = here & set(unit.shape.wants.models or here)
             if unit.shape.gpus and (told or len(able) > 1):
                 unknown |= able - told

@@ -172,6 +172,8 @@ def _with_row(rates: Mapping[str, float], ran_on: str, row: Mapping[str, float])
     in proportion; without any, the speed on the model of the run is the reference.
     """
     own = rates or {ran_on: 1.0}
+    if not row:
+        return own
     common = [model for model in own if model in row]
     if not common:
         return rates

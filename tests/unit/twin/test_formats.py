@@ -271,6 +271,9 @@ def test_a_log_of_ones_own(tmp_path: Path) -> None:
     assert read_trace(path).arrivals[0].units[0].expect == SECOND  # what its user said
     again = simulate(read, [node("n1", "V100"), node("n2", "K80")], policy_named("fifo"))
     assert [job.ended / SECOND for job in again.jobs] == [10, 41, 18]
+    assert compare(Asked(trace=path, fleet=None), ["fifo"]).notes == (
+        "nothing tells how fast 1 of 3 jobs are on K80: taken for as fast as on the fastest device",
+    )
 
 
 def test_run_times_of_a_log_are_those_on_the_model_that_ran_it(tmp_path: Path) -> None:
