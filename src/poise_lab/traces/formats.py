@@ -48,12 +48,13 @@ class Head(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A format: its name, description, detection function and reader."""
+    """A format: its name, description, detection function and reader, and the flags that only some formats take."""
 
     name: str
     about: str
     recognises: Callable[[Head], bool]
     read: Callable[[Path, Options], Workload]
+    takes: tuple[str, ...] = ()
 
 
 FORMATS = {
@@ -73,6 +74,7 @@ FORMATS = {
             "ElasticFlow, jobs with deadlines",
             lambda head: head.names(*elasticflow.COLUMNS) or head.names(*elasticflow.MICROSOFT),
             elasticflow.read,
+            ("--throughputs", "--elastic"),
         ),
         Format(
             "chronus",
@@ -103,6 +105,7 @@ FORMATS = {
             "Shockwave, jobs whose batches grow",
             lambda head: shockwave.recognises(head.lines),
             shockwave.read,
+            ("--throughputs",),
         ),
         Format(
             "poise",
@@ -110,11 +113,23 @@ FORMATS = {
             lambda head: poiselog.recognises(head.path, head.content),
             poiselog.read,
         ),
-        Format("gavel", "Gavel, jobs of steps", lambda head: gavel.recognises(head.lines), gavel.read),
-        Format("pollux", "Pollux, jobs that scale", lambda head: head.names(*pollux.COLUMNS), pollux.read),
+        Format(
+            "gavel",
+            "Gavel, jobs of steps",
+            lambda head: gavel.recognises(head.lines),
+            gavel.read,
+            ("--throughputs",),
+        ),
+        Format(
+            "pollux",
+            "Pollux, jobs that scale",
+            lambda head: head.names(*pollux.COLUMNS),
+            pollux.read,
+            ("--throughputs", "--elastic"),
+        ),
     )
 }
-PLAIN = Format("plain", "any CSV, with a mapping of its columns", lambda head: False, plain.read)
+PLAIN = Format("plain", "any CSV, with a mapping of its columns", lambda head: False, plain.read, ("--map",))
 
 
 def read_trace(trace: Path | str, options: Options | None = None, format: str = "") -> Workload:
@@ -125,10 +140,25 @@ def read_trace(trace: Path | str, options: Options | None = None, format: str = 
     options.check()
     path = Path(trace)
     if synthetic.is_synthetic(str(trace)) and not path.exists():
+        _check_flags(options, "a generated workload", ())
         workload = synthetic.generate(synthetic.parse(str(trace)), options)
     else:
-        workload = format_of(path, options, format).read(path, options)
+        chosen = format_of(path, options, format)
+        _check_flags(options, f"a trace of format `{chosen.name}`", chosen.takes)
+        workload = chosen.read(path, options)
     return _end_of(workload, round(options.last / options.load)) if options.last else workload
+
+
+def _check_flags(options: Options, what: str, takes: tuple[str, ...]) -> None:
+    """Raise `SpecError` for a flag that would have no effect on `what`."""
+    given = {"--map": options.columns, "--throughputs": options.throughputs, "--elastic": options.elastic}
+    for flag, value in given.items():
+        if value and flag not in takes:
+            able = ", ".join(one.name for one in (*FORMATS.values(), PLAIN) if flag in one.takes)
+            raise SpecError(
+                f"`{flag}` has no effect on {what}", field=flag, need=f"a trace of format {able}", have=what,
+                hint=f"leave `{flag}` out",
+            )  # fmt: skip
 
 
 def _end_of(workload: Workload, span: int) -> Workload:

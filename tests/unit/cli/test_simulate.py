@@ -214,6 +214,13 @@ def test_what_did_not_happen_has_no_figures(capsys: pytest.CaptureFixture[str]) 
         (["simulate", *FEW, "--until", "soon"], "cannot be read"),
         (["simulate", *FEW, "--report", "/no/such/folder/x.html"], "no such folder"),
         (["compare", *FEW, "--policies", "fifo,fifo"], "name each policy once"),
+        (
+            ["simulate", *FEW, "--throughputs", "nosuch.json"],
+            "`--throughputs` has no effect on a trace of format `plain`",
+        ),
+        (["simulate", *FEW, "--elastic"], "need    a trace of format elasticflow, pollux"),
+        (["simulate", *FEW, "--format", "philly"], "`--map` has no effect on a trace of format `philly`"),
+        (["simulate", "poisson:jobs=3", *FLEET, "--elastic"], "`--elastic` has no effect on a generated workload"),
     ],
 )
 def test_errors_can_be_acted_on(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
