@@ -31,11 +31,15 @@ FIELDS = {
     "priority": "urgent, high, medium, low, or 0 to 3",
     "deadline": "until when it should be done",
     "expect": "how long its user thought that it would run",
-    "state": "how it ended: failed, or anything else for done",
+    "state": "how it ended: failed, cancelled and the like, or anything else for done",
 }
 TIMES = ("submit", "duration", "start", "end", "deadline", "expect")
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-FAILED = ("failed", "fail", "error", "timeout", "node_fail", "out_of_memory")
+FAILED = (
+    "failed", "fail", "error", "timeout", "node_fail", "boot_fail", "out_of_memory", "oom", "deadline", "cancelled",
+    "canceled", "killed",
+)  # fmt: skip
+"""States of a job that was not done; those of Slurm are among them."""
 
 
 def parse_mapping(text: str) -> dict[str, str]:
@@ -173,4 +177,5 @@ def _priority(row: Row, column: str) -> Priority:
 
 
 def _outcome(text: str) -> Outcome:
-    return "failed" if text.lower() in FAILED else "done"
+    word = text.lower().partition(" ")[0].rstrip("+")  # `sacct` writes `CANCELLED by 1000`, or `CANCELLED+`
+    return "failed" if word in FAILED else "done"

@@ -168,6 +168,17 @@ def test_a_csv_of_ones_own_with_a_mapping(tmp_path: Path) -> None:
     assert second.deadline == 0
 
 
+def test_states_of_a_csv_are_those_of_other_formats(tmp_path: Path) -> None:
+    """A job that was cancelled or timed out is not done, however `sacct` writes it."""
+    states = {
+        "COMPLETED": "done", "": "done", "CANCELLED by 1000": "failed", "cancelled+": "failed", "TIMEOUT": "failed",
+        "OUT_OF_MEMORY": "failed", "Killed": "failed",
+    }  # fmt: skip
+    path = write(tmp_path, "at,took,state\n" + "".join(f"0,1,{state}\n" for state in states))
+    read = read_trace(path, Options(columns=parse_mapping("submit=at,duration=took,state=state")))
+    assert [arrival.truths["main"].outcome for arrival in read.arrivals] == list(states.values())
+
+
 def test_a_mapping_that_cannot_be_read_says_what_could_be() -> None:
     for text in ("", "submit", "submit=", "begin=a", "submit=a,submit=b"):
         with pytest.raises(SpecError) as raised:
