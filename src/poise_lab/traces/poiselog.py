@@ -1,10 +1,11 @@
 """Reads Poise's own log as a trace: a state directory, its log.db, or the output of `poise replay --export`.
 
-Jobs arrive again as they were submitted, with their units and the fields that their users set. The run time of a unit
-is that of its last attempt, on the device model of that attempt. If a class has run on several models, the medians give
-its speed on each; on other models, the throughputs of the fleet do. A job that depends on others arrives when these had
-ended. The trace leaves out and counts jobs that had not ended with the log, were cancelled earlier, or were submitted
-before the log begins, and workers that serve calls.
+Jobs arrive again as they were submitted, with their units and the fields that their users set, also later with `poise
+set`. The run time of a unit is that of its last attempt, on the device model of that attempt. If a class has run on
+several models, the medians give its speed on each; on other models, the throughputs of the fleet do. A job that depends
+on others arrives when these had ended, and a job on hold when its user released it. The trace leaves out and counts
+jobs that had not ended with the log, were cancelled earlier, or were submitted before the log begins, and workers that
+serve calls.
 """
 
 from collections.abc import Mapping
@@ -15,10 +16,13 @@ from typing import NamedTuple
 import msgspec
 
 from poise.drivers.logfile import open_log
+from poise.model.changing import changed
 from poise.model.events import (
     Event,
     Finished,
     JobCancelled,
+    JobChanged,
+    JobHeld,
     JobsCancelled,
     JobSubmitted,
     NodeJoined,
@@ -26,7 +30,7 @@ from poise.model.events import (
     decode_event,
 )
 from poise.model.fleet import model_under
-from poise.model.jobs import Job, Outcome
+from poise.model.jobs import Job, Outcome, Unit
 from poise.model.resources import Node
 from poise.model.tenants import declared_class
 from poise.model.workload import Arrival, Steady, Truth, Workload
@@ -57,6 +61,9 @@ class _Reader:
         self.jobs: dict[str, JobSubmitted] = {}
         self.runs: dict[str, _Run] = {}
         self.cancelled: set[str] = set()
+        self.released: dict[str, int] = {}  # only before anything of the job had started
+        self.specs: dict[str, Unit] = {}  # units with other fields at their last start than at their submission
+        self._changed: dict[str, Unit] = {}
         self._nodes: dict[str, Node] = {}
         self._placed: dict[str, Placed] = {}
         self._unit_of: dict[str, str] = {}
@@ -70,12 +77,24 @@ class _Reader:
                 for unit in event.job.units:
                     for task in unit.tasks:
                         self._unit_of[f"{event.job.id}.{task.name}"] = f"{event.job.id}.{unit.name}"
+            case JobHeld(on=False, budget="") if event.job in self.jobs:
+                units = self.jobs[event.job].job.units
+                if not any(f"{event.job}.{unit.name}" in self._placed for unit in units):
+                    self.released[event.job] = event.at
+            case JobChanged() if event.job in self.jobs and not event.by.startswith("rule:"):
+                for unit in self.jobs[event.job].job.units:
+                    if (name := f"{event.job}.{unit.name}") in event.units:
+                        self._changed[name] = changed(
+                            self._changed.get(name, unit), event.like, event.paths, at_rest=True
+                        )
             case JobCancelled():
                 self.cancelled.add(event.job)
             case JobsCancelled():
                 self.cancelled.update(event.jobs)
             case Placed():
                 self._placed[event.unit] = event
+                if event.unit in self._changed:
+                    self.specs[event.unit] = self._changed[event.unit]
             case Finished() if event.ending.outcome in LASTING:
                 self._ended(event)
 
@@ -132,7 +151,7 @@ def read(path: Path, options: Options) -> Workload:
             maker.tally.leave_out(reason)
         else:
             ends = [reader.end_of(job_id) for job_id in event.job.after]
-            whole.append((max([event.at, *ends]) / SECOND, event.job))
+            whole.append((max([event.at, reader.released.get(event.job.id, 0), *ends]) / SECOND, event.job))
     rates, table = _rates(reader), by_class(options.speeds)
     placed = maker.in_order(whole, lambda one: one[0], "`poise ls --all` shows the jobs and their status")
     return maker.of(tuple(_arrival(job, at, reader, rates, table, options) for at, (_, job) in placed))
@@ -151,8 +170,9 @@ def _unfit(job: Job, reader: _Reader) -> str:
 
 def _arrival(job: Job, at: int, reader: _Reader, rates: Table, table: Table, options: Options) -> Arrival:
     units, truths = [], {}
-    for unit in job.units:
-        run = reader.runs[f"{job.id}.{unit.name}"]
+    for submitted in job.units:
+        name = f"{job.id}.{submitted.name}"
+        run, unit = reader.runs[name], reader.specs.get(name, submitted)
         known = _with_row(rates.get(unit.kind, {}), run.model, row_of(table, declared_class(unit.kind)))
         seconds = run.seconds * known.get(run.model, 1.0)
         expect = {"none": 0, "oracle": max(1, round(seconds * SECOND)), "estimated": unit.expect}[options.information]

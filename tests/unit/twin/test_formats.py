@@ -1,6 +1,7 @@
 """Formats of which no whole trace is small: excerpts, each with where it is from."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from poise.engine.futures import UNCHANGED
 from poise.engine.twin import Twin
 from poise.errors import SpecError
 from poise.kernel.controller import Settings
+from poise.kernel.messages import ChangeJob, HoldJob, Message
 from poise.model.events import encode_event
-from poise.model.jobs import Task, Unit
+from poise.model.jobs import Priority, Task, Unit
 from poise.model.resources import Device, Node, Shape
+from poise.model.spec import compile_spec
 from poise.model.workload import APART, Arrival, Pace, Seats, Steady, Truth, Workload
 from poise.policy.suites import policy_named
 from poise.ports import StoredCheckpoint
@@ -239,14 +242,22 @@ def node(name: str, model: str) -> Node:
     return Node(name=name, incarnation="1", cpu=2**20, memory=2**40, devices=(device,))
 
 
-def logged(tmp_path: Path, arrivals: list[Arrival], until: float = 0, speeds: dict[str, float] | None = None) -> Path:
-    """The log of a control plane that was given this."""
+def logged(
+    tmp_path: Path,
+    arrivals: list[Arrival],
+    until: float = 0,
+    speeds: dict[str, float] | None = None,
+    asked: Sequence[tuple[float, Callable[[int], Message]]] = (),
+) -> Path:
+    """The log of a control plane that was given this, and `asked` something at some instants."""
     events: list[bytes] = []
     settings = Settings(throughputs=speeds or {})
     twin = Twin(policy_named("fifo"), settings, observe=lambda event: events.append(encode_event(event)))
     twin.add_nodes([node("n1", "V100"), node("n2", "K80")])
     for arrival in arrivals:
         twin.arrive(arrival)
+    for at, make in asked:
+        twin.ask(make, round(at * SECOND))
     twin.run(round(until * SECOND) or None)
     path = tmp_path / "recorded"
     write_log(path, events, start=None, written_by="test")
@@ -290,6 +301,28 @@ def test_run_times_of_a_log_are_those_on_the_model_that_ran_it(tmp_path: Path) -
     assert seconds(read, "K80")[1] == 40
     assert seconds(read, "A100") == [5, 5]
     assert [one.units[0].expect for one in read.arrivals] == [5 * SECOND, 5 * SECOND]
+
+
+def test_a_job_of_a_log_that_was_held_and_changed_arrives_as_it_was_started(tmp_path: Path) -> None:
+    like = compile_spec({"run": "true", "priority": "high", "resources": {"gpu": 1, "memory": "8GiB"}}, wall=0)
+    fields = ("priority", "resources.memory")
+    path = logged(
+        tmp_path,
+        [arrival(0, 100, "a"), arrival(0, 100, "a"), arrival(1, 10, "b")],
+        asked=[
+            (2, lambda request: HoldJob(request, "j3", on=True)),
+            (3, lambda request: ChangeJob(request, "j3", like, fields)),
+            (500, lambda request: HoldJob(request, "j3", on=False)),
+            (505, lambda request: ChangeJob(request, "j3", compile_spec({"run": "true"}, wall=0), fields)),
+        ],
+    )
+    third = read_trace(path).arrivals[2]
+    assert third.at == 500 * SECOND
+    assert (third.units[0].priority, third.units[0].shape.memory, third.units[0].shape.gpus) == (
+        Priority.HIGH,
+        8 << 30,
+        1,
+    )
 
 
 def test_what_had_not_ended_is_left_out(tmp_path: Path) -> None:
