@@ -54,6 +54,10 @@ class _Run(NamedTuple):
     ended: int
 
 
+NEVER = _Run(0.0, "", 1, "done", 0)
+"""Stands for the run of a unit that was skipped, because a unit that it needs had failed; it is skipped again."""
+
+
 class _Reader:
     """Processes the events of a log."""
 
@@ -163,16 +167,27 @@ def _unfit(job: Job, reader: _Reader) -> str:
         return "it is of workers that serve calls"
     if job.array is not None:
         return "it is an array, of which the log has one part"
-    if all(f"{job.id}.{unit.name}" in reader.runs for unit in job.units):
+    if _has_ended(job, reader):
         return ""
     return "it was cancelled" if job.id in reader.cancelled else "it had not ended"
+
+
+def _has_ended(job: Job, reader: _Reader) -> bool:
+    """Return whether each unit has run, or was skipped because a unit that it needs had failed or was skipped."""
+    runs = {unit.name: reader.runs.get(f"{job.id}.{unit.name}") for unit in job.units}
+    over = {name for name, run in runs.items() if run is not None}
+    vain = {name for name, run in runs.items() if run is not None and run.outcome != "done"}
+    while skipped := {unit.name for unit in job.units if unit.name not in over and not vain.isdisjoint(unit.needs)}:
+        over |= skipped
+        vain |= skipped
+    return len(over) == len(runs)
 
 
 def _arrival(job: Job, at: int, reader: _Reader, rates: Table, table: Table, options: Options) -> Arrival:
     units, truths = [], {}
     for submitted in job.units:
         name = f"{job.id}.{submitted.name}"
-        run, unit = reader.runs[name], reader.specs.get(name, submitted)
+        run, unit = reader.runs.get(name, NEVER), reader.specs.get(name, submitted)
         known = _with_row(rates.get(unit.kind, {}), run.model, row_of(table, declared_class(unit.kind)))
         seconds = run.seconds * known.get(run.model, 1.0)
         expect = {"none": 0, "oracle": max(1, round(seconds * SECOND)), "estimated": unit.expect}[options.information]

@@ -325,6 +325,19 @@ def test_a_job_of_a_log_that_was_held_and_changed_arrives_as_it_was_started(tmp_
     )
 
 
+def test_a_job_of_which_units_were_skipped_has_ended(tmp_path: Path) -> None:
+    whole = arrival(0, 10, "a", outcome="failed")
+    [first] = whole.units
+    second = msgspec.structs.replace(first, name="second", needs=("main",))
+    third = msgspec.structs.replace(first, name="third", needs=("second",))
+    truths = dict.fromkeys(("main", "second", "third"), whole.truths["main"])
+    path = logged(tmp_path, [msgspec.structs.replace(whole, units=(third, second, first), truths=truths)])
+    read = read_trace(path)
+    assert (len(read.arrivals), read.skipped) == (1, {})
+    again = simulate(read, [node("n1", "V100")], policy_named("fifo")).measures
+    assert (again.failed, again.attempts, again.makespan) == (1, 1, 10 * SECOND)
+
+
 def test_what_had_not_ended_is_left_out(tmp_path: Path) -> None:
     path = logged(tmp_path, [arrival(0, 10, "a"), arrival(1, 1000, "a")], until=100)
     read = read_trace(path)
