@@ -41,6 +41,14 @@ MAX_COLUMNS = 4096
 MAX_TABLE = 1 << 26
 """Maximum uncompressed size in bytes of a file that is read as one value; Gavel's table of throughputs has 1.2 MB."""
 
+PACKED = {
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
+    b"\xfd7zXZ\0": ("xz", "xz -dk"),
+    b"BZh9": ("bzip2", "bzip2 -dk"),
+    b"PK\x03\x04": ("zip", "unzip"),
+}
+"""First bytes of compressed files that cannot be read: their format, and the command that unpacks them."""
+
 csv.field_size_limit(MAX_ROW)
 
 
@@ -102,9 +110,13 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         )  # fmt: skip
     try:
         with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
+            begin = file.read(6)
             file.seek(0)
-            if packed:
+            for magic, (name, unpack) in PACKED.items():
+                if begin.startswith(magic):
+                    need = "text, or a file of gzip"
+                    raise fault("the file is compressed", path, need=need, have=name, hint=f"`{unpack} {path}`")
+            if begin.startswith(b"\x1f\x8b"):
                 with gzip.GzipFile(fileobj=file) as unpacked:
                     yield unpacked  # type: ignore[misc]
             else:

@@ -1,7 +1,9 @@
 """Traces: what is read of each format, and what is refused. Each excerpt says where it is from."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import tracemalloc
 from collections.abc import Sequence
@@ -230,6 +232,24 @@ def test_gangs_are_as_wide_as_a_node(tmp_path: Path) -> None:
     made = [arrival.units[0] for arrival in read_trace(path, Options(devices_per_node=4)).arrivals]
     assert [(len(unit.tasks), unit.shape.gpus) for unit in made] == [(1, 1), (1, 4), (2, 4), (2, 4), (3, 4)]
     assert [task.name for task in made[2].tasks] == ["main[0]", "main[1]"]
+
+
+@pytest.mark.parametrize(
+    ("content", "format", "unpack"),
+    [
+        (b"\x28\xb5\x2f\xfd\x24\x2d", "zstd", "zstd -d"),
+        (lzma.compress(PHILLY.encode()), "xz", "xz -dk"),
+        (bz2.compress(PHILLY.encode()), "bzip2", "bzip2 -dk"),
+        (b"PK\x03\x04\x14\x00", "zip", "unzip"),
+    ],
+)
+def test_a_file_packed_otherwise_says_how_to_unpack_it(
+    tmp_path: Path, content: bytes, format: str, unpack: str
+) -> None:
+    path = tmp_path / "philly.csv"
+    path.write_bytes(content)
+    record = refused(path).record
+    assert (record.message, record.have, record.hint) == ("the file is compressed", format, f"`{unpack} {path}`")
 
 
 def test_a_packed_trace_is_unpacked_whatever_its_name(tmp_path: Path) -> None:
