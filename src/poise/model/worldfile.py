@@ -28,7 +28,7 @@ from poise.model.intensity import Intensity, check_hours
 from poise.model.servers import HangUp, Measured, Server, Serving, Speed, Table
 from poise.model.spec import check_name
 from poise.model.workload import LINEAR, Scaling
-from poise.units import DAY, SECOND, parse_duration, parse_share
+from poise.units import DAY, SECOND, format_duration, parse_duration, parse_share
 
 LONGEST = 40_000 * DAY
 LEAST = SECOND
@@ -288,7 +288,8 @@ def _compile(top: WorldSpec, found: Findings) -> World:
     def time(value: Quantity | None, field: str, least: int = 0) -> int:
         got = found.get(least, parse_or_raise, parse_duration, 0 if value is None else value, field, LONGEST)
         if got < least:
-            found.add(SpecError("is too short", code="E103", field=field, need="1s or more", have=str(value)))
+            need = f"{format_duration(least)} or more"
+            found.add(SpecError("the time is too short", code="E103", field=field, need=need, have=str(value)))
         return got
 
     def maybe(value: Quantity | None, field: str) -> int | None:

@@ -145,3 +145,16 @@ def test_everything_wrong_with_a_world_is_told() -> None:
 
 def test_an_empty_world_is_plain() -> None:
     assert compile_world({"kind": "world", "name": "plain"}) == World()
+
+
+@pytest.mark.parametrize(
+    ("losses", "field", "need"),
+    [
+        ({"mtbf": "50s"}, "losses.mtbf", "1m0s or more"),
+        ({"mtbf": "1h", "mttr": 0}, "losses.mttr", "1.0 s or more"),
+    ],
+)
+def test_a_time_that_is_too_short_says_how_long_it_must_be(losses: dict[str, Any], field: str, need: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        compile_world({"kind": "world", "losses": losses})
+    assert (raised.value.record.field, raised.value.record.need) == (field, need)
