@@ -11,6 +11,7 @@ from poise.cli.render import ago, print_json, say
 from poise.client import current_home
 from poise.control.start import connected
 from poise.errors import NotFound
+from poise.model.selection import parse_selection
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 if TYPE_CHECKING:
@@ -100,19 +101,20 @@ def report(policy: str | None, as_json: bool) -> int:
 @click.option(
     "--nodes",
     metavar="SHARE|NODE,…|LABEL=VALUE,…",
-    default="",
     help="Let it decide only for these nodes: a share (`25%`), names (`n1,n2`) or labels (`zone=a`).",
 )
 @click.option("--force", is_flag=True, help="Promote it whatever its figures say.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def promote(policy: str, nodes: str, force: bool, as_json: bool) -> int:
+def promote(policy: str, nodes: str | None, force: bool, as_json: bool) -> int:
     """Let a policy in shadow decide from now on, and end its shadow.
 
     It is refused unless the interval of its mean completion time is below zero, and while P99 wait or missed deadlines
     are worse. With `--nodes`, the current policy decides for the other nodes, and the shadow continues: promote it
     again with other nodes, or without `--nodes` for all of them. `poise rollback` goes back.
     """
-    told = connected(current_home()).promote(policy, force=force, nodes=nodes)
+    if nodes is not None:
+        parse_selection(nodes, "--nodes")  # an empty text, of an unset variable, must not mean all nodes
+    told = connected(current_home()).promote(policy, force=force, nodes=nodes or "")
     if as_json:
         print_json(told)
     elif told.trial is not None:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from poise.cli.main import main
 from poise.errors import SpecError
 from poise.model.resources import Node
 from poise.model.selection import ALL, Selection, check_selection, names_of, parse_selection
@@ -71,3 +72,9 @@ def test_a_selection_has_some_of_the_nodes_and_not_all(text: str, says: str) -> 
     with pytest.raises(SpecError) as error:
         check_selection(parse_selection(text, "nodes"), fleet(3), "nodes")
     assert error.value.record.message == says
+
+
+def test_a_promotion_for_no_nodes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--nodes "$NODES"` with an unset variable must not promote a policy on the whole fleet."""
+    assert main(["promote", "sjf", "--nodes", "", "--force"]) == 1
+    assert "this does not select nodes" in capsys.readouterr().err
