@@ -31,6 +31,9 @@ def test_events_of_a_calendar_are_in_the_forecast(living: Living) -> None:
     for name, code, where in (("bad.yaml", "E103", "bad.yaml:3:"), ("none.ics", "E101", ""), ("none.yaml", "E101", "")):
         error = living.poise("forecast", "--calendar", name, "--json").error
         assert (error["code"], where in error.get("at", "")) == (code, True), error
+    assert "no control plane" not in living.poise("forecast").err
+    assert living.poise("down").code == 0
+    assert "the forecast begins where the log ends, " in living.poise("forecast").err
 
 
 def test_a_forecast_of_jobs_takes_a_calendar_and_refuses_a_wrong_one(living: Living) -> None:

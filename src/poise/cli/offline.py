@@ -305,6 +305,9 @@ def load_forecasts(
     from poise.kernel.loads import Loads
 
     told = followed(home, "a forecast", 0.0, partial(Loads, window=window, by=by, counted=counted))
+    if not running(home):
+        ends = told.by.ledger.leader.wall(told.now)
+        say(f"poise: no control plane is running; the forecast begins where the log ends, {time_text(ends)}")
     known = told.by.subjects()
     for name in names:
         if name not in known:
