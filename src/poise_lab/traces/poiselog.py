@@ -213,7 +213,7 @@ def _with_row(rates: Mapping[str, float], ran_on: str, row: Mapping[str, float])
     if not common:
         return rates
     scale = own[common[0]] / row[common[0]]
-    merged = {model: rate * scale for model, rate in row.items()} | own
+    merged = {**{model: rate * scale for model, rate in row.items()}, **own}
     best = max(merged.values())
     return {model: rate / best for model, rate in merged.items()}
 
