@@ -32,7 +32,9 @@ def _simulated(command: Callable[..., int]) -> Callable[..., int]:
     default = "[default: that of LOG, or poise]"
     for option in (
         click.option("--policy", metavar="NAME|FILE", help=f"Policy of the simulation. {default}"),
-        click.option("--fleet", type=path, metavar="FILE|HOME", help="Fleet file of the simulation, for a trace."),
+        click.option(
+            "--fleet", type=path, metavar="FILE|HOME", help="Fleet file of the simulation. [default: the nodes of LOG]"
+        ),
         click.option(
             "--from", "source", type=path, metavar="LOG|TRACE", help="Log or trace. [default: the log of this home]"
         ),
@@ -57,9 +59,13 @@ def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None
     if not is_log(path):
         told = _on_trace(path, fleet, policy, document, effect=effect)
     else:
+        for flag, given in (("--fleet", fleet), ("--policy", policy)):
+            if given is not None and not effect:
+                what, hint = f"`{flag}` is for a simulation, and a log is only read", f"`--effect`, or no `{flag}`"
+                raise InputError(what, field=flag, need="nothing", have=str(given), hint=hint)
         told = _on_log(path, compiled)
         if effect:
-            told = _with_effect(told, path, policy, document)
+            told = _with_effect(told, path, fleet, policy, document)
     if as_json:
         print_json(told)
     else:
@@ -221,18 +227,20 @@ def _on_trace(
     return with_effect(told, effect_of(loaded.workload, loaded.fleet.nodes, decides, settings, document, without))
 
 
-def _with_effect(told: "RulesTest", path: Path, policy: str | None, document: dict[str, Any]) -> "RulesTest":
-    """Return the test with the effect of the rules on the jobs of a log, on its nodes."""
+def _with_effect(
+    told: "RulesTest", path: Path, fleet: Path | None, policy: str | None, document: dict[str, Any]
+) -> "RulesTest":
+    """Return the test with the effect of the rules on the jobs of a log, on its nodes or on a fleet."""
     from poise_lab.ruled import effect_of, with_effect
     from poise_lab.trial import simulate
 
-    loaded, decides, settings = _to_simulate(path, None, policy)
+    loaded, decides, settings = _to_simulate(path, fleet, policy)
     without = simulate(loaded.workload, loaded.fleet.nodes, decides, settings)
     return with_effect(told, effect_of(loaded.workload, loaded.fleet.nodes, decides, settings, document, without))
 
 
 def _to_simulate(path: Path, fleet: Path | None, policy: str | None) -> "tuple[Loaded, ClusterPolicy, Settings]":
-    """Return a log, on its nodes and with its policy, or a trace on a fleet."""
+    """Return a log, by default on its nodes and with its policy, or a trace on a fleet."""
     from poise.drivers.plugins import choice_of, choose, tried
     from poise.kernel.controller import Settings
     from poise_lab.compare import Asked, load

@@ -205,7 +205,7 @@ def _head(path: Path) -> Head:
     content = b"" if path.is_dir() else head_of(path)
     lines = list(_text(content))
     first = lines[0] if lines else ""
-    return Head(path, content, lines, tuple(cell.strip() for cell in first.split(",")))
+    return Head(path, content, lines, tuple(cell.strip().strip('"') for cell in first.split(",")))
 
 
 def _text(content: bytes) -> Iterator[str]:

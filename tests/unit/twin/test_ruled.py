@@ -8,13 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from poise.cli.main import main
+from poise.drivers.logfile import write_log
 from poise.drivers.plugins import choose_document, tried
 from poise.kernel.controller import Settings
+from poise.model.events import encode_event
 from poise.model.workload import Arrival, Workload
 from poise.policy.suites import policy_named
 from poise.units import HOUR
 from poise_lab.loops import on_jobs, render, tune_loops
 from poise_lab.ruled import backtest_on, effect_of
+from poise_lab.trial import simulate
 from unit.engine.test_twin import arrival, node
 
 ARRIVALS = (arrival(0, 3600), *(arrival(10 * at, 3000 if at % 3 else 30) for at in range(1, 60)))
@@ -93,6 +96,26 @@ def test_the_command_simulates_a_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert "with the rules in force, 40 jobs simulated: fired long-queue" in out
     assert main([*line, "--json"]) == 0
     assert json.loads(capsys.readouterr().out).get("effect") is None
+
+
+def test_a_log_is_simulated_on_the_fleet_that_was_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[bytes] = []
+    observe = lambda event: events.append(encode_event(event))  # noqa: E731
+    workload, nodes = Workload(name="made", arrivals=ARRIVALS), [node("n1"), node("n2")]
+    simulate(workload, nodes, policy_named("fifo"), Settings(), observe=observe)
+    log, rules, fleet = tmp_path / "log", tmp_path / "rules.yaml", tmp_path / "fleet.yaml"
+    write_log(log, events, start=None, written_by="test")
+    rules.write_text(json.dumps(SHORTEST_FIRST))
+    many = "{cpu: 64, memory: 64GiB, count: 64, devices: [{model: V100, count: 4}]}"
+    fleet.write_text(f"kind: fleet\nnodes: {{n: {many}}}\n")
+    line = ["rules", "test", str(rules), "--from", str(log)]
+    assert main([*line, "--effect"]) == 0
+    assert "fired long-queue 1 times" in capsys.readouterr().out
+    assert main([*line, "--effect", "--fleet", str(fleet)]) == 0
+    assert "fired long-queue 0 times" in capsys.readouterr().out
+    for flag in (["--fleet", str(fleet)], ["--policy", "sjf"]):
+        assert main([*line, *flag]) == 1
+        assert f"`{flag[0]}` is for a simulation" in capsys.readouterr().err
 
 
 LOOP = {

@@ -114,6 +114,12 @@ def test_philly_arrives_in_order_of_submission(tmp_path: Path) -> None:
     assert kinds(read.arrivals)[0] == "6c71a0:job x1"
 
 
+def test_a_header_in_quotes_is_recognised(tmp_path: Path) -> None:
+    head, *rows = PHILLY.splitlines()
+    quoted = ",".join(f'"{name}"' for name in head.split(","))
+    assert len(read_trace(write(tmp_path, "\n".join([quoted, *rows]))).arrivals) == 3
+
+
 def test_gavel_takes_as_long_as_its_table_says(tmp_path: Path) -> None:
     read = read_trace(gavel(tmp_path), ORACLE)
     assert read.name == "gavel"
