@@ -1,6 +1,6 @@
 """Format the figures of trials for terminals, pages and JSON."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -9,7 +9,6 @@ from poise.model.history import Spread
 from poise.units import format_duration, format_flops
 from poise_lab.compare import Comparison
 from poise_lab.measures import CPU, Measures, Ratios
-from poise_lab.trial import Result
 
 Cell = Callable[[Measures], str]
 
@@ -29,17 +28,6 @@ def summary(told: Comparison) -> dict[str, Any]:
         for trial in told.trials
     ]
     return value
-
-
-def remarks(trial: Result) -> Iterator[str]:
-    """Yield remarks that a reader of a trial's figures needs."""
-    for reason, count in trial.refused.items():
-        yield f"{count:,} jobs refused under {trial.policy}: {reason}"
-    if trial.later:
-        yield f"{trial.later:,} jobs of the trace had not arrived when the trial under {trial.policy} ended"
-    if trial.measures.unfinished:
-        why = f": nothing has begun or ended for a week of the trace; {trial.stuck}" if trial.stuck else ""
-        yield f"{trial.measures.unfinished:,} jobs have not ended under {trial.policy}{why}"
 
 
 def figures(of: Measures) -> list[tuple[str, str]]:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from poise.model.history import Lane, Span
 from poise.units import DAY, HOUR, MINUTE, SECOND, format_duration, format_flops
 from poise_lab.compare import Comparison
-from poise_lab.figures import COLUMNS, devices_held, figures, percent, remarks
+from poise_lab.figures import COLUMNS, devices_held, figures, percent
 from poise_lab.measures import CPU, JobResult
 from poise_lab.page import CURVE, STYLE, WIDTH, Page, along, ticks, timeline
-from poise_lab.trial import Result
+from poise_lab.trial import Result, remarks
 
 LANES = 600
 """Maximum number of rows of a timeline."""

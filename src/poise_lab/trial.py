@@ -74,6 +74,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return [job.completion / SECOND for job in self.jobs if job.ended >= 0]
 
 
+def remarks(trial: Result) -> Iterator[str]:
+    """Yield remarks that a reader of a trial's figures needs."""
+    for reason, count in trial.refused.items():
+        yield f"{count:,} jobs refused under {trial.policy}: {reason}"
+    if trial.later:
+        yield f"{trial.later:,} jobs of the trace had not arrived when the trial under {trial.policy} ended"
+    if trial.measures.unfinished:
+        why = f": nothing has begun or ended for a week of the trace; {trial.stuck}" if trial.stuck else ""
+        yield f"{trial.measures.unfinished:,} jobs have not ended under {trial.policy}{why}"
+
+
 @contextmanager
 def _few_collections() -> Iterator[None]:
     """Collect garbage less often within the context, and exclude the existing objects. Then collect all that it has

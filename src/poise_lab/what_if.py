@@ -30,7 +30,7 @@ from poise.policy.suites import ClusterPolicy
 from poise_lab.measures import Measures
 from poise_lab.traces.options import Options
 from poise_lab.traces.poiselog import LOG, read
-from poise_lab.trial import simulate
+from poise_lab.trial import remarks, simulate
 
 PAIRS = 50
 """Default number of pairs of futures."""
@@ -70,7 +70,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     """Effect of a change on a recorded log: figures of both runs, with the same submissions and run times. `skipped`
-    counts the log entries that were left out, by reason.
+    counts the log entries that were left out, by reason. `remarks` are sentences on jobs of the changed run that were
+    refused or have not ended.
     """
 
     log: str
@@ -80,6 +81,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     now: Measures
     then: Measures
     skipped: dict[str, int] = {}
+    remarks: tuple[str, ...] = ()
 
 
 def what_if(
@@ -235,6 +237,7 @@ def replay_changed(
         now=was.measures,
         then=then.measures,
         skipped=dict(workload.skipped),
+        remarks=tuple(remarks(then)),
     )
 
 

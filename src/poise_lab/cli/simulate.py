@@ -180,7 +180,7 @@ def parsed_time(text: str | None, flag: str) -> int:
 
 def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "Comparison":
     from poise_lab.compare import compare
-    from poise_lab.figures import remarks
+    from poise_lab.trial import remarks
 
     if report is not None:
         output.check_page(report, "--report")

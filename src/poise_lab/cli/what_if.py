@@ -221,6 +221,7 @@ def _replayed(told: "Rerun") -> Shown:
         Column("CHANGED", [then.get(name, "-") for name in names]),
     ]
     notes = [f"poise: {count} jobs of the log left out: {why}" for why, count in told.skipped.items()]
+    notes += [f"poise: changed: {remark}" for remark in told.remarks]
     head = [f"{told.log} on its {told.nodes} nodes under {told.policy}; if: {', '.join(told.changes)}"]
     return Shown(told, names, columns, head=head, notes=notes)
 

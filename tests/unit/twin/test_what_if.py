@@ -86,7 +86,10 @@ def test_a_log_is_run_again_with_one_more_node(tmp_path: Path) -> None:
     known = recorded(run.events)
     assert list(known.nodes) == ["n1"]
     told = replay_changed(log, known, BOTH, Change(joined=(node("n2"),)), ["with 1xn1 more"])
-    assert (told.now.makespan, told.then.makespan) == (40 * SECOND, 20 * SECOND)
+    assert (told.now.makespan, told.then.makespan, told.remarks) == (40 * SECOND, 20 * SECOND, ())
+    bare = node("n2", gpus=0)
+    [remark] = replay_changed(log, known, BOTH, Change(lost=("n1",), joined=(bare,)), ["without n1"]).remarks
+    assert remark.startswith("4 jobs refused under fifo: `main` requests more than any node has (the first: ")
 
 
 def test_policies_are_compared_on_a_log_and_the_nodes_that_it_has_recorded(tmp_path: Path) -> None:
