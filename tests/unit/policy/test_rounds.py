@@ -6,6 +6,8 @@ who is owed most goes first, ties by arrival. What yields loses nothing.
 
 from typing import Any
 
+import pytest
+
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.model.events import Event, Placed, Preempted
@@ -44,8 +46,16 @@ class Run:
         self.policy = policy
         self.throughputs: dict[str, float] = {}
 
-    def job(self, seconds: float, at: float = 0, gang: int = 1, rates: dict[str, float] = EVEN, **fields: Any) -> "Run":
-        """Work of so many seconds on the fastest model."""
+    def job(
+        self,
+        seconds: float,
+        at: float = 0,
+        gang: int = 1,
+        rates: dict[str, float] = EVEN,
+        saves: bool = True,
+        **fields: Any,
+    ) -> "Run":
+        """Work of so many seconds on the fastest model. It begins anew after a preemption, unless it `saves`."""
         kind = f"class{len(self.arrivals)}"
         self.throughputs |= {f"{kind}@{model}": rate for model, rate in rates.items()}
         names = [f"main[{rank}]" for rank in range(gang)] if gang > 1 else ["main"]
@@ -53,18 +63,18 @@ class Run:
         unit = Unit(
             name="main", tasks=tasks, shape=Shape(cpu=0, gpus=1), kind=kind, expect=int(seconds * SECOND), **fields
         )
-        truth = Truth(pace=Steady(seconds, gang, rates), saves=True)
+        truth = Truth(pace=Steady(seconds, gang, rates), saves=saves, reports=saves)
         self.arrivals.append(Arrival(at=int(at * SECOND), units=(unit,), truths={"main": truth}))
         return self
 
-    def ends(self) -> dict[str, float]:
-        """When each job is done, in seconds."""
+    def ends(self, until: float = 0) -> dict[str, float]:
+        """When each job is done, in seconds; all must be by `until`, if it is given."""
         settings = Settings(every=360 * SECOND, throughputs=self.throughputs)
         self.twin = twin = Twin(policy_named(self.policy), settings, observe=self.events.append)
         twin.add_nodes(self.nodes)
         for arrival in self.arrivals:
             twin.arrive(arrival)
-        assert twin.run()
+        assert twin.run(round(until * SECOND) or None)
         return {job.id: (job.ended - twin.began) / SECOND for job in twin.ledger.jobs.values() if job.ended}
 
     def placements(self) -> list[tuple[float, str, str]]:
@@ -216,3 +226,15 @@ def test_what_may_not_yield_keeps_its_device() -> None:
     world.round().job("b", gpu=1).after("6m").round()
     assert world.where("a") == ["n1"]
     assert world.codes("b") == ["GPU_BUSY"]
+
+
+@pytest.mark.parametrize("policy", ["max-min", "finish-time-fair", "min-makespan", "max-min-agnostic"])
+@pytest.mark.parametrize("checkpoint", [0, 60, 600])
+def test_work_that_keeps_nothing_of_its_turns_ends(policy: str, checkpoint: int) -> None:
+    """Three of 2,000 s on one device take turns of 360 s, and begin anew in each: they declare no checkpoints, or some
+    that are not there.
+    """
+    run = Run(policy, fleet(V100=1))
+    for at in range(3):
+        run.job(2000, at=at, saves=False, checkpoint=checkpoint * SECOND)
+    assert len(run.ends(until=200_000)) == 3
