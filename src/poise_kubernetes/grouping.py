@@ -30,7 +30,6 @@ POD_GROUP_VERSIONS = ("v1beta1", "v1alpha3", "v1alpha2")
 """
 
 JOB_SET = "jobset.sigs.k8s.io/jobset-name"
-ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 LEADER_SET, LEADER_GROUP = "leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"
 LEADER_SIZE = "leaderworkerset.sigs.k8s.io/size"
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -41,6 +40,7 @@ BOOKED = ("cpu", "memory")
 ADMITS = "admits"
 
 _PLAIN = re.compile(r"[^A-Za-z0-9]+")
+_SIZE = re.compile(r"[0-9]{1,9}")
 
 
 class Group(NamedTuple):
@@ -208,9 +208,9 @@ def group_of(key: str, pods: Iterable[PodObject], least_of: Mapping[str, int]) -
 
 
 def _told(pod: PodObject) -> int:
-    """Return the size of the gang that a Pod states itself; 0 if it states none."""
-    told = next((int(text) for of in LEAST if (text := _said(pod, of)).isdecimal()), 0)
-    return told or int(_said(pod, LEADER_SIZE) or 0)
+    """Return the size of the gang that a Pod states itself; 0 if it states none, or no number."""
+    told = (_said(pod, of) for of in (*LEAST, LEADER_SIZE))
+    return next((int(text) for text in told if _SIZE.fullmatch(text)), 0)
 
 
 def _asks(pod: PodObject) -> str:

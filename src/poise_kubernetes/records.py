@@ -434,4 +434,6 @@ def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+    """Whether it is a number of 64 bits: the API server does not limit the values of an affinity."""
+    digits = text.removeprefix("-")
+    return digits.isdecimal() and len(digits) < 20 and abs(int(text)) <= MOST

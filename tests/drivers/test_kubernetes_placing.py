@@ -121,6 +121,28 @@ def test_a_pod_goes_only_where_the_node_is_what_it_asks_for(filter: str, world: 
     assert world.on() == {"one": "b"}
 
 
+NO_SIZES: dict[str, dict[str, Any]] = {
+    "a word": {"labels": {"leaderworkerset.sigs.k8s.io/size": "four"}},
+    "too many digits": {"annotations": {"scheduling.x-k8s.io/min-available": "9" * 5000}},
+}
+
+
+@pytest.mark.parametrize("size", NO_SIZES)
+def test_a_size_of_a_gang_that_is_no_number_counts_as_not_stated(size: str, world: Scheduled) -> None:
+    fields = NO_SIZES[size]
+    world.pod("one", **{**fields, "labels": {"scheduling.x-k8s.io/pod-group": "g", **fields.get("labels", {})}})
+    world.run(6)
+    assert set(world.on()) == {"one"}
+
+
+def test_an_affinity_to_more_than_a_number_of_64_bits_matches_no_node(world: Scheduled) -> None:
+    world.api.patch("nodes", "a", {"metadata": {"labels": {"cores": "16"}}})
+    for name, number in (("many", "9" * 5000), ("few", "8")):
+        world.pod(name, **_term("cores", "Gt", number))
+    world.run(5)
+    assert world.on() == {"few": "a"}
+
+
 def test_a_taint_keeps_pods_off_unless_they_tolerate_it(world: Scheduled) -> None:
     for name in "ab":
         world.api.patch("nodes", name, {"spec": TAINT})
