@@ -109,7 +109,7 @@ class Needs(NamedTuple):
 
     def resources(self, pods: int) -> dict[str, Any]:
         """Return the `resources` of a job file for so many of these Pods."""
-        found: dict[str, Any] = {"cpu": f"{self.cpu}m", "memory": self.memory, "label": {self.label: "yes"}}
+        found: dict[str, Any] = {"cpu": f"{self.cpu}m", "memory": f"{self.memory}B", "label": {self.label: "yes"}}
         found |= {"gpu": self.number} if self.number else {}
         return found | ({"spread": "node"} if self.ports and pods > 1 else {})
 

@@ -43,6 +43,7 @@ from poise.kernel.node import (
     Stop,
 )
 from poise.model.document import some
+from poise.model.fields import MAX_DURATION
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Desired, Ended, FromAgent, Launch, Running, ToAgent
 from poise.model.resources import ALLOCATED, CONTAINERS, SUBSTRATE, Device, Node, contained
@@ -312,7 +313,7 @@ class Placer:
         self._asked: dict[str, int] = {}  # what the cluster was asked, and when
         self._settling: dict[str, tuple[int, int]] = {}  # the size of a gang, and since when
         self._short: dict[str, int] = {}  # since when a gang has had too few Pods
-        self._again: dict[str, int] = {}  # Pods whose job was refused
+        self._again: dict[str, tuple[int, str]] = {}  # Pods whose job was refused, until when they wait, and why
         self._avoided: dict[tuple[str, str], int] = {}
         self._refused: dict[str, tuple[int, str]] = {}  # nodes that refused a Pod, until when, and why
         self._kept: dict[Attempt, PodObject] = {}  # Pods of ended tasks, until their ends are durable
@@ -428,7 +429,7 @@ class Placer:
             if placed.state == "waits" and (gang := self._gangs.get(placed.gang)) is not None:
                 self._begin(gang, now)
         self._changed_groups.update(dict.fromkeys([*self._idle, *self._short]))
-        self._again = {uid: until for uid, until in self._again.items() if until > now}
+        self._again = {uid: refused for uid, refused in self._again.items() if refused[0] > now}
         for key, until in list(self._avoided.items()):
             if until <= now:
                 del self._avoided[key]
@@ -700,9 +701,9 @@ class Placer:
             self._explicit = frozenset(message.stops) if isinstance(message, Desired) else frozenset()
             self._feed(node, message, now)
 
-    def submitted(self, key: str, job: str, now: int, over: str = "") -> None:
-        """A job has this id; empty: it was refused, and is submitted again later. `over` is the status of one that an
-        earlier process submitted and that has ended: its Pods still wait, so they get another one.
+    def submitted(self, key: str, job: str, now: int, over: str = "", why: str = "") -> None:
+        """A job has this id; empty: it was refused for this reason, and is submitted again later. `over` is the status
+        of one that an earlier process submitted and that has ended: its Pods still wait, so they get another one.
         """
         known = self._jobs.get(key)
         if known is None:
@@ -715,7 +716,7 @@ class Placer:
         elif job:
             known.id = job
         else:
-            self._again.update(dict.fromkeys(known.uids, now + PAUSES[1]))
+            self._again.update(dict.fromkeys(known.uids, (now + PAUSES[1], why)))
             self._drop(known)
 
     def ended(self, jobs: Mapping[str, str], now: int) -> None:
@@ -1141,9 +1142,11 @@ class Placer:
         if not least:
             return [Waiting(tuple(free), "", "the size of its group is not known yet", now)]
         missing = least - len([pod for pod in group.members if self._is_there(pod)])
-        idle: list[Waiting] = []
-        if refused := tuple(pod for pod in free if pod.metadata.uid in self._again):
-            idle.append(Waiting(refused, "", "the control plane has not taken its job", now))
+        refused: dict[str, list[PodObject]] = {}
+        for pod in free:
+            if pod.metadata.uid in self._again:
+                refused.setdefault(self._again[pod.metadata.uid][1], []).append(pod)
+        idle = [Waiting(tuple(of), "", f"the control plane refuses its job: {why}", now) for why, of in refused.items()]
         idle += [Waiting((pod,), "", why, now) for pod in free if (why := self._devices.wanted(pod).why)]
         waits = {pod.metadata.uid for one in idle for pod in one.pods}
         free = [pod for pod in free if pod.metadata.uid not in waits]
@@ -1203,7 +1206,7 @@ class Placer:
         if len(pods) > 1:
             spec["workers"] = len(pods)
         if first.spec.active_deadline_seconds:
-            spec["expect"] = f"{first.spec.active_deadline_seconds}s"
+            spec["expect"] = f"{min(first.spec.active_deadline_seconds, MAX_DURATION // SECOND)}s"
         job.asked = Asked(key, spec)
         return job.asked
 

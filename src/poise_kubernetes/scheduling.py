@@ -35,7 +35,7 @@ from poise.drivers.security import read_token
 from poise.drivers.sockets import connect as reach_socket
 from poise.drivers.system import SystemClock, settle_memory
 from poise.drivers.whole import write_whole
-from poise.errors import Conflict, NotFound, PoiseError
+from poise.errors import Conflict, ErrorRecord, NotFound, PoiseError
 from poise.kernel.frames import Broken, Frames
 from poise.model.messages import Attempt, FromAgent, Launch, ToAgent, ToNode
 from poise.model.reports.questions import Explanation
@@ -337,16 +337,17 @@ class Scheduler:
                     if receipt.error is not None and receipt.error.code == Conflict.default_code:
                         plain = {of: value for of, value in one.spec.items() if of != "name"}
                         [receipt] = client.submit_stream([plain], [one.key])
-                    if receipt.error is not None:
-                        _log.warning("%s: %s %s", one.spec["name"], receipt.error.message, receipt.error.have)
-                    self._submitted(one.key, receipt.job, self._over(client, receipt.job))
+                    why = refusal_of(receipt.error) if receipt.error is not None else ""
+                    if why:
+                        _log.warning("%s: %s", one.spec["name"], why)
+                    self._submitted(one.key, receipt.job, self._over(client, receipt.job), why)
             except PoiseError as error:
                 _log.warning("the control plane does not accept jobs: %s", error)
                 over.set()
                 self._unsent.put(None)
                 time.sleep(RECONNECT_SECONDS[1])
                 for one in sent:
-                    self._submitted(one.key, "", "")
+                    self._submitted(one.key, "", "", str(error))
 
     def _specs(self, sent: deque[Asked], over: threading.Event) -> Iterator[dict[str, Any]]:
         """Yield jobs to submit, each once it is noted in `sent`, until there is `None` instead of a job. Once it is
@@ -359,8 +360,8 @@ class Scheduler:
             sent.append(one)
             yield one.spec
 
-    def _submitted(self, key: str, job: str, over: str) -> None:
-        self._answer(lambda: self.placer.submitted(key, job, self._now(), over))
+    def _submitted(self, key: str, job: str, over: str, why: str) -> None:
+        self._answer(lambda: self.placer.submitted(key, job, self._now(), over, why))
 
     def _over(self, client: Client, job: str) -> str:
         """Return the status of a job that an earlier process has submitted and that is over; empty for any other."""
@@ -610,6 +611,16 @@ def reason_of(told: Explanation, refusals: str) -> str:
             reasons.append(f"expected to start in {format_duration(waiting.start.likely)}")
         return f"{'; '.join(reasons) or 'it waits for its turn'} (`poise explain {told.name or told.job}`)"
     return ""
+
+
+def refusal_of(error: ErrorRecord) -> str:
+    """Return one sentence that says why a job is refused.
+
+    >>> refusal_of(ErrorRecord(code="E103", message="the quantity is absurd", field="memory", need="less", have="8EiB"))
+    'memory: the quantity is absurd (need less, have 8EiB)'
+    """
+    told = ", ".join(f"{name} {value}" for name, value in (("need", error.need), ("have", error.have)) if value)
+    return ": ".join(filter(None, (error.field, error.message))) + (f" ({told})" if told else "")
 
 
 def _path(pod: PodObject) -> str:

@@ -27,7 +27,7 @@ from poise_kubernetes.claims import ClaimObject, ClassObject, DeviceChanges, Gra
 from poise_kubernetes.grouping import least_in
 from poise_kubernetes.placing import Asked, Placer
 from poise_kubernetes.records import NodeObject, PodObject
-from poise_kubernetes.scheduling import outcome_of, reserved
+from poise_kubernetes.scheduling import outcome_of, refusal_of, reserved
 from poise_kubernetes.settings import Settings
 
 OURS = "poise"
@@ -225,8 +225,7 @@ class Scheduled:
         try:
             compiled = host.controller.prepare(asked.spec, WALL, host.clock.now())
         except PoiseError as error:
-            self.tell(f"{asked.spec['name']} is refused: {error}")
-            placer.submitted(asked.key, "", self.now)
+            placer.submitted(asked.key, "", self.now, why=refusal_of(error.record))
             return
         make: Callable[[int], Message] = lambda request: Submit(request, compiled, asked.key)  # noqa: E731
         done = False
@@ -237,8 +236,7 @@ class Scheduled:
                 return
             done = True
             if reply.error is not None:
-                self.tell(f"{asked.spec['name']} is refused: {reply.error}")
-                placer.submitted(asked.key, "", self.now)
+                placer.submitted(asked.key, "", self.now, why=refusal_of(reply.error.record))
                 return
             known = self.home.host.ledger.jobs.get(reply.value) if self.home.host else None
             over = "" if known is None or not known.ended else job_status(known)

@@ -121,6 +121,22 @@ def test_a_pod_goes_only_where_the_node_is_what_it_asks_for(filter: str, world: 
     assert world.on() == {"one": "b"}
 
 
+def test_any_amount_that_the_api_server_takes_is_one_of_a_job(world: Scheduled) -> None:
+    amounts = ("0", "0.1", "100m", "1n", "1e-1"), ("0", "128m", "512", "1e3", "1Ki")
+    for number, (cpu, memory) in enumerate(zip(*amounts, strict=True)):
+        world.pod(f"p{number}", cpu, devices={"memory": memory})
+    world.pod("endless", "100m", activeDeadlineSeconds=2**31 - 1)
+    world.run(10)
+    assert len(world.on()) == 6, [of.why for of in world.placer.waiting()]
+
+
+def test_a_pod_whose_job_is_refused_says_why(world: Scheduled) -> None:
+    world.pod("huge", devices={"memory": "1E"})
+    world.run(5)
+    [waiting] = world.placer.waiting()
+    assert waiting.why.startswith("the control plane refuses its job: resources.memory: the quantity is absurd")
+
+
 NO_SIZES: dict[str, dict[str, Any]] = {
     "a word": {"labels": {"leaderworkerset.sigs.k8s.io/size": "four"}},
     "too many digits": {"annotations": {"scheduling.x-k8s.io/min-available": "9" * 5000}},
