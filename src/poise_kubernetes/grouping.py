@@ -39,6 +39,9 @@ BOOKED = ("cpu", "memory")
 
 ADMITS = "admits"
 
+FOR_A_WHILE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints that the API server lets every Pod tolerate for a while, as long as they evict."""
+
 _PLAIN = re.compile(r"[^A-Za-z0-9]+")
 _SIZE = re.compile(r"[0-9]{1,9}")
 
@@ -86,7 +89,7 @@ class Needs(NamedTuple):
                     yield f"{one.key} {one.operator} {','.join(one.values or ())}"
                 yield "or"
             for of in spec.tolerations or ():
-                if not of.key.startswith("node.kubernetes.io/"):  # every Pod tolerates these for a while
+                if of.key not in FOR_A_WHILE or of.effect != "NoExecute":
                     yield f"tolerates {of.key}={of.value} {of.effect} {of.operator}"
         yield self.device
         yield from (f"{name}:{amount}" for name, amount in self.amounts)

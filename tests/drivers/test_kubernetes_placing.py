@@ -169,6 +169,17 @@ def test_a_taint_keeps_pods_off_unless_they_tolerate_it(world: Scheduled) -> Non
     assert world.placer.refusals("j1") == ["a, b: it does not tolerate the node's taints"]
 
 
+def test_pods_that_tolerate_a_taint_of_kubernetes_are_of_another_kind(world: Scheduled) -> None:
+    pressure = "node.kubernetes.io/disk-pressure"
+    for name in "ab":
+        world.api.patch("nodes", name, {"spec": {"taints": [{"key": pressure, "effect": "NoSchedule"}]}})
+    world.pod("plain")
+    world.run(2)
+    world.pod("tolerant", tolerations=[{"key": pressure, "operator": "Exists"}])
+    world.run(5)
+    assert set(world.on()) == {"tolerant"}
+
+
 def test_a_cordoned_node_gets_nothing(world: Scheduled) -> None:
     world.api.patch("nodes", "a", {"spec": {"unschedulable": True}})
     for number in range(6):
