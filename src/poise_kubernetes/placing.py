@@ -128,6 +128,11 @@ PAUSES = (SECOND // 5, 30 * SECOND)
 Written = Literal["bound", "again", "gone"]
 """Of a write: done, to be repeated, or impossible because the Pod is gone or placed elsewhere."""
 
+LASTING = "lasting"
+"""The incarnation of each node. Kubernetes knows a node by its name alone: if a node is deleted and registers again, its
+Pods run on, and Pods that have gone with it are deleted one by one.
+"""
+
 TIMES = Times(idle_after=2 * SECOND)
 """A cluster has thousands of nodes, all in this process."""
 
@@ -541,7 +546,7 @@ class Placer:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def _machine(self, name: str, node: NodeObject) -> _Machine:
-        offer = Node(name=name, incarnation=node.metadata.uid, cpu=0, memory=0)
+        offer = Node(name=name, incarnation=LASTING, cpu=0, memory=0)
         machine = NodeMachine(offer, (), TIMES, lasting=True)
         known = self._machines[name] = _Machine(machine, node, amounts(node.status.allocatable), labels_of(node))
         return known
@@ -558,19 +563,13 @@ class Placer:
             if node is None:
                 return
             known = self._machine(name, node)
-        elif node is None or (known.object is not None and node.metadata.uid != known.object.metadata.uid and held):
+        elif node is None:
             self._doubted = now
             if not held:
                 del self._machines[name]
                 self._doors.leave(name)
-            if name in self._nodes:  # one of the same name has come
-                self._changed_nodes[name] = None
-            if not held:
                 return
-            node = None
         if node is not None and node is not known.object:
-            if node.metadata.uid != known.machine.node.incarnation:
-                self._doubted = now
             known.size, known.labels = amounts(node.status.allocatable), labels_of(node)
         known.object = node
         self._fit(name, known, now)
@@ -614,7 +613,7 @@ class Placer:
         containers = runs if admits(node, tolerated) and free.get("pods", 1) > 0 else {}
         return Node(
             name=name,
-            incarnation=node.metadata.uid,
+            incarnation=LASTING,
             cpu=offer["cpu"],
             memory=offer["memory"],
             devices=devices,

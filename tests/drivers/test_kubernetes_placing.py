@@ -448,6 +448,24 @@ def test_pods_whose_job_was_lost_with_a_node_get_another(world: Scheduled) -> No
     assert set(world.on()) == {"one"}
 
 
+@pytest.mark.parametrize("seconds", [0.0, 2.0, 30.0])
+def test_pods_run_on_when_their_node_is_deleted_and_registers_again(seconds: float, world: Scheduled) -> None:
+    """Its kubelet has created it anew, as after `kubectl delete node`."""
+    world.gang("train", 4, "2")
+    world.run(5)
+    world.api.remove("nodes", "a")
+    world.run(seconds)
+    world.api.put("nodes", "a", **node())
+    world.run(60)
+    assert world.jobs() == {"ml.train": "running"}
+    assert not [of for of in world.api.all("pods") if "deletionTimestamp" in of["metadata"]]
+    for name in world.names():
+        world.end(name)
+    world.pod("next")
+    world.run(5)
+    assert world.jobs() == {"ml.train": "done", "ml.next": "running"}
+
+
 def test_nodes_whose_pods_only_run_send_few_heartbeats(world: Scheduled) -> None:
     for number in range(4):
         world.pod(f"p{number}")
