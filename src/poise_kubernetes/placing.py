@@ -194,7 +194,7 @@ class Doors(Protocol):
 class _Placed(msgspec.Struct, eq=False):
     """An attempt and its Pod. A `vacant` place has lost its Pod, and waits for another of the gang; `ending` is then
     how the attempt ends if none comes. It `began` once its whole gang was bound. A `partial` one was found by this
-    process without all of its gang, so nobody knows whether that has begun.
+    process without all of its gang, so nobody knows whether that has begun. `why` its last write has failed.
     """
 
     launch: Launch
@@ -208,6 +208,7 @@ class _Placed(msgspec.Struct, eq=False):
     partial: bool = False
     ending: Ending | None = None
     tries: int = 0
+    why: str = ""
     again_at: int = 0
     seen: int = 0
     runs: bool = False
@@ -278,7 +279,9 @@ class _Machine(msgspec.Struct, eq=False):
 
 
 class Waiting(NamedTuple):
-    """Pods that wait, the job that they wait as (empty: none yet), and why there is none."""
+    """Pods that wait, the job that they wait as (empty: none yet), and the reason, if the control plane does not know
+    it. A task whose Pod cannot be created has no Pod.
+    """
 
     pods: tuple[PodObject, ...]
     job: str
@@ -387,6 +390,12 @@ class Placer:
             )
             if pods:
                 found.append(Waiting(pods, job.id, "", job.since))
+        for placed in self._unsettled.values():
+            if placed.state == "binds" and placed.why:
+                what = "its Pod cannot be created" if placed.pod is None else "it cannot be bound"
+                pods = (placed.pod,) if placed.pod is not None else ()
+                job_id = placed.attempt.task.partition(".")[0]
+                found.append(Waiting(pods, job_id, f"{what} on {placed.node}: {placed.why}", placed.since))
         return found
 
     def _take(self, nodes: Changes[NodeObject], others: Changes[PodObject], own: Changes[PodObject]) -> None:
@@ -902,10 +911,10 @@ class Placer:
             self._pair(placed, pod)
         if outcome == "again":
             pause = min(PAUSES[1], PAUSES[0] << min(placed.tries, 10))
-            placed.tries, placed.again_at = placed.tries + 1, now + max(after, pause)
+            placed.tries, placed.why, placed.again_at = placed.tries + 1, why, now + max(after, pause)
             heapq.heappush(self._due, (placed.again_at, "", attempt))
         elif outcome == "bound":
-            placed.state, placed.tries, placed.since = "bound", 0, now
+            placed.state, placed.tries, placed.why, placed.since = "bound", 0, "", now
             if placed.pod is not None:
                 self._changed_pods[placed.pod.metadata.uid] = None  # it may have ended already
             if placed.stopping:

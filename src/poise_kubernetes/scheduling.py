@@ -522,8 +522,9 @@ class Scheduler:
             old = [one for one in waiting if now - one.since >= TELL_SECONDS * SECOND or not one.job]
             found = {one.job: "; ".join(self.placer.refusals(one.job)) for one in old[:TOLD] if one.job}
             told = [(one, one.why or found.get(one.job, "")) for one in old]
-            self._tell([Request(text=f"{name_of(one.pods[0].key)}: {text}") for one, text in told[:TOLD] if text])
-            await asyncio.wrap_future(self._telling.submit(self._tell_all, old, found))
+            names = [name_of(one.pods[0].key) if one.pods else one.job for one in old[:TOLD]]
+            self._tell([Request(text=f"{name}: {text}") for name, (_, text) in zip(names, told, strict=False) if text])
+            await asyncio.wrap_future(self._telling.submit(self._tell_all, [one for one in old if one.pods], found))
 
     def _tell_all(self, waiting: Sequence[Waiting], refusals: Mapping[str, str]) -> None:
         budget = round(EVENTS_A_SECOND * TELL_SECONDS)

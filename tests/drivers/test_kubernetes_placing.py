@@ -137,6 +137,21 @@ def test_a_pod_whose_job_is_refused_says_why(world: Scheduled) -> None:
     assert waiting.why.startswith("the control plane refuses its job: resources.memory: the quantity is absurd")
 
 
+def test_what_the_api_server_refuses_to_write_is_why_a_pod_or_a_task_waits(world: Scheduled) -> None:
+    world.run(2)
+    world.fault = lambda what: "refused"
+    world.pod("one")
+    world.job(name="task", image="x")
+    world.run(20)
+    found = {(tuple(of.metadata.name for of in one.pods), one.job): one.why for one in world.placer.waiting()}
+    assert set(found) == {(("one",), "j2"), ((), "j1")}
+    assert found[("one",), "j2"] in {f"it cannot be bound on {name}: refused" for name in "ab"}
+    assert found[(), "j1"] in {f"its Pod cannot be created on {name}: refused" for name in "ab"}
+    world.fault = lambda what: ""
+    world.run(60)
+    assert not world.placer.waiting()
+
+
 NO_SIZES: dict[str, dict[str, Any]] = {
     "a word": {"labels": {"leaderworkerset.sigs.k8s.io/size": "four"}},
     "too many digits": {"annotations": {"scheduling.x-k8s.io/min-available": "9" * 5000}},

@@ -87,10 +87,11 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, at: st
 
 
 def _tell_requests(home: Home, told: Explanation) -> None:
-    """For a job that waits for room, print the pending machine requests of this home's clusters."""
+    """For a job that waits for room, or for a start there, print the pending requests of this home's clusters."""
     from poise.drivers.clusters import kept_clusters, requests_of  # few homes have a cluster
 
-    if home.elsewhere is not None or not any(_waits_for_room(waiting) for waiting in told.waiting):
+    waits = told.status == "placed" or any(_waits_for_room(waiting) for waiting in told.waiting)
+    if home.elsewhere is not None or not waits:
         return
     for cluster in kept_clusters(home):
         for request in requests_of(home, cluster):
