@@ -92,6 +92,10 @@ ASK_AGAIN = 2 * SECOND
 PATIENCE = 300 * SECOND
 """A gang that has had too few Pods for this long, while others of it wait, is given back."""
 
+TOO_FEW = f"its group had too few Pods for {PATIENCE // SECOND} s and no room for more, so Poise deletes them"
+GAVE_UP = "another Pod of its group was deleted or ended before all were bound, so Poise deletes the others"
+"""Reasons why Pods of a gang are deleted, for their Events."""
+
 UNKNOWN = 30 * SECOND
 """An attempt for no Pods that are known here is handed back after this long."""
 
@@ -129,8 +133,8 @@ Written = Literal["bound", "again", "gone"]
 """Of a write: done, to be repeated, or impossible because the Pod is gone or placed elsewhere."""
 
 LASTING = "lasting"
-"""The incarnation of each node. Kubernetes knows a node by its name alone: if a node is deleted and registers again, its
-Pods run on, and Pods that have gone with it are deleted one by one.
+"""The incarnation of each node. Kubernetes knows a node by its name alone: if a node is deleted and registers again,
+its Pods run on, and Pods that have gone with it are deleted one by one.
 """
 
 TIMES = Times(idle_after=2 * SECOND)
@@ -194,7 +198,8 @@ class Doors(Protocol):
 class _Placed(msgspec.Struct, eq=False):
     """An attempt and its Pod. A `vacant` place has lost its Pod, and waits for another of the gang; `ending` is then
     how the attempt ends if none comes. It `began` once its whole gang was bound. A `partial` one was found by this
-    process without all of its gang, so nobody knows whether that has begun. `why` its last write has failed.
+    process without all of its gang, so nobody knows whether that has begun. `stopping` says why it is given back,
+    and `why` its last write has failed.
     """
 
     launch: Launch
@@ -202,7 +207,7 @@ class _Placed(msgspec.Struct, eq=False):
     since: int
     state: Literal["waits", "binds", "bound", "vacant", "ends"] = "waits"
     pod: PodObject | None = None
-    stopping: bool = False
+    stopping: str = ""
     deleted: bool = False
     began: bool = False
     partial: bool = False
@@ -942,11 +947,11 @@ class Placer:
         self._end(placed, Ending(outcome="unstartable" if not placed.stopping else "stopped", note=why), now)
         for one in gang:
             if one is not placed and not one.stopping:
-                self._give_back(one, now)
+                self._give_back(one, GAVE_UP, now)
 
-    def _give_back(self, placed: _Placed, now: int) -> None:
+    def _give_back(self, placed: _Placed, why: str, now: int) -> None:
         """Undo a place, whatever has happened there."""
-        placed.stopping = True
+        placed.stopping = why
         self._unsettled[placed.attempt] = placed
         match placed.state:
             case "waits":
@@ -965,19 +970,20 @@ class Placer:
         placed = self._placed.get(attempt)
         if placed is None:
             return
+        why = f"Poise has stopped job {attempt.task.partition('.')[0]}, and deletes its Pods"
         if placed.is_task:
-            self._give_back(placed, now)
+            self._give_back(placed, why, now)
             return
         whole = placed.began or placed.launch.world == 1
         if placed.state == "bound" and (placed.partial or (whole and attempt not in self._explicit)):
             self._end(placed, Ending(outcome="stopped"), now)
         else:
-            self._give_back(placed, now)
+            self._give_back(placed, why, now)
 
     def _delete(self, placed: _Placed) -> None:
         if placed.pod is not None and not placed.deleted:
             placed.deleted = True
-            self._doors.delete(placed.pod)
+            self._doors.delete(placed.pod, "" if placed.is_task else placed.stopping)
 
     def _check(self, placed: _Placed, now: int) -> None:
         """Compare an attempt with its Pod."""
@@ -1005,7 +1011,7 @@ class Placer:
             note = ": ".join(filter(None, (pod.status.reason, pod.status.message)))
             self._over(placed, Ending(outcome="failed", code=pod.exit_code or 1, run=placed.ran(now), note=note), now)
         elif placed.stopping and placed.deleted and not pod.is_deleted:
-            self._doors.delete(pod)  # the request was lost
+            self._doors.delete(pod, placed.stopping)  # the request was lost
 
     def _check_task(self, placed: _Placed, pod: PodObject | None, now: int) -> None:
         """Compare a task with its Pod. What a kubelet refuses has not begun."""
@@ -1018,7 +1024,7 @@ class Placer:
             self._fit(placed.node, self._machines[placed.node], now)  # before the attempt is placed again
             self._end(placed, Ending(outcome="returned", note=f"{pod.status.reason}: {pod.status.message}"), now)
         elif pod.ended:
-            placed.state, placed.ending = "ends", _ending_of(pod, placed.stopping, placed.ran(now))
+            placed.state, placed.ending = "ends", _ending_of(pod, bool(placed.stopping), placed.ran(now))
             self._kept[placed.attempt] = pod
             self._doors.fetch(placed.attempt, pod)
         elif placed.stopping:
@@ -1052,7 +1058,7 @@ class Placer:
             if one.state == "vacant":
                 self._end(one, one.ending or ending, now)
             elif one is not placed and not placed.began:
-                self._give_back(one, now)
+                self._give_back(one, GAVE_UP, now)
 
     def _vacate(self, placed: _Placed) -> None:
         """The place of a gang that runs has lost its Pod."""
@@ -1179,7 +1185,7 @@ class Placer:
         elif now - self._short.setdefault(group.key, now) > PATIENCE:
             del self._short[group.key]
             for pod in bound:
-                self._doors.delete(pod)
+                self._doors.delete(pod, TOO_FEW)
 
     def _size_of(self, group: Group, now: int) -> int:
         """Return the size of a gang that does not name it: what the cluster says, or all that were created."""

@@ -106,6 +106,7 @@ class Scheduled:
         self.bindings: dict[str, int] = {}  # successful ones, by uid of the Pod
         self.writes = 0
         self.created: list[str] = []
+        self.deleted: dict[str, str] = {}  # why, by the name of the Pod
         self._records: dict[tuple[str, str], Any] = {}
         self._copy: list[dict[tuple[str, str], Any]] = [{} for _ in range(6)]
         self._ticking = False
@@ -343,6 +344,7 @@ class Scheduled:
         self.process.call_later(0.01, self.placer.fetched, attempt, self.now)
 
     def delete(self, pod: PodObject, why: str = "") -> None:
+        self.deleted[pod.metadata.name] = why
         self.process.call_later(0.01, self._delete, pod)
 
     def _delete(self, pod: PodObject) -> None:

@@ -12,7 +12,7 @@ from poise.drivers.kubernetes.objects import Meta
 from poise.engine.network import DOWN
 from poise.model.messages import Attempt, Beat, FromAgent, Launch
 from poise.model.resources import Shape
-from poise_kubernetes.placing import ATTEMPT
+from poise_kubernetes.placing import ATTEMPT, GAVE_UP, TOO_FEW
 from poise_kubernetes.records import PodObject, PodSpec, PodStatus
 from poise_kubernetes.scheduling import outcome_of
 
@@ -257,6 +257,22 @@ def test_a_job_that_is_cancelled_deletes_its_pods(world: Scheduled) -> None:
     world.cancel("j1")
     world.run(2)
     assert world.api.get("pods", "one", "ml")["metadata"]["deletionTimestamp"]
+    assert world.deleted == {"one": "Poise has stopped job j1, and deletes its Pods"}
+
+
+def test_a_gang_with_too_few_pods_and_no_room_for_more_is_deleted_with_the_reason(world: Scheduled) -> None:
+    world.gang("train", 2, "4")
+    world.run(5)
+    gone, kept = world.on()["train-1"], world.on()["train-0"]
+    labels = world.api.get("pods", "train-0", "ml")["metadata"]["labels"]
+    world.api.patch("nodes", gone, {"spec": {"unschedulable": True}})
+    world.end("train-1", "Failed")
+    world.pod("train-1b", "4", labels=labels)
+    world.run(290)
+    assert world.on()["train-0"] == kept
+    assert not world.deleted
+    world.run(30)
+    assert world.deleted == {"train-0": TOO_FEW}
 
 
 def test_a_job_that_is_cancelled_while_it_waits_deletes_its_pods(world: Scheduled) -> None:
@@ -410,6 +426,7 @@ def test_a_gang_that_loses_a_pod_while_it_is_bound_gives_back_what_was_bound(wor
     world.gang("train", 4, "2")
     world.run(5)
     assert len(world.names()) == 2
+    assert world.deleted == dict.fromkeys(world.names(), GAVE_UP)
     assert all("deletionTimestamp" in world.api.get("pods", name, "ml")["metadata"] for name in world.names())
     for name in world.names():
         world.api.remove("pods", name, "ml")
