@@ -34,7 +34,9 @@ class Pods:
 
 
 class Room:
-    """The resources that Pods hold on each node. A Pod that has ended, or has no node, holds nothing."""
+    """The resources that Pods hold on each node. A Pod that has ended, or has no node, holds nothing. The room that its
+    scheduler makes for a Pod by preemption, on its nominated node, is held too.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, dict[str, int], frozenset[str]]] = {}
@@ -45,8 +47,9 @@ class Room:
         """Count a Pod, or stop counting it if it is None. Return the nodes whose room has changed."""
         before = self._held.get(uid)
         after = None
-        if pod is not None and pod.spec.node_name and not pod.ended:
-            after = pod.spec.node_name, requested(pod), pod.ports
+        node = (pod.spec.node_name or pod.status.nominated_node_name) if pod is not None else ""
+        if pod is not None and node and not pod.ended:
+            after = node, requested(pod), pod.ports
         if before == after:
             return ()
         if before is not None:

@@ -1250,8 +1250,8 @@ class Placer:
 
     def _is_there(self, pod: PodObject) -> bool:
         """Whether a Pod counts for its gang: it runs, it has done its work, or it will be placed."""
-        runs = bool(pod.spec.node_name) and not pod.ended and not pod.is_deleted
-        return runs or pod.status.phase == "Succeeded" or pod.metadata.uid in self._covered
+        runs = bool(pod.spec.node_name) and pod.status.phase != "Failed" and not pod.is_deleted
+        return runs or pod.metadata.uid in self._covered
 
     def _fill_vacant(self, now: int) -> None:
         """Give the places of Pods that have failed to those that were created in their stead."""

@@ -194,6 +194,7 @@ class PodClaim(Record, frozen=True):
 class PodSpec(Record, frozen=True):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
+    resources: Resources = Resources()
     init_containers: tuple[Container, ...] | None = None
     overhead: dict[str, str | int] | None = None
     priority: int | None = None
@@ -233,6 +234,7 @@ class PodStatus(Record, frozen=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    nominated_node_name: str = ""
     conditions: tuple[Condition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
     resource_claim_statuses: tuple[PodClaim, ...] | None = None
@@ -383,14 +385,16 @@ def quantity(text: str | int, unit: int = 1) -> int:
 
 
 def requested(pod: PodObject) -> dict[str, int]:
-    """Return what a Pod holds of its node: the sum of its containers, or its largest init container if that is more."""
+    """Return what a Pod holds of its node: what it requests as a whole; else the sum of its containers, or its largest
+    init container if that is more.
+    """
     total: dict[str, int] = {"pods": 1}
     for container in pod.spec.containers:
-        _add(total, _of(container))
+        _add(total, _of(container.resources))
     largest: dict[str, int] = {}
     beside: dict[str, int] = {}  # init containers that keep running beside the other containers
     for container in pod.spec.init_containers or ():
-        own = _of(container)
+        own = _of(container.resources)
         if container.restart_policy == "Always":
             _add(total, own)
             _add(beside, own)
@@ -399,6 +403,7 @@ def requested(pod: PodObject) -> dict[str, int]:
             largest[name] = max(largest.get(name, 0), own.get(name, 0) + beside.get(name, 0))
     for name, amount in largest.items():
         total[name] = max(total.get(name, 0), amount)
+    total |= _of(pod.spec.resources)
     _add(total, amounts(pod.spec.overhead))
     return total
 
@@ -423,9 +428,9 @@ def is_device(name: str) -> bool:
     return name in DEVICES or name.startswith(DEVICE_GROUPS) or (name.startswith(DRIVERS) and "/" not in name)
 
 
-def _of(container: Container) -> dict[str, int]:
-    """Return the requests of a container; a limit without a request counts as a request."""
-    return amounts(container.resources.limits) | amounts(container.resources.requests)
+def _of(resources: Resources) -> dict[str, int]:
+    """Return the requests; a limit without a request counts as a request."""
+    return amounts(resources.limits) | amounts(resources.requests)
 
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:

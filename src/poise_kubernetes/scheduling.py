@@ -46,7 +46,7 @@ from poise_kubernetes.claims import Calls, Granted, reserve
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.grouping import groups, least_in, name_of, paths_of
 from poise_kubernetes.lines import Line
-from poise_kubernetes.placing import Asked, Placer, Waiting, Written, launch_of
+from poise_kubernetes.placing import Asked, Placer, Waiting, Written
 from poise_kubernetes.published import Published
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
@@ -99,10 +99,10 @@ def reserved(api: Calls, pod: PodObject, granted: Sequence[Granted]) -> tuple[Wr
     return ("bound", "") if done else ("gone", "its ResourceClaim was deleted, or has other devices")
 
 
-def outcome_of(pod: PodObject, attempt: Attempt, node: str) -> Written:
-    """Return what has become of a binding whose answer was lost, or refused."""
-    launch = launch_of(pod)
-    if pod.spec.node_name == node and launch is not None and launch.attempt == attempt and not pod.is_deleted:
+def outcome_of(pod: PodObject, notes: Mapping[str, str], node: str) -> Written:
+    """Return what has become of a binding with these annotations, whose answer was lost, or refused."""
+    own = notes.items() <= (pod.metadata.annotations or {}).items()
+    if pod.spec.node_name == node and own and not pod.is_deleted:
         return "bound"  # it may have ended already
     return "gone" if pod.is_deleted or pod.ended or pod.spec.node_name else "again"
 
@@ -419,10 +419,10 @@ class Scheduler:
             why, outcome = str(error), "again"
         except Refused as refused:
             why, after = str(refused), round(refused.after * SECOND)
-            outcome = "again" if refused.status in (429, 500, 503, 504) else self._settled(api, pod, attempt, node)
+            outcome = "again" if refused.status in (429, 500, 503, 504) else self._settled(api, pod, notes, node)
         self._answer(lambda: self.placer.bound(attempt, outcome, self._now(), why, after))  # type: ignore[arg-type]
 
-    def _settled(self, api: Api, pod: PodObject, attempt: Attempt, node: str) -> Written:
+    def _settled(self, api: Api, pod: PodObject, notes: Mapping[str, str], node: str) -> Written:
         """Return what a refused binding means: the Pod is bound already, gone, or free."""
         try:
             found = _pod.decode(api.raw(_path(pod), {}))
@@ -430,7 +430,7 @@ class Scheduler:
             return "again"
         except Refused as refused:
             return "gone" if refused.status == 404 else "again"
-        return outcome_of(found, attempt, node) if found.metadata.uid == pod.metadata.uid else "gone"
+        return outcome_of(found, notes, node) if found.metadata.uid == pod.metadata.uid else "gone"
 
     def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
         device = device_of(

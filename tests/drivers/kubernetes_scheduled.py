@@ -292,7 +292,7 @@ class Scheduled:
         try:
             self.api.call("POST", parts, {}, body)
         except Refusal as refused:
-            answer(*self.settled(pod, attempt, node, refused.status, str(refused)))
+            answer(*self.settled(pod, notes, node, refused.status, str(refused)))
             return
         self.bindings[pod.metadata.uid] = self.bindings.get(pod.metadata.uid, 0) + 1
         if fault == "lost":
@@ -313,10 +313,10 @@ class Scheduled:
         except Refusal as refused:
             raise Refused(refused.status, refused.reason, refused.message) from None
 
-    def settled(self, pod: PodObject, attempt: Attempt, node: str, status: int, why: str) -> tuple[Any, ...]:
+    def settled(self, pod: PodObject, notes: Mapping[str, str], node: str, status: int, why: str) -> tuple[Any, ...]:
         found = self.api.objects["pods"].get((pod.metadata.namespace, pod.metadata.name))
         if found is not None and found["metadata"]["uid"] == pod.metadata.uid:
-            return outcome_of(msgspec.convert(found, PodObject), attempt, node), self.now, why
+            return outcome_of(msgspec.convert(found, PodObject), notes, node), self.now, why
         return "gone", self.now, why
 
     def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:

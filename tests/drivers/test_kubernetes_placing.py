@@ -10,9 +10,8 @@ from drivers.kubernetes_api import node
 from drivers.kubernetes_scheduled import Scheduled
 from poise.drivers.kubernetes.objects import Meta
 from poise.engine.network import DOWN
-from poise.model.messages import Attempt, Beat, FromAgent, Launch
-from poise.model.resources import Shape
-from poise_kubernetes.placing import ATTEMPT, GAVE_UP, TOO_FEW
+from poise.model.messages import Beat, FromAgent
+from poise_kubernetes.placing import ATTEMPT, GAVE_UP, HOME, TOO_FEW
 from poise_kubernetes.records import PodObject, PodSpec, PodStatus
 from poise_kubernetes.scheduling import outcome_of
 
@@ -50,6 +49,29 @@ def test_a_pod_of_another_scheduler_is_left_alone_and_its_room_respected(world: 
     assert world.on()["next"] == "a"
 
 
+def test_the_room_that_another_scheduler_has_made_by_preemption_is_left_to_it(world: Scheduled) -> None:
+    for name in "ab":
+        world.theirs(f"victim-{name}", name, "4")
+    world.run(2)
+    container = {"name": "main", "resources": {"requests": {"cpu": "4"}}}
+    spec = {"schedulerName": "another", "priority": 1000, "containers": [container]}
+    world.api.put("pods", "preempts", "team", spec=spec, status={"nominatedNodeName": "a"})
+    world.api.remove("pods", "victim-a", "team")
+    world.pod("one")
+    world.run(10)
+    assert "one" not in world.on()
+    world.api.remove("pods", "preempts", "team")
+    world.run(5)
+    assert world.on()["one"] == "a"
+
+
+def test_what_a_pod_requests_as_a_whole_counts_instead_of_its_containers(world: Scheduled) -> None:
+    for number in range(3):
+        world.pod(f"p{number}", "100m", resources={"requests": {"cpu": "3"}})
+    world.run(5)
+    assert sorted(world.on().values()) == ["a", "b"]
+
+
 def test_a_gang_is_bound_whole_or_not_at_all(world: Scheduled) -> None:
     world.theirs("theirs", "a", "3")
     world.gang("train", 3, "2")
@@ -73,6 +95,22 @@ def test_a_gang_waits_for_all_its_pods(world: Scheduled) -> None:
     world.pod("g-2", labels=labels)
     world.run(5)
     assert set(world.on()) == {"g-0", "g-1", "g-2"}, "one beyond its least is placed as it comes"
+
+
+def test_pods_of_an_earlier_run_that_are_being_deleted_do_not_count_for_a_gang(world: Scheduled) -> None:
+    world.gang("train", 2)
+    world.run(5)
+    for name in world.names():
+        world.end(name)
+        world.api.patch("pods", name, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "ml")
+    world.run(5)
+    labels = world.api.get("pods", "train-0", "ml")["metadata"]["labels"]
+    world.pod("again-0", labels=labels)
+    world.run(5)
+    assert "again-0" not in world.on()
+    world.pod("again-1", labels=labels)
+    world.run(5)
+    assert {"again-0", "again-1"} <= set(world.on())
 
 
 def test_pods_of_a_pod_group_of_kubernetes_wait_until_it_exists(world: Scheduled) -> None:
@@ -521,13 +559,11 @@ def test_a_gang_whose_failed_pod_is_not_replaced_ends_with_the_others(world: Sch
 
 
 def test_a_binding_whose_answer_was_lost_counts_though_the_pod_has_ended() -> None:
-    attempt = Attempt(task="j1.main", epoch=1)
-    shape = Shape(cpu=1000, memory=0)
-    launch = Launch(attempt=attempt, argv=("x",), shape=shape, slots=1)
-    notes = {ATTEMPT: msgspec.json.encode(launch).decode()}
+    notes = {HOME: "home", ATTEMPT: "j1.main 1"}
     for phase in ("Pending", "Running", "Succeeded", "Failed"):
         pod = PodObject(metadata=Meta(annotations=notes), spec=PodSpec(node_name="a"), status=PodStatus(phase=phase))
-        assert outcome_of(pod, attempt, "a") == "bound"
-        assert outcome_of(pod, attempt, "b") == "gone"
-    assert outcome_of(PodObject(metadata=Meta(), status=PodStatus(phase="Failed")), attempt, "a") == "gone"
-    assert outcome_of(PodObject(metadata=Meta()), attempt, "a") == "again"
+        assert outcome_of(pod, notes, "a") == "bound"
+        assert outcome_of(pod, notes, "b") == "gone"
+        assert outcome_of(pod, notes | {HOME: "another"}, "a") == "gone"
+    assert outcome_of(PodObject(metadata=Meta(), status=PodStatus(phase="Failed")), notes, "a") == "gone"
+    assert outcome_of(PodObject(metadata=Meta()), notes, "a") == "again"
