@@ -255,9 +255,9 @@ class Devices:
         nodes: set[str] = set()
         slices, classes, claims = changes
         for (_, name), one in slices.items():
-            _put(self._slices, name, one)
+            put(self._slices, name, one)
         for (_, name), kind in classes.items():
-            _put(self._classes, name, kind)
+            put(self._classes, name, kind)
         if slices or classes:
             nodes |= {*self._by_node}
             self._index()
@@ -270,7 +270,7 @@ class Devices:
             self._taken.update(dict.fromkeys(after, key))
             if claim is None or after:
                 self._lent.pop(key, None)
-            _put(self.claims, key, claim)
+            put(self.claims, key, claim)
             nodes.update(self._nodes_of([*before, *after]))
         return nodes
 
@@ -548,7 +548,8 @@ def _none(request: str) -> str:
     return f"no device in the cluster matches request `{request}`"
 
 
-def _put(known: dict[Any, T], key: Any, one: T | None) -> None:
+def put(known: dict[Any, T], key: Any, one: T | None) -> None:
+    """Keep the current object, or forget a deleted one."""
     if one is None:
         known.pop(key, None)
     else:
@@ -556,7 +557,7 @@ def _put(known: dict[Any, T], key: Any, one: T | None) -> None:
 
 
 class Calls(Protocol):
-    """The calls to the API server that a reservation needs."""
+    """The calls to the API server that a reservation or a provision needs."""
 
     def get(self, path: str) -> Any: ...
     def patch(self, path: str, body: Mapping[str, Any]) -> Any: ...

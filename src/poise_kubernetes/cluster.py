@@ -35,7 +35,7 @@ from poise_kubernetes.choosing import WORTH, Room, Unmet, slots_for, slots_on_ne
 from poise_kubernetes.claims import NO_CHANGES, DeviceChanges, Devices, Found
 from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
 from poise_kubernetes.offers import Grant, labels_of, offered, published
-from poise_kubernetes.published import Published
+from poise_kubernetes.published import DEVICES, Published
 from poise_kubernetes.records import (
     NodeObject,
     PodObject,
@@ -135,7 +135,7 @@ class KubernetesCluster:
         own: Watched[PodObject],
         ticks: Callable[[], float] = time.monotonic,
         delays: Delays | None = None,
-        published: Callable[[], DeviceChanges] = lambda: NO_CHANGES,
+        published: Callable[[], DeviceChanges | None] = lambda: None,
     ) -> None:
         self._api, self._home, self._settings, self._ticks = api, home, settings, ticks
         self._watched = (nodes, pods, own)
@@ -231,7 +231,7 @@ class KubernetesCluster:
         nodes, pods, own = self._watched
         self._nodes = {node.metadata.name: node for node in nodes.items()}
         sizes, self._sizes = self._sizes, {}
-        changed = self._devices.take(self._news_of_devices())
+        changed = self._devices.take(self._news_of_devices() or NO_CHANGES)
         self._extended.update((name, self._devices.extended(name)) for name in changed)
         for name, node in self._nodes.items():
             size = sizes.get(name)
@@ -678,15 +678,16 @@ def open_cluster(settings: Settings, home: str, delays: Delays | None = None) ->
     nodes = Watched(Api(access), "/api/v1/nodes", NodeObject)
     pods = Watched(Api(access), "/api/v1/pods", PodObject, {"fieldSelector": ALL_ENDED})
     own = Watched(Api(access), space, PodObject, {"labelSelector": manifests.selector(home)})
-    for one, what in ((nodes, "nodes"), (pods, "pods of all namespaces"), (own, "pods of its namespace")):
+    devices = Published(access, DEVICES, DeviceChanges)
+    found: dict[str, Watched[Any] | Published[Any]]
+    found = {"nodes": nodes, "pods of all namespaces": pods, "pods of its namespace": own, "devices": devices}
+    for what, one in found.items():
         try:
             one.list()
         except (Away, Refused) as error:
             raise no_cluster(access, what, error) from None
-    devices = Published(access)
-    devices.list()
-    for watched in (nodes, pods, own, devices):
-        watched.start()
+    for one in found.values():
+        one.start()
     return KubernetesCluster(Api(access), home, settings, nodes, pods, own, delays=delays, published=devices.news)
 
 

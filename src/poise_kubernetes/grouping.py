@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 from poise.drivers.kubernetes.objects import Owner
 from poise_kubernetes.claims import NOTHING, Wanted
-from poise_kubernetes.records import NodeObject, PodObject, admits, device_of, is_device, requested
+from poise_kubernetes.records import NodeObject, PodObject, Selector, admits, device_of, is_device, requested
+from poise_kubernetes.volumes import NOTHING as NO_VOLUMES
+from poise_kubernetes.volumes import Mounted
 
 NAME = "pod-group.scheduling.sigs.k8s.io/name"
 """Label of the first gang plug-in: the name of the group; the next label has the number that starts together."""
@@ -60,7 +62,8 @@ class Group(NamedTuple):
 
 class Needs(NamedTuple):
     """What a place must have for each of these Pods: milli-CPU, bytes, accelerators named `device`, the other `amounts`
-    of its node, ports of its node, the Pods whose selectors and tolerations must admit the node, and what each claims.
+    of its node, ports of its node, the Pods whose selectors and tolerations must admit the node, what each claims, and
+    the selectors of the nodes that can mount its volumes.
     """
 
     cpu: int
@@ -71,6 +74,7 @@ class Needs(NamedTuple):
     ports: frozenset[str]
     pods: tuple[PodObject, ...]
     claims: tuple[Wanted, ...] = ()
+    volumes: tuple[Selector, ...] = ()
 
     @property
     def label(self) -> str:
@@ -84,10 +88,7 @@ class Needs(NamedTuple):
             spec = pod.spec
             yield from (f"{key}={value}" for key, value in sorted((spec.node_selector or {}).items()))
             affinity = spec.affinity.node_affinity if spec.affinity else None
-            for term in affinity.required.node_selector_terms if affinity and affinity.required else ():
-                for one in (*(term.match_expressions or ()), *(term.match_fields or ())):
-                    yield f"{one.key} {one.operator} {','.join(one.values or ())}"
-                yield "or"
+            yield from affinity.required.words() if affinity and affinity.required else ()
             for of in spec.tolerations or ():
                 if of.key not in FOR_A_WHILE or of.effect != "NoExecute":
                     yield f"tolerates {of.key}={of.value} {of.effect} {of.operator}"
@@ -95,12 +96,18 @@ class Needs(NamedTuple):
         yield from (f"{name}:{amount}" for name, amount in self.amounts)
         yield from sorted(self.ports)
         yield from (word for one in self.claims for word in one.words)
+        for selector in self.volumes:
+            yield from ("volume", *selector.words())
 
     def refuses(self, node: NodeObject, size: Mapping[str, int], free: Mapping[str, int], ports: Iterable[str]) -> str:
         """Return why one such Pod cannot be on the node now, as far as the ledger does not see it; empty if it can."""
         if any(not pod.may_run_on(node) for pod in self.pods):
+            if len(self.pods) > 1:
+                return "the node does not suit each Pod of the group, by selectors, affinity or tolerations"
             taken = admits(node, self.pods[0].spec.tolerations or ())
             return "its selectors and affinity exclude the node" if taken else "it does not tolerate the node's taints"
+        if not all(selector.holds(node) for selector in self.volumes):
+            return "its volumes cannot be mounted on the node"
         if self.device and device_of(size) != self.device:
             return f"the node has no {self.device}"
         for name, amount in (("pods", 1), *self.amounts):
@@ -136,8 +143,14 @@ def _age(pod: PodObject) -> tuple[str, str]:
     return pod.metadata.creation_timestamp, pod.key
 
 
-def needs_of(pods: Sequence[PodObject], wanted: Callable[[PodObject], Wanted] = lambda pod: NOTHING) -> Needs:
-    """Return what a place for any of these Pods must have. `wanted` returns the claims of a Pod."""
+def needs_of(
+    pods: Sequence[PodObject],
+    wanted: Callable[[PodObject], Wanted] = lambda pod: NOTHING,
+    mounted: Callable[[PodObject], Mounted] = lambda pod: NO_VOLUMES,
+) -> Needs:
+    """Return what a place for any of these Pods must have. `wanted` and `mounted` return the claims and the volumes of
+    a Pod.
+    """
     most: dict[str, int] = {}
     distinct: dict[object, PodObject] = {}
     claims: dict[tuple[str, ...], Wanted] = {}
@@ -160,6 +173,7 @@ def needs_of(pods: Sequence[PodObject], wanted: Callable[[PodObject], Wanted] = 
         ports=frozenset().union(*(pod.ports for pod in pods)),
         pods=tuple(distinct.values()),
         claims=tuple(claims.values()),
+        volumes=tuple(dict.fromkeys(selector for pod in pods for selector in mounted(pod).selectors)),
     )
 
 

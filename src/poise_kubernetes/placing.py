@@ -73,6 +73,7 @@ from poise_kubernetes.records import (
     device_of,
     requested,
 )
+from poise_kubernetes.volumes import VolumeChanges, VolumeClaim, Volumes
 
 HOME = "poise-scheduler/home"
 ATTEMPT = "poise-scheduler/attempt"
@@ -173,9 +174,17 @@ class Doors(Protocol):
         ...
 
     def bind(
-        self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
+        self,
+        attempt: Attempt,
+        pod: PodObject,
+        node: str,
+        notes: Mapping[str, str],
+        granted: Sequence[Granted],
+        unbound: Sequence[VolumeClaim],
     ) -> None:
-        """Write the devices of a Pod into its claims, and bind it with these annotations: `bound`."""
+        """Write the devices of a Pod into its claims, have its `unbound` volumes provisioned, and bind it with these
+        annotations: `bound`.
+        """
         ...
 
     def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
@@ -314,7 +323,7 @@ class Placer:
         self._nodes: dict[str, NodeObject] = {}
         self._own, self._others = Pods(), Pods()  # those that chose this scheduler, and all others
         self._pods = self._own.by_uid
-        self._devices = Devices()
+        self._devices, self._volumes = Devices(), Volumes()
         self._room = Room()  # what Pods hold that this scheduler has not placed
         self._held: dict[str, tuple[PodObject, dict[str, int], frozenset[str]]] = {}  # amounts and ports of its own
         self._keys: dict[str, str] = {}  # the group of each of its Pods, by uid
@@ -351,12 +360,15 @@ class Placer:
         own: Changes[PodObject],
         now: int,
         devices: DeviceChanges = NO_CHANGES,
+        volumes: VolumeChanges | None = None,
     ) -> None:
         """Apply the changes of the cluster since the last call: nodes, Pods of other schedulers that have not ended,
-        Pods that name this scheduler, also ended ones, and devices that drivers publish.
+        Pods that name this scheduler, also ended ones, devices that drivers publish, and volumes (None: unknown).
         """
         self._changed_nodes.update(dict.fromkeys(sorted(self._devices.take(devices))))
         self._take(nodes, others, own)
+        for uid in sorted(self._volumes.take(volumes)):
+            self._remount(uid, now)
         for claim in devices.claims.values():
             if claim is not None and claim.owner is not None:
                 self._note_group(claim.owner.uid)
@@ -416,6 +428,7 @@ class Placer:
             pod = self._pods.get(uid)
             self._count(uid, pod)
             self._sort_in(uid, pod)
+            self._volumes.use(uid, pod)
             self._changed_pods[uid] = None
             if (job := self._covered.get(uid)) is not None:
                 self._changed_jobs[job] = None
@@ -436,6 +449,23 @@ class Placer:
             self._changed_groups[key] = None
             self._keys[uid] = key
             self._groups.setdefault(key, {})[uid] = pod
+
+    def _remount(self, uid: str, now: int) -> None:
+        """The volumes of a Pod have changed: if they need other nodes now, or are gone, its job does not count any
+        more. A binding that may wait for them is repeated at once.
+        """
+        self._note_group(uid)
+        placed, job = self._by_pod.get(uid), self._jobs.get(self._covered.get(uid, ""))
+        if placed is not None and placed.state == "binds" and placed.again_at:
+            placed.again_at = now
+            heapq.heappush(self._due, (now, "", placed.attempt))
+        elif job is not None and not self._places[job.key]:
+            pods = [pod for one in job.uids if (pod := self._pods.get(one)) is not None]
+            if self._needs(pods).label != job.label or any(self._unmet(pod) for pod in pods):
+                self._drop(job, cancels=True)
+
+    def _needs(self, pods: Sequence[PodObject]) -> Needs:
+        return needs_of(pods, self._devices.wanted, self._volumes.of)
 
     def _sweep(self, now: int) -> None:
         """Check the objects that wait for a point in time."""
@@ -871,8 +901,8 @@ class Placer:
             return _unfit(known.object)
         free, ports = self._left(known, known.object, placed)
         job = self._jobs[placed.job]
-        needs = job.needs if job.uids == (pod.metadata.uid,) else needs_of([pod])
-        why = needs.refuses(known.object, self._size(known, known.object), free, ports)
+        needs = job.needs if job.uids == (pod.metadata.uid,) else needs_of([pod], mounted=self._volumes.of)
+        why = self._volumes.of(pod).why or needs.refuses(known.object, self._size(known, known.object), free, ports)
         short = next((of for of, amount in self._holds(pod)[0].items() if amount > max(0, free.get(of, 0))), "")
         if not (why or short) and pod.spec.resource_claims:
             wanted = self._devices.wanted(pod)
@@ -893,7 +923,8 @@ class Placer:
         if placed.is_task:
             self._doors.create(placed.attempt, placed.launch, placed.node, notes)
         elif placed.pod is not None:
-            self._doors.bind(placed.attempt, placed.pod, placed.node, notes, placed.granted)
+            unbound = self._volumes.of(placed.pod).waiting
+            self._doors.bind(placed.attempt, placed.pod, placed.node, notes, placed.granted, unbound)
 
     def bound(
         self,
@@ -1161,7 +1192,8 @@ class Placer:
             if pod.metadata.uid in self._again:
                 refused.setdefault(self._again[pod.metadata.uid][1], []).append(pod)
         idle = [Waiting(tuple(of), "", f"the control plane refuses its job: {why}", now) for why, of in refused.items()]
-        idle += [Waiting((pod,), "", why, now) for pod in free if (why := self._devices.wanted(pod).why)]
+        unmet = ((pod, self._unmet(pod)) for pod in free)
+        idle += [Waiting((pod,), "", why, now) for pod, why in unmet if why]
         waits = {pod.metadata.uid for one in idle for pod in one.pods}
         free = [pod for pod in free if pod.metadata.uid not in waits]
         if missing > len(free) > 0:
@@ -1174,6 +1206,12 @@ class Placer:
         else:
             asked.extend(self._asked_for(group, name_of(pod.key), [pod], now) for pod in free)
         return idle
+
+    def _unmet(self, pod: PodObject) -> str:
+        """Return why a Pod cannot be placed whatever is free; empty if it can."""
+        if pod.unsupported:
+            return f"Poise does not support {pod.unsupported}: leave the Pod to kube-scheduler"
+        return self._devices.wanted(pod).why or self._volumes.of(pod).why
 
     def _give_up_if_short(self, group: Group, pending: Sequence[PodObject], now: int) -> None:
         """Delete the Pods of a gang that has had too few for long while others of it find no room."""
@@ -1226,7 +1264,7 @@ class Placer:
 
     def _cover(self, key: str, pods: Sequence[PodObject], now: int) -> _Job:
         """Note a job for Pods."""
-        needs = needs_of(pods, self._devices.wanted)
+        needs = self._needs(pods)
         job = self._jobs[key] = _Job(key, tuple(pod.metadata.uid for pod in pods), needs, needs.label, now)
         self._covered.update(dict.fromkeys(job.uids, key))
         if job.label not in self._kinds:

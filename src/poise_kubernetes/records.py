@@ -5,7 +5,7 @@ Amounts are whole numbers: milli-CPU under `cpu`, bytes under `memory`, and a co
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from math import ceil
@@ -165,6 +165,16 @@ class Term(Record, frozen=True):
 class Selector(Record, frozen=True):
     node_selector_terms: tuple[Term, ...] = ()
 
+    def holds(self, node: NodeObject) -> bool:
+        return any(term.holds(node) for term in self.node_selector_terms)
+
+    def words(self) -> Iterator[str]:
+        """Yield text that differs for selectors that differ."""
+        for term in self.node_selector_terms:
+            for one in (*(term.match_expressions or ()), *(term.match_fields or ())):
+                yield f"{one.key} {one.operator} {','.join(one.values or ())}"
+            yield "or"
+
 
 class NodeAffinity(Record, frozen=True):
     required: Selector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
@@ -174,10 +184,22 @@ class Present(Record, frozen=True):
     """A field of which only the presence matters."""
 
 
+class PodAffinity(Record, frozen=True):
+    """Affinity between Pods, or anti-affinity."""
+
+    required: tuple[Present, ...] | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
 class Affinity(Record, frozen=True):
     node_affinity: NodeAffinity | None = None
-    pod_affinity: Present | None = None
-    pod_anti_affinity: Present | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
+
+
+class Spread(Record, frozen=True):
+    when_unsatisfiable: str = ""
 
 
 class SchedulingGroup(Record, frozen=True):
@@ -191,6 +213,18 @@ class PodClaim(Record, frozen=True):
     resource_claim_name: str = ""
 
 
+class VolumeClaimOf(Record, frozen=True):
+    claim_name: str = ""
+
+
+class PodVolume(Record, frozen=True):
+    """A volume of a Pod: of a PersistentVolumeClaim by its name, or of an `ephemeral` one that is created for it."""
+
+    name: str = ""
+    persistent_volume_claim: VolumeClaimOf | None = None
+    ephemeral: Present | None = None
+
+
 class PodSpec(Record, frozen=True):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
@@ -201,11 +235,12 @@ class PodSpec(Record, frozen=True):
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
-    topology_spread_constraints: tuple[Present, ...] | None = None
+    topology_spread_constraints: tuple[Spread, ...] | None = None
     scheduler_name: str = ""
     scheduling_group: SchedulingGroup | None = None
     scheduling_gates: tuple[Present, ...] | None = None
     resource_claims: tuple[PodClaim, ...] | None = None
+    volumes: tuple[PodVolume, ...] | None = None
     active_deadline_seconds: int | None = None
 
 
@@ -323,6 +358,17 @@ class PodObject(Known, frozen=True):
         return self.metadata.deletion_timestamp is not None
 
     @property
+    def volume_claims(self) -> tuple[tuple[str, str], ...]:
+        """The namespaces and names of its PersistentVolumeClaims."""
+        found = []
+        for one in self.spec.volumes or ():
+            if one.persistent_volume_claim is not None:
+                found.append((self.metadata.namespace, one.persistent_volume_claim.claim_name))
+            elif one.ephemeral is not None:
+                found.append((self.metadata.namespace, f"{self.metadata.name}-{one.name}"))
+        return tuple(found)
+
+    @property
     def ports(self) -> frozenset[str]:
         """The ports of its node that it needs, each with its protocol."""
         found = [port for container in self.spec.containers if container.ports for port in container.ports]
@@ -337,13 +383,23 @@ class PodObject(Known, frozen=True):
         others = affinity is not None and (affinity.pod_affinity or affinity.pod_anti_affinity)
         return bool(others or self.spec.topology_spread_constraints)
 
+    @property
+    def unsupported(self) -> str:
+        """What the Pod requires and Poise does not know; empty if there is nothing."""
+        affinity = self.spec.affinity or Affinity()
+        if any(one is not None and one.required for one in (affinity.pod_affinity, affinity.pod_anti_affinity)):
+            return "its required affinity or anti-affinity between Pods"
+        if any(one.when_unsatisfiable == "DoNotSchedule" for one in self.spec.topology_spread_constraints or ()):
+            return "its topology spread constraint with `DoNotSchedule`"
+        return ""
+
     def may_run_on(self, node: NodeObject) -> bool:
         """Whether its selectors and tolerations allow the node, whatever is free."""
         labels = node.metadata.labels or {}
         if any(labels.get(key) != value for key, value in (self.spec.node_selector or {}).items()):
             return False
         affinity = self.spec.affinity.node_affinity if self.spec.affinity else None
-        if affinity and affinity.required and not any(of.holds(node) for of in affinity.required.node_selector_terms):
+        if affinity and affinity.required and not affinity.required.holds(node):
             return False
         return admits(node, self.spec.tolerations or ())
 

@@ -42,14 +42,15 @@ from poise.model.reports.questions import Explanation
 from poise.model.reports.status import Request
 from poise.units import SECOND, format_duration
 from poise_kubernetes import manifests
-from poise_kubernetes.claims import Calls, Granted, reserve
+from poise_kubernetes.claims import NO_CHANGES, Calls, DeviceChanges, Granted, reserve
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.grouping import groups, least_in, name_of, paths_of
 from poise_kubernetes.lines import Line
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written
-from poise_kubernetes.published import Published
+from poise_kubernetes.published import DEVICES, MOUNTS, Published
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
 from poise_kubernetes.settings import Settings
+from poise_kubernetes.volumes import VolumeChanges, VolumeClaim, provision
 
 LOOK_SECONDS = 0.1
 """Maximum time between two checks of the cluster, for effects of time alone, and between two checks whether to end."""
@@ -86,17 +87,22 @@ _to_agent: msgspec.msgpack.Decoder[tuple[int, ToNode]] = msgpack_decoder(tuple[i
 _pod = json_decoder(PodObject)
 
 
-def reserved(api: Calls, pod: PodObject, granted: Sequence[Granted]) -> tuple[Written, str]:
-    """Write the devices of a Pod into its claims. Return the outcome, and the reason if it failed. Raises `Away`, and
-    `Refused` if the server is too busy.
+def reserved(
+    api: Calls, pod: PodObject, node: str, granted: Sequence[Granted], unbound: Sequence[VolumeClaim]
+) -> tuple[Written, str]:
+    """Write the devices of a Pod into its claims, and its node into its unbound claims of volumes. Return the outcome,
+    and the reason if it failed or must wait. Raises `Away`, and `Refused` if the server is too busy.
     """
     try:
-        done = all(reserve(api, pod, one) for one in granted)
+        if not all(reserve(api, pod, one) for one in granted):
+            return "gone", "its ResourceClaim was deleted, or has other devices"
+        found = [provision(api, claim, node) for claim in unbound]
     except Refused as refused:
         if refused.status not in (400, 403, 404, 409, 422):
             raise
-        return "again" if refused.status in (403, 409) else "gone", f"its ResourceClaim: {refused}"
-    return ("bound", "") if done else ("gone", "its ResourceClaim was deleted, or has other devices")
+        return "again" if refused.status in (403, 409) else "gone", f"its claim: {refused}"
+    why = next((why for _, why in found if why), "")
+    return "bound" if not why else "again" if all(may for may, _ in found) else "gone", why
 
 
 def outcome_of(pod: PodObject, notes: Mapping[str, str], node: str) -> Written:
@@ -201,21 +207,27 @@ class Scheduler:
         self._nodes = Watched(Api(access), "/api/v1/nodes", NodeObject, changed=self._stir)
         self._others = Watched(Api(access), "/api/v1/pods", PodObject, others, changed=self._stir)
         self._mine = Watched(Api(access), "/api/v1/pods", PodObject, mine, changed=self._stir)
-        self._published = Published(access, self._stir)
+        self._published = Published(access, DEVICES, DeviceChanges, self._stir)
+        self._mounts = Published(access, MOUNTS, VolumeChanges, self._stir)
+        self._watched: Mapping[str, Watched[Any] | Published[Any]] = {
+            "nodes": self._nodes,
+            "pods of all namespaces": self._others,
+            "pods": self._mine,
+            "devices": self._published,
+            "volumes": self._mounts,
+        }
 
     def list(self) -> None:
         """Read the cluster for the first time. Raises `Fault` if it does not answer, or refuses."""
-        for one, what in ((self._nodes, "nodes"), (self._others, "pods of all namespaces"), (self._mine, "pods")):
+        for what, one in self._watched.items():
             try:
                 one.list()
             except (Away, Refused) as error:
                 raise no_cluster(self._access, what, error) from None
-        self._published.list()
 
     async def run(self, until: Callable[[], bool]) -> None:
         """Work until this function returns true."""
-        watched = self._nodes, self._others, self._mine, self._published
-        for one in watched:
+        for one in self._watched.values():
             one.start()
         threading.Thread(target=self._submit_all, name="poise-submit", daemon=True).start()
         telling = asyncio.create_task(self._tell_reasons())
@@ -233,7 +245,7 @@ class Scheduler:
             self._unsent.put(None)
             for line in self._lines.values():
                 line.close()
-            for one in watched:
+            for one in self._watched.values():
                 one.stop()
             for pool in (self._writers, self._canceller, self._telling):
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -250,8 +262,8 @@ class Scheduler:
     def _look(self) -> None:
         self._stirred = self._looks = False  # what changes from here on needs another look
         nodes, others, mine = self._nodes.news(), self._others.news(), self._mine.news()
-        devices = self._published.news()
-        self._took(lambda: self.placer.look(nodes, others, mine, self._now(), devices))
+        devices, volumes = self._published.news() or NO_CHANGES, self._mounts.news()
+        self._took(lambda: self.placer.look(nodes, others, mine, self._now(), devices, volumes))
 
     def _now(self) -> int:
         return self._clock.now()
@@ -396,12 +408,24 @@ class Scheduler:
             self._checks = False
 
     def bind(
-        self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
+        self,
+        attempt: Attempt,
+        pod: PodObject,
+        node: str,
+        notes: Mapping[str, str],
+        granted: Sequence[Granted],
+        unbound: Sequence[VolumeClaim],
     ) -> None:
-        self._writers.submit(self._bind, attempt, pod, node, dict(notes), granted)
+        self._writers.submit(self._bind, attempt, pod, node, dict(notes), granted, unbound)
 
     def _bind(
-        self, attempt: Attempt, pod: PodObject, node: str, notes: dict[str, str], granted: Sequence[Granted]
+        self,
+        attempt: Attempt,
+        pod: PodObject,
+        node: str,
+        notes: dict[str, str],
+        granted: Sequence[Granted],
+        unbound: Sequence[VolumeClaim],
     ) -> None:
         api: Api = self._own.api
         body = {
@@ -412,7 +436,7 @@ class Scheduler:
         }
         why, outcome, after = "", "bound", 0
         try:
-            outcome, why = reserved(api, pod, granted)
+            outcome, why = reserved(api, pod, node, granted, unbound)
             if outcome == "bound":
                 api.create(f"{_path(pod)}/binding", body)
         except Away as error:

@@ -27,8 +27,11 @@ from poise_kubernetes.records import NodeObject, PodObject, left_of, requested
 COLLECTIONS = (
     "nodes", "pods", "secrets", "resourcequotas", "priorityclasses", "namespaces", "configmaps", "events",
     "endpointslices", "podgroups", "resourceslices", "deviceclasses", "resourceclaims",
+    "persistentvolumeclaims", "persistentvolumes", "storageclasses",
 )  # fmt: skip
-NO_NAMESPACE = ("nodes", "priorityclasses", "namespaces", "resourceslices", "deviceclasses")
+NO_NAMESPACE = (
+    "nodes", "priorityclasses", "namespaces", "resourceslices", "deviceclasses", "persistentvolumes", "storageclasses",
+)  # fmt: skip
 KINDS = {"nodes": "Node", "pods": "Pod", "secrets": "Secret", "resourcequotas": "ResourceQuota"}
 
 DEFAULT = "default-scheduler"

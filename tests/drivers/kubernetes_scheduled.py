@@ -29,6 +29,7 @@ from poise_kubernetes.placing import Asked, Placer
 from poise_kubernetes.records import NodeObject, PodObject
 from poise_kubernetes.scheduling import outcome_of, refusal_of, reserved
 from poise_kubernetes.settings import Settings
+from poise_kubernetes.volumes import StorageClass, Volume, VolumeChanges, VolumeClaim
 
 OURS = "poise"
 OWNER = {"name": "poise-home", "uid": "owner"}
@@ -108,7 +109,7 @@ class Scheduled:
         self.created: list[str] = []
         self.deleted: dict[str, str] = {}  # why, by the name of the Pod
         self._records: dict[tuple[str, str], Any] = {}
-        self._copy: list[dict[tuple[str, str], Any]] = [{} for _ in range(6)]
+        self._copy: list[dict[tuple[str, str], Any]] = [{} for _ in range(9)]
         self._ticking = False
         self._timer: Any = None
         for name, fields in (nodes or {"a": node(), "b": node()}).items():
@@ -134,7 +135,7 @@ class Scheduled:
         self.process.start()
         self.wires: dict[str, Wire] = {}
         self.placer = Placer("home", self)
-        self._fresh, self._copy = True, [{} for _ in range(6)]
+        self._fresh, self._copy = True, [{} for _ in range(9)]
         self.process.call_later(0.01, self._look)
 
     def kill_placer(self) -> None:
@@ -150,8 +151,9 @@ class Scheduled:
         if self._fresh or self.random.random() >= self.stale:
             before, self._copy, self._fresh = self._copy, self._copied(), False
             changes = [_changes(old, new) for old, new in zip(before, self._copy, strict=True)]
-        nodes, others, own, *devices = changes
-        self.placer.look(nodes, others, own, self.now, DeviceChanges(*devices))
+        nodes, others, own, *more = changes
+        devices, volumes = DeviceChanges(*more[:3]), VolumeChanges(*more[3:])
+        self.placer.look(nodes, others, own, self.now, devices, volumes)
         self.tick_soon()
         self.process.call_later(LOOK / SECOND, self._look)
 
@@ -160,15 +162,18 @@ class Scheduled:
         pods = [self._record(of, PodObject) for of in self.api.all("pods")]
         others = [pod for pod in pods if not pod.ended and pod.spec.scheduler_name != OURS]
         own = [pod for pod in pods if pod.spec.scheduler_name == OURS]
-        devices = [
+        more = [
             [self._record(of, kind) for of in self.api.all(name)]
             for name, kind in (
                 ("resourceslices", SliceObject),
                 ("deviceclasses", ClassObject),
                 ("resourceclaims", ClaimObject),
+                ("persistentvolumeclaims", VolumeClaim),
+                ("persistentvolumes", Volume),
+                ("storageclasses", StorageClass),
             )
         ]
-        every = (nodes, others, own, *devices)
+        every = (nodes, others, own, *more)
         return [{(of.metadata.namespace, of.metadata.name): of for of in found} for found in every]
 
     def _record(self, one: Object, kind: Any) -> Any:
@@ -266,13 +271,25 @@ class Scheduled:
             self.process.call_later(0.01, self.placer.ended, found, self.now)
 
     def bind(
-        self, attempt: Attempt, pod: PodObject, node: str, notes: Mapping[str, str], granted: Sequence[Granted]
+        self,
+        attempt: Attempt,
+        pod: PodObject,
+        node: str,
+        notes: Mapping[str, str],
+        granted: Sequence[Granted],
+        unbound: Sequence[VolumeClaim],
     ) -> None:
         pause = self.random.uniform(0.001, 0.05)
-        self.process.call_later(pause, self._bind, attempt, pod, node, dict(notes), granted)
+        self.process.call_later(pause, self._bind, attempt, pod, node, dict(notes), granted, unbound)
 
     def _bind(
-        self, attempt: Attempt, pod: PodObject, node: str, notes: dict[str, str], granted: Sequence[Granted]
+        self,
+        attempt: Attempt,
+        pod: PodObject,
+        node: str,
+        notes: dict[str, str],
+        granted: Sequence[Granted],
+        unbound: Sequence[VolumeClaim],
     ) -> None:
         self.writes += 1
         answer = partial(self.placer.bound, attempt)
@@ -280,7 +297,7 @@ class Scheduled:
         if fault in ("refused", "away"):
             answer("again", self.now, fault)
             return
-        outcome, why = reserved(self, pod, granted)
+        outcome, why = reserved(self, pod, node, granted, unbound)
         if outcome != "bound":
             answer(outcome, self.now, why)
             return
@@ -376,6 +393,21 @@ class Scheduled:
         spec = {"schedulerName": OURS, "containers": [container], **fields}
         parts = ["api", "v1", "namespaces", space, "pods"]
         return self.api.call("POST", parts, {}, {"metadata": {"name": name, **metadata}, "spec": spec})
+
+    def claim(self, name: str, mode: str = "WaitForFirstConsumer", **fields: Any) -> dict[str, Any]:
+        """Create a PersistentVolumeClaim and its class; return the field of a Pod that uses it."""
+        self.api.put("storageclasses", mode, **{"provisioner": "disks", "volumeBindingMode": mode, **fields})
+        self.api.put("persistentvolumeclaims", name, "ml", spec={"storageClassName": mode}, status={"phase": "Pending"})
+        return {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]}
+
+    def provide(self, name: str, **labels: str) -> None:
+        """Bind a claim to a new volume that nodes with these labels can mount."""
+        terms = [{"key": key, "operator": "In", "values": [value]} for key, value in labels.items()]
+        affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": terms}]}}
+        spec = {"claimRef": {"namespace": "ml", "name": name}} | ({"nodeAffinity": affinity} if labels else {})
+        self.api.put("persistentvolumes", f"of-{name}", spec=spec)
+        bound = {"spec": {"volumeName": f"of-{name}"}, "status": {"phase": "Bound"}}
+        self.api.patch("persistentvolumeclaims", name, bound, "ml")
 
     def job(self, **fields: Any) -> None:
         """Submit a job to Poise."""

@@ -16,9 +16,10 @@ from poise.model.reports.status import Request
 from poise.model.resources import Shape
 from poise.ports import Contact, Pilot
 from poise_kubernetes import manifests
+from poise_kubernetes.claims import DeviceChanges
 from poise_kubernetes.cluster import ALL_ENDED, KubernetesCluster
 from poise_kubernetes.manifests import ORDERS, Orders
-from poise_kubernetes.published import Published
+from poise_kubernetes.published import DEVICES, Published
 from poise_kubernetes.records import NodeObject, PodObject
 from poise_kubernetes.settings import Settings
 
@@ -42,7 +43,7 @@ class World:
     def __init__(self, api: KubernetesApi, folder: Path) -> None:
         self.api, self.now = api, 1000.0
         self._folder, self._watched = folder, list[Any]()
-        self._devices: Published | None = None
+        self._devices: Published[DeviceChanges] | None = None
         self.cluster = self.keeper()
 
     def keeper(self, **settings: Any) -> KubernetesCluster:
@@ -60,7 +61,7 @@ class World:
 
         nodes, pods = copy("/api/v1/nodes", NodeObject), copy("/api/v1/pods", PodObject, {"fieldSelector": ALL_ENDED})
         mine = copy("/api/v1/namespaces/ml/pods", PodObject, own)
-        devices = Published(access)
+        devices = Published(access, DEVICES, DeviceChanges)
         devices.list()
         devices.start()
         self._devices = devices

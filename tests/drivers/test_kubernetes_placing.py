@@ -211,6 +211,27 @@ def test_an_affinity_to_more_than_a_number_of_64_bits_matches_no_node(world: Sch
     assert world.on() == {"few": "a"}
 
 
+REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}
+PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "anti-affinity": ("its required affinity", {"affinity": {"podAntiAffinity": REQUIRED}}),
+    "affinity": ("its required affinity", {"affinity": {"podAffinity": REQUIRED}}),
+    "spread": ("its topology spread", {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}),
+    "preferred anti-affinity": ("", {"affinity": {"podAntiAffinity": PREFERRED}}),
+    "preferred spread": ("", {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_pod_with_a_rule_that_is_not_known_waits_if_the_rule_is_required(rule: str, world: Scheduled) -> None:
+    why, fields = RULES[rule]
+    world.pod("one", **fields)
+    world.run(5)
+    assert set(world.on()) == (set() if why else {"one"})
+    told = [f"Poise does not support {why}"] if why else []
+    assert [of.why[: len(told[0])] for of in world.placer.waiting()] == told
+
+
 def test_a_taint_keeps_pods_off_unless_they_tolerate_it(world: Scheduled) -> None:
     for name in "ab":
         world.api.patch("nodes", name, {"spec": TAINT})

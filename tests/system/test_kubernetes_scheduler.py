@@ -35,16 +35,18 @@ class AsScheduler(OnCluster):
         where: str = "",
         group: str = "",
         claim: str = "",
+        volume: str = "",
         **metadata: Any,
     ) -> None:
         """A Pod that Poise places, or that another scheduler has placed on a node; or one of a PodGroup, or with a
-        ResourceClaim.
+        ResourceClaim, or a PersistentVolumeClaim.
         """
         held = {"requests": {"cpu": cpu}}
         container = {"name": "main", "image": "x", "command": ["sh", "-c", run], "resources": held}
         spec: dict[str, Any] = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
         spec |= {"schedulingGroup": {"podGroupName": group}} if group else {}
         spec |= {"resourceClaims": [{"name": "device", "resourceClaimName": claim}]} if claim else {}
+        spec |= {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}]} if volume else {}
         spec |= {"nodeName": where} if where else {"schedulerName": "poise"}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
         self.api.create(f"/api/v1/namespaces/{SPACE}/pods", body)
@@ -177,6 +179,35 @@ def test_a_pod_goes_to_the_devices_that_it_claims(on: AsScheduler) -> None:
     assert [of["name"] for of in status["reservedFor"]] == ["claims"]
     found = on.living.poise("doctor", "--on", "kubernetes:scheduler=poise", "--json").value["checks"]
     assert {"rights to resourceclaims", "rights to resourceclaims/status"} <= {check["name"] for check in found}
+
+
+def test_a_volume_is_provisioned_for_the_node_of_its_first_pod_which_then_runs_there(on: AsScheduler) -> None:
+    meta = {"metadata": {"name": "slow"}}
+    mode = {"provisioner": "disks.example.org", "volumeBindingMode": "WaitForFirstConsumer"}
+    on.api.create("/apis/storage.k8s.io/v1/storageclasses", meta | mode)
+    on.create("stored", volume="data")
+    until(lambda: "`data` does not exist" in str(on.events("stored")), "it was told", on.messages)
+    sizes = {"accessModes": ["ReadWriteOnce"], "storageClassName": "slow"}
+    asks = {"metadata": {"name": "data"}, "spec": sizes | {"resources": {"requests": {"storage": "1Gi"}}}}
+    claims = f"/api/v1/namespaces/{SPACE}/persistentvolumeclaims"
+    on.api.create(claims, asks)
+
+    def selected() -> str:
+        notes = on.api.get(f"{claims}/data")["metadata"].get("annotations") or {}
+        return str(notes.get("volume.kubernetes.io/selected-node", ""))
+
+    until(selected, "its node is chosen", on.messages)
+    until(lambda: "is being provisioned" in str(on.events("stored")), "it was told", on.messages)
+    assert not on.pods()["stored"]["spec"].get("nodeName")
+    host = {"key": "kubernetes.io/hostname", "operator": "In", "values": [selected()]}
+    volume: dict[str, Any] = sizes | {"capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}}
+    volume |= {"claimRef": {"namespace": SPACE, "name": "data"}}
+    volume |= {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [host]}]}}}
+    on.api.create("/api/v1/persistentvolumes", {"metadata": {"name": "disk"}, "spec": volume})
+    on.api.patch(f"{claims}/data", {"spec": {"volumeName": "disk"}})
+    on.api.patch(f"{claims}/data/status", {"status": {"phase": "Bound"}})
+    on.until_ended("stored")
+    assert on.pods()["stored"]["spec"]["nodeName"] == selected()
 
 
 def test_a_scheduler_that_is_killed_places_nothing_twice_and_knows_what_runs(on: AsScheduler) -> None:
