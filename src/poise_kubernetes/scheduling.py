@@ -6,6 +6,7 @@ become Events: one for each Pod and reason, at most `EVENTS_A_SECOND`, and a rep
 """
 
 import asyncio
+import bisect
 import contextlib
 import hashlib
 import itertools
@@ -14,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,7 +77,10 @@ TELL_SECONDS = 2.0
 
 EVENTS_A_SECOND = 5
 TOLD = 20
-"""Most waiting Pods of which `poise explain` and `poise doctor` show more than the ledger knows."""
+"""Most waiting jobs, or Pods without one, that are looked at in an interval: all nodes are asked about each."""
+
+MOST_TOLD = 200
+"""Most of them of which `poise explain` shows more than the ledger knows."""
 
 REPEAT_SECONDS = 300.0
 """The same reason is counted again after this long."""
@@ -197,6 +201,7 @@ class Scheduler:
         self._telling = ThreadPoolExecutor(1, "poise-tell", self._open_both)
         self._own = threading.local()
         self._events = Events()
+        self._reasons: dict[str, str] = {}  # why jobs and Pods wait, as far as only this process knows, by name
         self._home_id, self._space = own, settings.namespace or access.namespace
         self._owned: dict[str, str] = {}
         self._owning = threading.Lock()
@@ -543,22 +548,26 @@ class Scheduler:
         while True:
             await asyncio.sleep(TELL_SECONDS)
             waiting, now = self.placer.waiting(), self._now()
-            old = [one for one in waiting if now - one.since >= TELL_SECONDS * SECOND or not one.job]
-            found = {one.job: "; ".join(self.placer.refusals(one.job)) for one in old[:TOLD] if one.job}
-            told = [(one, one.why or found.get(one.job, "")) for one in old]
-            names = [name_of(one.pods[0].key) if one.pods else one.job for one in old[:TOLD]]
-            self._tell([Request(text=f"{name}: {text}") for name, (_, text) in zip(names, told, strict=False) if text])
-            await asyncio.wrap_future(self._telling.submit(self._tell_all, [one for one in old if one.pods], found))
+            old = {
+                name_of(one.pods[0].key) if one.pods else one.job: one
+                for one in waiting
+                if now - one.since >= TELL_SECONDS * SECOND or not one.job
+            }
+            turn = self._events.in_turn(old)
+            for name in turn:
+                self._reasons[name] = old[name].why or "; ".join(self.placer.refusals(old[name].job))
+            self._reasons = {name: text for name, text in self._reasons.items() if name in old}
+            known = [(name, text) for name, text in self._reasons.items() if text][:MOST_TOLD]
+            self._tell([Request(text=f"{name}: {text}", job=old[name].job or name) for name, text in known])
+            found = [(old[name], self._reasons[name]) for name in turn if old[name].pods]
+            await asyncio.wrap_future(self._telling.submit(self._tell_all, found))
 
-    def _tell_all(self, waiting: Sequence[Waiting], refusals: Mapping[str, str]) -> None:
+    def _tell_all(self, waiting: Sequence[tuple[Waiting, str]]) -> None:
         budget = round(EVENTS_A_SECOND * TELL_SECONDS)
-        for one in self._events.in_turn(waiting):
-            if budget <= 0:
-                return
-            text = one.why
-            if not text:
+        for one, text in waiting:
+            if not one.why:
                 with contextlib.suppress(PoiseError):
-                    text = reason_of(self._own.client.explain(one.job), refusals.get(one.job, ""))
+                    text = reason_of(self._own.client.explain(one.job), text)
             for pod in one.pods if text else ():
                 if budget > 0 and self._events.write(self._own.api, pod, text):
                     budget -= 1
@@ -571,12 +580,12 @@ class Events:
         self._told: dict[tuple[str, str], tuple[float, int]] = {}
         self._last = ""
 
-    def in_turn(self, waiting: Sequence[Waiting]) -> list[Waiting]:
-        """Return them in an order in which each comes first at some time."""
-        ordered = sorted(waiting, key=lambda of: of.pods[0].key)
-        place = next((number for number, one in enumerate(ordered) if one.pods[0].key > self._last), 0)
-        found = ordered[place:] + ordered[:place]
-        self._last = found[0].pods[0].key if found else ""
+    def in_turn(self, names: Iterable[str]) -> list[str]:
+        """Return the next names, at most `TOLD`; after the last name comes the first one again."""
+        ordered = sorted(names)
+        place = bisect.bisect_right(ordered, self._last)
+        found = (ordered[place:] + ordered[:place])[:TOLD]
+        self._last = found[-1] if found else ""
         return found
 
     def write(self, api: Api, pod: PodObject, text: str) -> bool:
@@ -628,9 +637,10 @@ def reason_of(told: Explanation, refusals: str) -> str:
     """Return one sentence that says why a job waits; empty if it does not. `refusals` are reasons of nodes that the
     ledger does not see: it knows of their label alone.
     """
+    known_here = ("OTHER_NODE", "NODE_UNFIT") if refusals else ("OTHER_NODE",)
     for waiting in told.waiting:
         found = [*waiting.reasons, *(of.reasons[0] for of in waiting.refusing[:3] if of.reasons)]
-        reasons = [reason.sentence() for reason in found if reason.code != "OTHER_NODE"]
+        reasons = list(dict.fromkeys(reason.sentence() for reason in found if reason.code not in known_here))
         reasons += [refusals] if refusals else []
         if waiting.start is not None and waiting.start.likely:
             reasons.append(f"expected to start in {format_duration(waiting.start.likely)}")

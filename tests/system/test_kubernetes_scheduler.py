@@ -4,7 +4,7 @@ Each test runs with a small API server that behaves on the wire as the real one,
 was built. Pods are processes here in both cases: this machine runs no containers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -36,10 +36,11 @@ class AsScheduler(OnCluster):
         group: str = "",
         claim: str = "",
         volume: str = "",
+        selector: Mapping[str, str] | None = None,
         **metadata: Any,
     ) -> None:
         """A Pod that Poise places, or that another scheduler has placed on a node; or one of a PodGroup, or with a
-        ResourceClaim, or a PersistentVolumeClaim.
+        ResourceClaim, a PersistentVolumeClaim, or a selector of nodes.
         """
         held = {"requests": {"cpu": cpu}}
         container = {"name": "main", "image": "x", "command": ["sh", "-c", run], "resources": held}
@@ -47,6 +48,7 @@ class AsScheduler(OnCluster):
         spec |= {"schedulingGroup": {"podGroupName": group}} if group else {}
         spec |= {"resourceClaims": [{"name": "device", "resourceClaimName": claim}]} if claim else {}
         spec |= {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}]} if volume else {}
+        spec |= {"nodeSelector": dict(selector)} if selector else {}
         spec |= {"nodeName": where} if where else {"schedulerName": "poise"}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
         self.api.create(f"/api/v1/namespaces/{SPACE}/pods", body)
@@ -127,7 +129,11 @@ def test_a_pod_that_fits_nowhere_is_told_why_by_an_event_and_by_poise(on: AsSche
     assert f"`poise explain {SPACE}.large`" in event["message"]
     assert "64" in on.living.poise("explain", f"{SPACE}.large").text
     assert "64" in on.living.poise("why-not", f"{SPACE}.large", "n1").text
-    on.delete("large")
+    on.create("choosy", selector={"disk": "ssd"})
+    until(lambda: on.events("choosy"), "it was told", on.messages)
+    why = on.living.poise("why-not", f"{SPACE}.choosy", "n1")
+    assert "its selectors and affinity exclude the node" in why.err
+    on.delete("choosy", "large")
     until(lambda: on.living.client().job(f"{SPACE}.large").status == "cancelled", "its job has gone", on.messages)
 
 
@@ -146,8 +152,12 @@ def test_a_gang_is_bound_once_all_of_it_has_room(on: AsScheduler) -> None:
     told = on.living.poise("explain", f"{SPACE}.gang-1", "--json")
     assert told.value["name"] == f"{SPACE}.gang", told.err
     assert "n1" in on.living.poise("why-not", f"{SPACE}.gang-1", "n1").text
-    on.create("lone", labels={GROUP: "part", LEAST: "2"})
-    assert f"`{SPACE}.lone` has no job yet" in on.living.poise("explain", f"{SPACE}.lone").err
+    on.create("lone", labels={GROUP: "gan", LEAST: "2"})
+    until(lambda: on.events("lone"), "it was told", on.messages)
+    told = on.living.poise("explain", f"{SPACE}.lone")
+    assert f"`{SPACE}.lone` has no job yet" in told.err, "the name of its group is how that of another begins"
+    assert "waits for 1 more of 2 Pods" in told.err
+    assert "more of 2 Pods" not in on.living.poise("explain", f"{SPACE}.gang").err, "it concerns another one"
     on.delete("lone")
     unknown = on.living.poise("explain", f"{SPACE}.gang-9")
     assert unknown.code != 0

@@ -26,6 +26,9 @@ STYLE = {"ok": "green", "warn": "yellow", "fail": "red"}
 TAIL = 64 * 2**10
 """Maximum bytes to read from the end of Poise's log messages."""
 
+MOST_REQUESTS = 20
+"""Most requests to one cluster that are listed."""
+
 
 @click.command()
 @click.option(
@@ -173,9 +176,12 @@ def _cluster(home: Home, cluster: Cluster) -> Iterator[Check]:
         yield Check(name, "warn", f"{address}: nobody speaks with it now", f"tail {home.messages}")
     else:
         yield Check(name, "ok", f"{address}: its machines are nodes")
-    for request in requests_of(home, cluster):
+    requests = requests_of(home, cluster)
+    for request in requests[:MOST_REQUESTS]:
         hint = f"poise doctor --on {cluster.on}" if request.refused else ""
         yield Check(f"request to {name}", "warn" if hint else "ok", request.sentence(time.time()), hint)
+    if len(requests) > MOST_REQUESTS:
+        yield Check(f"requests to {name}", "ok", f"{len(requests) - MOST_REQUESTS} more")
 
 
 def _left(home: Home) -> Iterator[Check]:

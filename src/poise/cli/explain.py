@@ -15,7 +15,7 @@ from poise.cli.output import TEXT, forms
 from poise.cli.render import ago, harmless, print_json, say, status_text, tell, unstarted
 from poise.cli.submit import asked_for
 from poise.client import current_home
-from poise.config import Home
+from poise.config import Cluster, Home
 from poise.control.start import connected, may_be_asked, user_name
 from poise.errors import NotFound, PoiseError, located
 from poise.model.decisions import SERVES, UNKNOWN, Reason, Spot
@@ -31,6 +31,7 @@ from poise.model.reports.questions import (
     Waiting,
     WhyNot,
 )
+from poise.model.reports.status import Request
 from poise.model.secrets import named
 from poise.units import format_bytes, format_cpu, format_duration
 
@@ -78,24 +79,32 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, at: st
         print_json(told)
         return 0
     _draw_explanation(told)
-    if at is None:
-        _tell_requests(home, told)
+    if at is None and (told.status == "placed" or any(_waits_for_room(waiting) for waiting in told.waiting)):
+        _tell_requests(home, told.job)
     if told.status == "failed" and at is None:
         for line in unstarted(report_of(home, job).tasks):
             say(line)
     return 0
 
 
-def _tell_requests(home: Home, told: Explanation) -> None:
-    """For a job that waits for room, or for a start there, print the pending requests of this home's clusters."""
-    from poise.drivers.clusters import kept_clusters, requests_of  # few homes have a cluster
-
-    waits = told.status == "placed" or any(_waits_for_room(waiting) for waiting in told.waiting)
-    if home.elsewhere is not None or not waits:
-        return
-    for cluster in kept_clusters(home):
-        for request in requests_of(home, cluster):
+def _tell_requests(home: Home, job: str) -> None:
+    """Print the pending requests of this home's clusters that concern a job, or a cluster as a whole."""
+    for cluster, request in _requests(home):
+        if request.job in ("", job):
             say(f"poise: {cluster.title}: {request.sentence(time.time())}")
+
+
+def _requests(home: Home) -> list[tuple[Cluster, Request]]:
+    from poise.drivers.clusters import requests_of  # few homes have a cluster
+
+    return [(cluster, request) for cluster in _clusters(home) for request in requests_of(home, cluster)]
+
+
+def _clusters(home: Home) -> Sequence[Cluster]:
+    """Return the clusters of a home of this machine."""
+    from poise.drivers.clusters import kept_clusters
+
+    return kept_clusters(home) if home.elsewhere is None else ()
 
 
 def _waits_for_room(waiting: Waiting) -> bool:
@@ -123,6 +132,8 @@ def _why_not(job: str, node: str, form: str) -> int:
         print_json(told)
         return 0
     _draw_why_not(told)
+    if not told.fits:
+        _tell_requests(home, told.job)
     return 0
 
 
@@ -181,31 +192,35 @@ def _unblock(job: str, form: str) -> int:
 
 
 def _ask(home: Home, name: str, ask: Callable[[str], Told]) -> Told:
-    """Ask about a job. If there is none with this name, ask about the job that contains an object of the cluster with
-    this name, such as a Pod of a gang.
+    """Ask about a job. If there is none with exactly this name, ask about the job that contains an object of a cluster
+    with this name, such as a Pod of a gang.
     """
-    try:
+    if not _clusters(home) or _is_whole(home, name) or not (job := _containing(home, name)):
         return ask(name)
-    except NotFound:
-        if not (job := _containing(home, name)):
-            raise
-    try:
-        told = ask(job)
-    except NotFound:
+    if not _is_whole(home, job):  # else a job whose name begins with it would be explained
+        have = next((request.text for _, request in _requests(home) if request.job == name), name)
         hint = f"its Events and `poise doctor` say why; `poise explain {job}` works once all of its group is there"
-        raise NotFound(f"`{name}` has no job yet", field="job", have=name, hint=hint) from None
+        raise NotFound(f"`{name}` has no job yet", field="job", have=have, hint=hint)
     say(f"poise: {name} belongs to the job {job}")
-    return told
+    return ask(job)
+
+
+def _is_whole(home: Home, name: str) -> bool:
+    """Whether this is the whole name of a job, or of a part of it, and not how a name begins."""
+    try:
+        job = connected(home).job(name)
+    except NotFound:
+        return False
+    return any(name == one or name.startswith(f"{one}.") for one in (job.id, job.name) if one)
 
 
 def _containing(home: Home, name: str) -> str:
     """Return the name of the job that contains an object of this home's clusters; empty if there is none."""
-    from poise.drivers.clusters import kept_clusters  # few homes have a cluster
-    from poise.drivers.substrates import job_of
+    from poise.drivers.substrates import job_of  # few homes have a cluster
 
-    for cluster in kept_clusters(home) if home.elsewhere is None else ():
+    for cluster in _clusters(home):
         with contextlib.suppress(PoiseError):  # no credentials for the cluster here
-            if not cluster.is_here and (job := job_of(cluster, name)) not in ("", name):
+            if not cluster.is_here and (job := job_of(cluster, name)):
                 return job
     return ""
 

@@ -98,10 +98,11 @@ class UnitWait(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request for machines that a substrate has made of its system, or cannot make: its text and state. It is
     expected to be met at `starts` (seconds since 1970; 0: unknown). If it is `refused`, it will not be met unless
-    something changes.
+    something changes. It may be for one `job` alone: its id, or the name of an object that is no job yet.
     """
 
     text: str
+    job: str = ""
     starts: int = 0
     refused: bool = False
 
