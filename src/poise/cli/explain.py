@@ -79,15 +79,21 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, at: st
         print_json(told)
         return 0
     _draw_explanation(told)
-    if at is None and (told.status == "placed" or any(_waits_for_room(waiting) for waiting in told.waiting)):
-        _tell_requests(home, told.job)
+    if at is None:
+        _tell_requests(home, told)
     if told.status == "failed" and at is None:
         for line in unstarted(report_of(home, job).tasks):
             say(line)
     return 0
 
 
-def _tell_requests(home: Home, job: str) -> None:
+def _tell_requests(home: Home, told: Explanation) -> None:
+    """For a job that waits for room, or for its start there, print the pending requests that concern it."""
+    if told.status == "placed" or any(_waits_for_room(waiting) for waiting in told.waiting):
+        _tell_requests_of(home, told.job)
+
+
+def _tell_requests_of(home: Home, job: str) -> None:
     """Print the pending requests of this home's clusters that concern a job, or a cluster as a whole."""
     for cluster, request in _requests(home):
         if request.job in ("", job):
@@ -133,7 +139,7 @@ def _why_not(job: str, node: str, form: str) -> int:
         return 0
     _draw_why_not(told)
     if not told.fits:
-        _tell_requests(home, told.job)
+        _tell_requests_of(home, told.job)
     return 0
 
 

@@ -42,6 +42,9 @@ def test_the_machines_that_a_cluster_was_asked_for_are_told_of_a_job_that_waits_
         assert capsys.readouterr().err == "poise: Slurm: job 7, 1 node of main: pending, Priority\n"
         _tell_requests(home, explained(world, "b"))
         assert capsys.readouterr().err == "", "more room would not help it"
+        write_requests(home, cluster, [Request(text="of a", job="j1"), Request(text="of another", job="j2")])
+        _tell_requests(home, explained(world, "a"))
+        assert capsys.readouterr().err == "poise: Slurm: of a\n"
 
 
 def test_what_was_foreseen_of_a_run_that_took_longer_is_told_as_past(capsys: pytest.CaptureFixture[str]) -> None:
