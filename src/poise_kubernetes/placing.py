@@ -206,9 +206,9 @@ class Doors(Protocol):
 
 class _Placed(msgspec.Struct, eq=False):
     """An attempt and its Pod. A `vacant` place has lost its Pod, and waits for another of the gang; `ending` is then
-    how the attempt ends if none comes. It `began` once its whole gang was bound. A `partial` one was found by this
-    process without all of its gang, so nobody knows whether that has begun. `stopping` says why it is given back,
-    and `why` its last write has failed.
+    how the attempt ends if none comes. It is `unused` once the gang is as large as before without it. It `began` once
+    its whole gang was bound. A `partial` one was found by this process without all of its gang, so nobody knows whether
+    that has begun. `stopping` says why it is given back, and `why` its last write has failed.
     """
 
     launch: Launch
@@ -221,6 +221,7 @@ class _Placed(msgspec.Struct, eq=False):
     began: bool = False
     partial: bool = False
     ending: Ending | None = None
+    unused: bool = False
     tries: int = 0
     why: str = ""
     again_at: int = 0
@@ -335,6 +336,7 @@ class Placer:
         self._asked: dict[str, int] = {}  # what the cluster was asked, and when
         self._settling: dict[str, tuple[int, int]] = {}  # the size of a gang, and since when
         self._short: dict[str, int] = {}  # since when a gang has had too few Pods
+        self._full: dict[str, int] = {}  # the largest number of Pods that a gang has had on nodes
         self._again: dict[str, tuple[int, str]] = {}  # Pods whose job was refused, until when they wait, and why
         self._avoided: dict[tuple[str, str], int] = {}
         self._refused: dict[str, tuple[int, str]] = {}  # nodes that refused a Pod, until when, and why
@@ -640,7 +642,10 @@ class Placer:
         """Return what a node offers beside the Pods of others, and which kinds of waiting Pods it may hold."""
         name, size, (free, ports) = node.metadata.name, self._size(known, node), self._left(known, node)
         others, device = self._used(name, held), device_of(size)
-        offer = {of: max(0, size.get(of, 0) - others.get(of, 0)) for of in ("cpu", "memory", device)}
+        unused = [placed.launch for placed in held if placed.unused]
+        more = {"cpu": sum(of.shape.cpu for of in unused), "memory": sum(of.shape.memory for of in unused)}
+        more |= {device: sum(len(of.devices) for of in unused)} if device else {}
+        offer = {of: max(0, size.get(of, 0) - others.get(of, 0)) + amount for of, amount in more.items()}
         taken = {index for placed in held for index in placed.launch.devices}
         admitted = {
             label: "yes"
@@ -652,7 +657,7 @@ class Placer:
             gone = self._devices.held(name, device, self._own_claims(held)) - taken
             devices = tuple(published(one.product, one.place, one.memory) for one in found if one.place not in gone)
         else:
-            devices = _devices(node, size.get(device, 0), offer[device] if device else 0, taken)
+            devices = _devices(node, size.get(device, 0) + more.get(device, 0), offer.get(device, 0), taken)
         runs = CONTAINERS | {contained(one.kind): "yes" for one in devices}
         containers = runs if admits(node, tolerated) and free.get("pods", 1) > 0 else {}
         return Node(
@@ -1161,7 +1166,7 @@ class Placer:
     def _forget(self, key: str) -> None:
         """A group has no Pods any more."""
         self._groups.pop(key, None)
-        for known in (self._settling, self._short, self._rounds, self._idle):
+        for known in (self._settling, self._short, self._full, self._rounds, self._idle):
             known.pop(key, None)
         if (path := self._paths.pop(key, None)) is not None:
             for told in (self._asking, self._asked, self._least):
@@ -1177,7 +1182,12 @@ class Placer:
             self._idle[group.key] = idle
         else:
             self._idle.pop(group.key, None)
-        self._give_up_if_short(group, pending, now)
+        bound = [pod for pod in group.members if pod.spec.node_name and not pod.ended and not pod.is_deleted]
+        live = len(bound) + sum(pod.status.phase == "Succeeded" for pod in group.members)
+        self._give_up_if_short(group, pending, bound, live, now)
+        self._full[group.key] = max(live, self._full.get(group.key, 0))
+        if live == self._full[group.key]:
+            self._leave_vacant(group.key)
 
     def _jobs_for(self, group: Group, free: list[PodObject], asked: list[Asked], now: int) -> list[Waiting]:
         """Submit jobs for the Pods of a group that have none; return those that cannot have one yet."""
@@ -1213,12 +1223,21 @@ class Placer:
             return f"Poise does not support {pod.unsupported}: leave the Pod to kube-scheduler"
         return self._devices.wanted(pod).why or self._volumes.of(pod).why
 
-    def _give_up_if_short(self, group: Group, pending: Sequence[PodObject], now: int) -> None:
+    def _leave_vacant(self, group: str) -> None:
+        """A gang is as large as it was, so the Pods that its vacant places wait for are elsewhere, as after a node was
+        drained. The ledger holds these places until the gang ends, so their nodes offer as much more.
+        """
+        for placed in self._vacant.values():
+            if placed.launch.argv[1] == group and not placed.unused:
+                placed.unused = True
+                self._changed_nodes[placed.node] = None
+
+    def _give_up_if_short(
+        self, group: Group, pending: Sequence[PodObject], bound: Sequence[PodObject], live: int, now: int
+    ) -> None:
         """Delete the Pods of a gang that has had too few for long while others of it find no room."""
-        bound = [pod for pod in group.members if pod.spec.node_name and not pod.ended and not pod.is_deleted]
         uncovered = [pod for pod in pending if pod.metadata.uid not in self._by_pod]
-        short = len(bound) + sum(pod.status.phase == "Succeeded" for pod in group.members) < group.least
-        if not (bound and short and uncovered):
+        if not (bound and live < group.least and uncovered):
             self._short.pop(group.key, None)
         elif now - self._short.setdefault(group.key, now) > PATIENCE:
             del self._short[group.key]
@@ -1294,7 +1313,7 @@ class Placer:
     def _fill_vacant(self, now: int) -> None:
         """Give the places of Pods that have failed to those that were created in their stead."""
         for placed in list(self._vacant.values()):
-            if placed.stopping or placed.job not in self._jobs:
+            if placed.stopping or placed.unused or placed.job not in self._jobs:
                 continue
             for uid, pod in self._groups.get(placed.launch.argv[1], {}).items():
                 if not self._is_pending(pod) or uid in self._by_pod:

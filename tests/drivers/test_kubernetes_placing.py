@@ -297,6 +297,32 @@ def test_a_place_of_a_gang_goes_to_the_pod_that_replaces_one_that_failed(world: 
     assert set(world.on()) >= {"train-0", "train-1", "train-3"}, "the others have run on"
 
 
+def test_the_place_of_a_pod_that_was_replaced_elsewhere_is_free_for_others(world: Scheduled) -> None:
+    for name in "ab":
+        world.api.patch("nodes", name, {"status": {"allocatable": {"nvidia.com/gpu": "2"}}})
+    world.run(2)
+    world.gang("train", 3, devices={"nvidia.com/gpu": "1"})
+    world.run(5)
+    full = next(name for name in "ab" if list(world.on().values()).count(name) == 2)
+    leaves = next(name for name, node in world.on().items() if node == full)
+    labels = world.api.get("pods", leaves, "ml")["metadata"]["labels"]
+    world.api.call("DELETE", ["api", "v1", "namespaces", "ml", "pods", leaves], {}, {})
+    world.pod("again", labels=labels, devices={"nvidia.com/gpu": "1"})
+    world.run(5)
+    assert world.on()["again"] != full, "its place is not free before the Pod has gone"
+    world.api.remove("pods", leaves, "ml")
+    world.pod("other", devices={"nvidia.com/gpu": "1"})
+    world.pod("large", devices={"nvidia.com/gpu": "2"})
+    world.run(5)
+    assert world.on()["other"] == full
+    assert "large" not in world.on()
+    for name in set(world.on()) - {"other"}:
+        world.end(name)
+    world.run(5)
+    assert world.on()["large"] != full, "one device is left there"
+    assert world.jobs() == {"ml.train": "failed", "ml.again": "done", "ml.other": "running", "ml.large": "running"}
+
+
 def test_a_scheduler_that_is_killed_finds_what_it_has_placed(world: Scheduled) -> None:
     world.gang("train", 4, "1")
     world.pod("one")
