@@ -253,19 +253,27 @@ def paths_of(asks: str) -> list[str]:
 
 
 def least_in(answer: Mapping[str, Any]) -> int:
-    """Return the size of a gang from its PodGroup, JobSet or Job; 1 for Pods that need not run at once."""
+    """Return the size of a gang from its PodGroup, JobSet or Job; 1 for Pods that need not run at once. Jobs of a
+    JobSet that are created only after others of it do not count.
+    """
     spec = answer.get("spec") or {}
     if "schedulingPolicy" in spec:
         return int((spec["schedulingPolicy"].get("gang") or {}).get("minCount", 1))
     if "minMember" in spec:
         return int(spec["minMember"])
     if "replicatedJobs" in spec:
-        return sum(
-            int(one.get("replicas", 1)) * int(one.get("template", {}).get("spec", {}).get("parallelism", 1))
-            for one in spec["replicatedJobs"]
-        )
+        jobs = [one for one in spec["replicatedJobs"] if not one.get("dependsOn")]
+        if (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder":
+            jobs = jobs[:1]
+        return sum(int(one.get("replicas", 1)) * _at_once(one.get("template", {}).get("spec", {})) for one in jobs)
     parallelism = int(spec.get("parallelism") or 1)
     return parallelism if parallelism == spec.get("completions") else 1
+
+
+def _at_once(job: Mapping[str, Any]) -> int:
+    """Return how many Pods of a Job run at once."""
+    parallelism = int(job.get("parallelism", 1))
+    return min(parallelism, int(job.get("completions") or parallelism))
 
 
 def _said(pod: PodObject, name: str) -> str:

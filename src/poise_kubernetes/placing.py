@@ -555,9 +555,14 @@ class Placer:
             self._changed_groups[key] = None
 
     def _adopt(self, now: int) -> None:
-        """Take over the Pods that an earlier process of this home has placed."""
+        """Take over the Pods that an earlier process of this home has placed. If a log was lost, its attempts are used
+        again: the latest Pod of an attempt counts.
+        """
         held: dict[str, list[tuple[int, Launch, tuple[int, ...], Running | None]]] = {}
-        for pod in sorted(self._pods.values(), key=lambda of: of.key):
+        latest_first = sorted(
+            self._pods.values(), key=lambda of: (of.metadata.creation_timestamp, of.key), reverse=True
+        )
+        for pod in latest_first:
             notes = pod.metadata.annotations or {}
             if notes.get(HOME) != self._home or pod.spec.node_name not in self._nodes:
                 continue

@@ -602,7 +602,7 @@ class Events:
             self._told.clear()
         self._told[key] = stamp, count + 1
         space = pod.metadata.namespace
-        path, name = f"/api/v1/namespaces/{quote(space)}/events", f"{pod.metadata.name[:200]}.{mark}"
+        path, name = f"/api/v1/namespaces/{quote(space)}/events", f"{pod.metadata.name[:200].rstrip('-.')}.{mark}"
         body = {
             "apiVersion": "v1",
             "kind": "Event",

@@ -59,6 +59,12 @@ def test_the_size_is_read_from_what_the_object_says() -> None:
     assert least_in({"spec": {"schedulingPolicy": {"basic": {}}}}) == 1
     job = {"replicas": 2, "template": {"spec": {"parallelism": 4}}}
     assert least_in({"spec": {"replicatedJobs": [job, {}]}}) == 9
+    after = {"dependsOn": [{"name": "a", "status": "Complete"}]}
+    assert least_in({"spec": {"replicatedJobs": [job, after]}}) == 8, "it is created once the first is complete"
+    order = {"startupPolicy": {"startupPolicyOrder": "InOrder"}}
+    assert least_in({"spec": {"replicatedJobs": [{}, job], **order}}) == 1, "the second waits for the first"
+    short = {"template": {"spec": {"parallelism": 4, "completions": 2}}}
+    assert least_in({"spec": {"replicatedJobs": [short]}}) == 2
     assert least_in({"spec": {"parallelism": 4, "completions": 4}}) == 4
     assert least_in({"spec": {"parallelism": 4, "completions": 100}}) == 1, "its Pods need not run at once"
 

@@ -335,6 +335,21 @@ def test_a_scheduler_that_is_killed_finds_what_it_has_placed(world: Scheduled) -
     assert set(world.bindings.values()) == {1}
 
 
+def test_the_latest_pod_of_an_attempt_counts_after_a_log_was_lost(world: Scheduled) -> None:
+    """Attempts of the lost log are numbered again."""
+    world.pod("one")
+    world.run(5)
+    one = world.api.get("pods", "one", "ml")
+    old = world.api.put("pods", "an-older-one", "ml", spec=one["spec"], status={"phase": "Running"})
+    notes = {"annotations": one["metadata"]["annotations"], "creationTimestamp": "2020-01-01T00:00:00Z"}
+    world.api.patch("pods", "an-older-one", {"metadata": old["metadata"] | notes}, "ml")
+    world.kill_placer()
+    world.run(5)
+    world.cancel("j1")
+    world.run(2)
+    assert set(world.deleted) == {"one"}
+
+
 def test_a_job_that_is_cancelled_deletes_its_pods(world: Scheduled) -> None:
     world.pod("one")
     world.run(5)
