@@ -725,6 +725,11 @@ class Placer:
             why = why or (found if isinstance(found, str) else "")
         return why
 
+    def pod_of(self, attempt: Attempt) -> PodObject | None:
+        """Return the Pod of an attempt, if it has one."""
+        placed = self._placed.get(attempt)
+        return placed.pod if placed is not None else None
+
     def refusals(self, job: str) -> list[str]:
         """Return why nodes cannot hold the Pods of a job, as far as the ledger does not see it."""
         found: dict[str, list[str]] = {}

@@ -38,7 +38,7 @@ from poise.drivers.system import SystemClock, settle_memory
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, ErrorRecord, NotFound, PoiseError
 from poise.kernel.frames import Broken, Frames
-from poise.model.messages import Attempt, FromAgent, Launch, ToAgent, ToNode
+from poise.model.messages import Attempt, Exec, FromAgent, Get, Launch, Left, ToAgent, ToNode
 from poise.model.reports.questions import Explanation
 from poise.model.reports.status import Request
 from poise.units import SECOND, format_duration
@@ -62,6 +62,9 @@ WRITERS = 32
 CHANNEL = "/v1/channel"
 RECONNECT_SECONDS = 0.1, 1.0
 OPEN_SECONDS = 10.0
+
+OUT_OF_REACH = 126
+"""Exit code of a command beside a Pod."""
 
 REFUSED_SECONDS = 5.0
 """Time until a Pod that the API server refuses, as beyond a quota, is created again."""
@@ -126,7 +129,7 @@ class _Line:
         self._line: Line | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def say(self, message: FromAgent) -> None:
+    def say(self, message: FromAgent | Left) -> None:
         if self._line is not None:
             self._line.send(_encode((self._sent.number(), message)))
 
@@ -170,8 +173,12 @@ class _Line:
     def _hear(self, frame: bytes) -> None:
         try:
             serial, message = _to_agent.decode(frame)
-            if self._heard.hears(serial) and isinstance(message, ToAgent):
+            if not self._heard.hears(serial):
+                return
+            if isinstance(message, ToAgent):
                 self._owner.hear(self._node, message)
+            elif isinstance(message, Exec | Get):
+                self.say(Left(name=message.name, code=OUT_OF_REACH, note=self._owner.beside(message.attempt)))
         except (Broken, msgspec.DecodeError) as error:
             _log.debug("node %s has no channel: %s", self._node, error)
             self.hang()
@@ -304,6 +311,14 @@ class Scheduler:
 
     def hear(self, node: str, message: ToAgent) -> None:
         self._took(lambda: self.placer.hear(node, message, self._now()))
+
+    def beside(self, attempt: Attempt) -> str:
+        """Return how to run a command beside an attempt: Poise has no process in its Pod."""
+        pod = self.placer.pod_of(attempt)
+        if pod is None:
+            return "its task has no Pod now"
+        space, name = pod.metadata.namespace, pod.metadata.name
+        return f"Poise cannot reach into Pods: use `kubectl exec`, `cp` or `port-forward` with `-n {space} {name}`"
 
     def _answer(self, act: Callable[[], None]) -> None:
         """Let the placer do something, from a thread."""

@@ -220,6 +220,17 @@ def test_a_volume_is_provisioned_for_the_node_of_its_first_pod_which_then_runs_t
     assert on.pods()["stored"]["spec"]["nodeName"] == selected()
 
 
+def test_a_command_beside_a_pod_is_refused_with_that_of_kubectl(on: AsScheduler) -> None:
+    on.create("beside", "sleep 1000")
+    until(lambda: on.pods()["beside"]["status"].get("phase") == "Running", "it runs", on.messages)
+    until(lambda: on.living.client().job(f"{SPACE}.beside").status == "running", "that is known", on.messages)
+    for command in (["exec", f"{SPACE}.beside", "--", "true"], ["get", f"{SPACE}.beside:out.txt"]):
+        done = on.living.poise(*command)
+        assert done.code != 0
+        assert f"-n {SPACE} beside" in done.err
+    on.delete("beside")
+
+
 def test_a_scheduler_that_is_killed_places_nothing_twice_and_knows_what_runs(on: AsScheduler) -> None:
     on.create("before", "sleep 1000")
     until(lambda: on.pods()["before"]["status"].get("phase") == "Running", "it runs", on.messages)
