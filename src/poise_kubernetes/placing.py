@@ -97,6 +97,9 @@ TOO_FEW = f"its group had too few Pods for {PATIENCE // SECOND} s and no room fo
 GAVE_UP = "another Pod of its group was deleted or ended before all were bound, so Poise deletes the others"
 """Reasons why Pods of a gang are deleted, for their Events."""
 
+KEPT = 600 * SECOND
+"""A place of a gang is kept for this long for a Pod that replaces another; a Job waits six minutes at most."""
+
 UNKNOWN = 30 * SECOND
 """An attempt for no Pods that are known here is handed back after this long."""
 
@@ -411,10 +414,10 @@ class Placer:
                 found.append(Waiting(pods, job.id, "", job.since))
         for placed in self._unsettled.values():
             if placed.state == "binds" and placed.why:
-                what = "its Pod cannot be created" if placed.pod is None else "it cannot be bound"
+                what = "its Pod cannot be created on" if placed.pod is None else "it cannot be bound to"
                 pods = (placed.pod,) if placed.pod is not None else ()
                 job_id = placed.attempt.task.partition(".")[0]
-                found.append(Waiting(pods, job_id, f"{what} on {placed.node}: {placed.why}", placed.since))
+                found.append(Waiting(pods, job_id, f"{what} {placed.node}: {placed.why}", placed.since))
         return found
 
     def _take(self, nodes: Changes[NodeObject], others: Changes[PodObject], own: Changes[PodObject]) -> None:
@@ -477,6 +480,8 @@ class Placer:
                 continue
             if placed.pod is not None:
                 self._changed_pods[placed.pod.metadata.uid] = None
+            if placed.state == "vacant" and now - placed.since > KEPT:
+                self._leave(placed)
             if placed.state == "waits" and (gang := self._gangs.get(placed.gang)) is not None:
                 self._begin(gang, now)
         self._changed_groups.update(dict.fromkeys([*self._idle, *self._short]))
@@ -647,9 +652,7 @@ class Placer:
         """Return what a node offers beside the Pods of others, and which kinds of waiting Pods it may hold."""
         name, size, (free, ports) = node.metadata.name, self._size(known, node), self._left(known, node)
         others, device = self._used(name, held), device_of(size)
-        unused = [placed.launch for placed in held if placed.unused]
-        more = {"cpu": sum(of.shape.cpu for of in unused), "memory": sum(of.shape.memory for of in unused)}
-        more |= {device: sum(len(of.devices) for of in unused)} if device else {}
+        more = self._spare(held, device)
         offer = {of: max(0, size.get(of, 0) - others.get(of, 0)) + amount for of, amount in more.items()}
         taken = {index for placed in held for index in placed.launch.devices}
         admitted = {
@@ -679,6 +682,20 @@ class Placer:
                 **admitted,
             },  # others may come
         )
+
+    def _spare(self, held: Sequence[_Placed], device: str) -> dict[str, int]:
+        """Return what the ledger counts for these places, and their Pods do not request. A place of a gang is as large
+        as its largest Pod, each place has at least a thousandth of a CPU, and an unused one has no Pod.
+        """
+        found = dict.fromkeys(("cpu", "memory", device), 0)
+        for placed in held:
+            shape = placed.launch.shape
+            booked = {"cpu": shape.cpu, "memory": shape.memory, device: len(placed.launch.devices)}
+            if placed.unused or placed.pod is not None:
+                requests = self._holds(placed.pod)[0] if placed.pod is not None else {}
+                for of, amount in booked.items():
+                    found[of] += max(0, amount - requests.get(of, 0))
+        return found
 
     def _left(
         self, known: _Machine, node: NodeObject, without: _Placed | None = None
@@ -983,7 +1000,7 @@ class Placer:
     def _missed(self, placed: _Placed, why: str, now: int) -> None:
         """A Pod can never be bound: its gang does not begin, and what was bound of it is given back."""
         if placed.began:
-            self._vacate(placed)
+            self._vacate(placed, now)
             self._end_vacant(self._gangs[placed.gang], now)
             return
         self._part(placed)
@@ -1095,7 +1112,7 @@ class Placer:
             return
         others = [one for one in self._gangs[placed.gang] if one is not placed and one.state != "vacant"]
         if placed.began and others:
-            self._vacate(placed)
+            self._vacate(placed, now)
             placed.ending = ending
             return
         gang = list(self._gangs[placed.gang])
@@ -1106,10 +1123,10 @@ class Placer:
             elif one is not placed and not placed.began:
                 self._give_back(one, GAVE_UP, now)
 
-    def _vacate(self, placed: _Placed) -> None:
+    def _vacate(self, placed: _Placed, now: int) -> None:
         """The place of a gang that runs has lost its Pod."""
         self._part(placed)
-        placed.state, placed.pod = "vacant", None
+        placed.state, placed.pod, placed.since = "vacant", None, now
         self._vacant[placed.attempt] = self._unsettled[placed.attempt] = placed
 
     def _end_vacant(self, gang: Sequence[_Placed], now: int) -> None:
@@ -1238,9 +1255,13 @@ class Placer:
         drained. The ledger holds these places until the gang ends, so their nodes offer as much more.
         """
         for placed in self._vacant.values():
-            if placed.launch.argv[1] == group and not placed.unused:
-                placed.unused = True
-                self._changed_nodes[placed.node] = None
+            if placed.launch.argv[1] == group:
+                self._leave(placed)
+
+    def _leave(self, placed: _Placed) -> None:
+        if not placed.unused:
+            placed.unused = True
+            self._changed_nodes[placed.node] = None
 
     def _give_up_if_short(
         self, group: Group, pending: Sequence[PodObject], bound: Sequence[PodObject], live: int, now: int

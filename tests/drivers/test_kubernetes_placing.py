@@ -182,7 +182,7 @@ def test_what_the_api_server_refuses_to_write_is_why_a_pod_or_a_task_waits(world
     world.run(20)
     found = {(tuple(of.metadata.name for of in one.pods), one.job): one.why for one in world.placer.waiting()}
     assert set(found) == {(("one",), "j2"), ((), "j1")}
-    assert found[("one",), "j2"] in {f"it cannot be bound on {name}: refused" for name in "ab"}
+    assert found[("one",), "j2"] in {f"it cannot be bound to {name}: refused" for name in "ab"}
     assert found[(), "j1"] in {f"its Pod cannot be created on {name}: refused" for name in "ab"}
     world.fault = lambda what: ""
     world.run(60)
@@ -321,6 +321,33 @@ def test_the_place_of_a_pod_that_was_replaced_elsewhere_is_free_for_others(world
     world.run(5)
     assert world.on()["large"] != full, "one device is left there"
     assert world.jobs() == {"ml.train": "failed", "ml.again": "done", "ml.other": "running", "ml.large": "running"}
+
+
+def test_a_place_of_a_gang_that_no_pod_comes_for_is_free_for_others(world: Scheduled) -> None:
+    world.gang("train", 4, "2")
+    world.run(5)
+    world.end("train-2", "Failed")
+    world.pod("other", "2")
+    world.run(500)
+    assert "other" not in world.on()
+    world.run(200)
+    assert world.on()["other"] == world.on()["train-2"]
+
+
+def test_what_is_counted_for_a_pod_and_not_requested_is_free_once_it_is_bound(world: Scheduled) -> None:
+    labels = {"pod-group.scheduling.sigs.k8s.io/name": "g", "pod-group.scheduling.sigs.k8s.io/min-available": "2"}
+    world.pod("leader", "1", labels=labels)
+    world.pod("worker", "4", labels=labels)
+    world.run(5)
+    assert set(world.on()) == {"leader", "worker"}
+    for number in range(5):
+        world.pod(f"small-{number}", "0", devices={"memory": "0"})
+    world.run(5)
+    assert len(world.on()) == 7
+    for number in range(3):
+        world.pod(f"p{number}", "1")
+    world.run(5)
+    assert {world.on()[f"p{number}"] for number in range(3)} == {world.on()["leader"]}
 
 
 def test_a_scheduler_that_is_killed_finds_what_it_has_placed(world: Scheduled) -> None:

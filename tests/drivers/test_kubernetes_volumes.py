@@ -42,7 +42,7 @@ def test_a_claim_that_waits_for_its_first_pod_is_provisioned_for_the_node_of_the
     world.run(60)
     assert world.on() == {}, "its claim is not bound yet"
     node = world.api.get("persistentvolumeclaims", "data", "ml")["metadata"]["annotations"][SELECTED]
-    assert _waits(world) == [f"it cannot be bound on {node}: its claim `data` is being provisioned for the node"]
+    assert _waits(world) == [f"it cannot be bound to {node}: its claim `data` is being provisioned for the node"]
     world.provide("data", zone=f"zone-{node}")
     world.run(1)
     assert world.on() == {"one": node}, "it is bound as soon as its claim is"
