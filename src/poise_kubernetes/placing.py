@@ -133,8 +133,10 @@ FEW = 3
 PAUSES = (SECOND // 5, 30 * SECOND)
 """Time between two tries of a write: the first and the longest."""
 
-Written = Literal["bound", "again", "gone"]
-"""Of a write: done, to be repeated, or impossible because the Pod is gone or placed elsewhere."""
+Written = Literal["bound", "again", "refused", "gone"]
+"""Of a write: done; to be repeated, because it may be done or not, or because it was refused and certainly not done; or
+impossible, because the Pod is gone or placed elsewhere.
+"""
 
 LASTING = "lasting"
 """The incarnation of each node. Kubernetes knows a node by its name alone: if a node is deleted and registers again,
@@ -461,13 +463,18 @@ class Placer:
         """
         self._note_group(uid)
         placed, job = self._by_pod.get(uid), self._jobs.get(self._covered.get(uid, ""))
-        if placed is not None and placed.state == "binds" and placed.again_at:
-            placed.again_at = now
-            heapq.heappush(self._due, (now, "", placed.attempt))
+        if placed is not None and placed.state == "binds":
+            self._repeat(placed, now)
         elif job is not None and not self._places[job.key]:
             pods = [pod for one in job.uids if (pod := self._pods.get(one)) is not None]
             if self._needs(pods).label != job.label or any(self._unmet(pod) for pod in pods):
                 self._drop(job, cancels=True)
+
+    def _repeat(self, placed: _Placed, now: int) -> None:
+        """Repeat a write at once, unless it is under way."""
+        if placed.again_at:
+            placed.again_at = now
+            heapq.heappush(self._due, (now, "", placed.attempt))
 
     def _needs(self, pods: Sequence[PodObject]) -> Needs:
         return needs_of(pods, self._devices.wanted, self._volumes.of)
@@ -977,7 +984,12 @@ class Placer:
             return
         if pod is not None:
             self._pair(placed, pod)
-        if outcome == "again":
+        if outcome == "refused" and placed.stopping:
+            if placed.pod is not None:
+                self._delete(placed)
+            else:
+                self._end(placed, Ending(outcome="stopped", note=why), now)
+        elif outcome in ("again", "refused"):
             pause = min(PAUSES[1], PAUSES[0] << min(placed.tries, 10))
             placed.tries, placed.why, placed.again_at = placed.tries + 1, why, now + max(after, pause)
             heapq.heappush(self._due, (placed.again_at, "", attempt))
@@ -1023,8 +1035,10 @@ class Placer:
                 self._end(placed, placed.ending or Ending(outcome="stopped"), now)
             case "bound":
                 self._delete(placed)
-            case "binds" | "ends":
-                pass  # its answer decides
+            case "binds":
+                self._repeat(placed, now)  # the answer decides
+            case "ends":
+                pass  # its output is being kept
 
     def _stop(self, attempt: Attempt, now: int) -> None:
         """The control plane gives an attempt up. One that it does not know any more, as after a long silence, goes on
@@ -1060,6 +1074,8 @@ class Placer:
             return
         if placed.state == "binds" and pod is None:
             self.bound(placed.attempt, "gone", now, "its Pod was deleted")
+        elif placed.state == "binds" and placed.deleted and pod is not None and not pod.is_deleted:
+            self._doors.delete(pod, placed.stopping)  # the request was lost
         if placed.state != "bound":
             return
         if placed.is_task:

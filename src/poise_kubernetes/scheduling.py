@@ -59,6 +59,9 @@ LOOK_SECONDS = 0.1
 WRITERS = 32
 """Threads that write to the API server; each waits for its answer. A server takes hundreds of writes at a time."""
 
+BUSY = (429, 503, 504)
+"""Answers after which nobody knows whether a write is done, or which ask for patience."""
+
 CHANNEL = "/v1/channel"
 RECONNECT_SECONDS = 0.1, 1.0
 OPEN_SECONDS = 10.0
@@ -107,9 +110,9 @@ def reserved(
     except Refused as refused:
         if refused.status not in (400, 403, 404, 409, 422):
             raise
-        return "again" if refused.status in (403, 409) else "gone", f"its claim: {refused}"
+        return "refused" if refused.status in (403, 409) else "gone", f"its claim: {refused}"
     why = next((why for _, why in found if why), "")
-    return "bound" if not why else "again" if all(may for may, _ in found) else "gone", why
+    return "bound" if not why else "refused" if all(may for may, _ in found) else "gone", why
 
 
 def outcome_of(pod: PodObject, notes: Mapping[str, str], node: str) -> Written:
@@ -117,7 +120,7 @@ def outcome_of(pod: PodObject, notes: Mapping[str, str], node: str) -> Written:
     own = notes.items() <= (pod.metadata.annotations or {}).items()
     if pod.spec.node_name == node and own and not pod.is_deleted:
         return "bound"  # it may have ended already
-    return "gone" if pod.is_deleted or pod.ended or pod.spec.node_name else "again"
+    return "gone" if pod.is_deleted or pod.ended or pod.spec.node_name else "refused"
 
 
 class _Line:
@@ -463,7 +466,7 @@ class Scheduler:
             why, outcome = str(error), "again"
         except Refused as refused:
             why, after = str(refused), round(refused.after * SECOND)
-            outcome = "again" if refused.status in (429, 500, 503, 504) else self._settled(api, pod, notes, node)
+            outcome = "again" if refused.status in BUSY else self._settled(api, pod, notes, node)
         self._answer(lambda: self.placer.bound(attempt, outcome, self._now(), why, after))  # type: ignore[arg-type]
 
     def _settled(self, api: Api, pod: PodObject, notes: Mapping[str, str], node: str) -> Written:
@@ -499,7 +502,8 @@ class Scheduler:
             why, outcome = str(error), "again"
         except Refused as refused:
             why, after = str(refused), round(max(refused.after, REFUSED_SECONDS) * SECOND)
-            outcome = "gone" if refused.status in (400, 413, 422) else "again"
+            outcome = "again" if refused.status in (*BUSY, 500) else "refused"
+            outcome = "gone" if refused.status in (400, 413, 422) else outcome
             _log.warning("the pod of %s is refused: %s", attempt, refused)
         pod = convert(made, PodObject) if made is not None else None
         self._answer(lambda: self.placer.bound(attempt, outcome, self._now(), why, after, pod))

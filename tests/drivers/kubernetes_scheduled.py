@@ -295,7 +295,7 @@ class Scheduled:
         answer = partial(self.placer.bound, attempt)
         fault = self.fault("bind")
         if fault in ("refused", "away"):
-            answer("again", self.now, fault)
+            answer("refused" if fault == "refused" else "again", self.now, fault)
             return
         outcome, why = reserved(self, pod, node, granted, unbound)
         if outcome != "bound":
@@ -342,7 +342,7 @@ class Scheduled:
     def _create(self, attempt: Attempt, launch: Launch, node: str, notes: dict[str, str]) -> None:
         answer, fault = partial(self.placer.bound, attempt), self.fault("create")
         if fault in ("refused", "away"):
-            answer("again", self.now, fault)
+            answer("refused" if fault == "refused" else "again", self.now, fault)
             return
         body = manifests.task_pod("home", OWNER, launch, node, "", notes, Settings(scheduler=OURS))
         parts = ["api", "v1", "namespaces", "ml", "pods"]

@@ -401,6 +401,21 @@ def test_a_gang_with_too_few_pods_and_no_room_for_more_is_deleted_with_the_reaso
     assert world.deleted == {"train-0": TOO_FEW}
 
 
+def test_what_cannot_be_written_can_be_cancelled(world: Scheduled) -> None:
+    world.run(2)
+    world.fault = lambda what: "refused" if what in ("bind", "create") else ""
+    world.pod("one")
+    world.gang("train", 3)
+    world.job(name="task", image="x")
+    world.run(60)
+    assert set(world.jobs().values()) == {"placed"}
+    for number in (1, 2, 3):
+        world.cancel(f"j{number}")
+    world.run(5)
+    assert set(world.jobs().values()) == {"cancelled"}
+    assert world.names() == []
+
+
 def test_a_job_that_is_cancelled_while_it_waits_deletes_its_pods(world: Scheduled) -> None:
     world.theirs("theirs", "a", "3")
     world.pod("other", "4")
@@ -654,4 +669,4 @@ def test_a_binding_whose_answer_was_lost_counts_though_the_pod_has_ended() -> No
         assert outcome_of(pod, notes, "b") == "gone"
         assert outcome_of(pod, notes | {HOME: "another"}, "a") == "gone"
     assert outcome_of(PodObject(metadata=Meta(), status=PodStatus(phase="Failed")), notes, "a") == "gone"
-    assert outcome_of(PodObject(metadata=Meta()), notes, "a") == "again"
+    assert outcome_of(PodObject(metadata=Meta()), notes, "a") == "refused"
