@@ -262,12 +262,9 @@ def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
     """Return the event for a hold, if units wait in the queue and the reasons are new. The unit in front, and the free
     amounts in a large fleet, change constantly: reports look them up.
     """
-    if hold.queue not in ledger.queues:
-        return None
     known, reasons = ledger.queues.held(hold.queue), hold.reasons
-    if known == reasons:  # most of the holds of a round
-        return None
-    if len(known) == len(reasons) == 1 and known[0].code == reasons[0].code == "BEHIND":
+    both_behind = len(known) == len(reasons) == 1 and known[0].code == reasons[0].code == "BEHIND"
+    if hold.queue not in ledger.queues or both_behind or known == reasons:
         return None
     reasons = tuple([_BEHIND if reason.code == "BEHIND" else reason for reason in reasons])
     if known == reasons:
