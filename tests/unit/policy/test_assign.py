@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -262,6 +263,26 @@ def test_no_room_is_kept_for_a_guess_where_what_runs_saves_itself() -> None:
     saves = msgspec.structs.replace(long, units=(msgspec.structs.replace(long.units[0], checkpoint=5 * MINUTE),))
     run = Run([node("n1", "fast"), node("n2", "fast")], saves, guess, job("even", 600, 100))
     assert run.ends() == {"j1": 2000, "j3": 700, "j2": 2050}
+
+
+@pytest.mark.parametrize(
+    ("due", "ends", "yields"),
+    [(22_000, {"j1": 2000, "j2": 4000}, []), (15_000, {"j2": 2600, "j1": 4000}, ["j1.main"])],
+)
+def test_of_two_jobs_of_unknown_length_the_one_that_is_due_first_runs(
+    due: float, ends: dict[str, float], yields: list[str]
+) -> None:
+    """Nobody knows how long they take, so each must start at once for its deadline: they preempted each other by turns.
+    Now the second, after 600 s, preempts the first only if it is due before 20,000 s.
+    """
+    jobs = []
+    for kind, at, until in (("one", 0, 20_000), ("another", 600, due)):
+        made = job("even", at, 2000)
+        unit = msgspec.structs.replace(made.units[0], kind=kind, expect=0, deadline=round((until - at) * SECOND))
+        jobs.append(msgspec.structs.replace(made, units=(unit,)))
+    run = Run([node("n1", "fast")], *jobs)
+    assert run.ends() == ends
+    assert [event.unit for event in run.of(Preempted)] == yields
 
 
 def test_a_share_of_a_device_that_is_free_makes_nobody_yield() -> None:

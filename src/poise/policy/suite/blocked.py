@@ -291,17 +291,19 @@ class Blocked(Placing):
     def _best_way(
         self, candidate: Candidate, rules: Preemption, shapes: Sequence[Shape], prices: Prices
     ) -> "_Way | None":
-        """Return the preemption with the largest gain."""
+        """Return the preemption with the largest gain. Work of unknown run time preempts none that is due before it."""
         draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
         pressed = candidate.unit in draft.timely.pressed
         risk, times = (EXCHANGE, PRESSED) if pressed else (RISK, 1.0)
-        prices = self._lawful(candidate, prices)
+        prices, first = self._lawful(candidate, prices), candidate.due if self._is_guess(candidate) else 0
         best: _Way | None = None
         for shape in shapes:
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
             gain = times * value(candidate, run, now, waits=min(1.0, draft.waits))
             found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, risk)
-            if found and found.victims and gain > found.price and (best is None or gain - found.price > best.net):
+            if not found or not found.victims or any(now < one.due <= first for one in found.victims):
+                continue
+            if gain - found.price > (best.net if best is not None else 0.0):
                 best = _Way(gain, found, shape, prices)
         return best
 
@@ -343,7 +345,7 @@ class Blocked(Placing):
             only = self._reserve(shapes[0], needed)
             return None if only is None else (only, shapes[0])
         could = [(found, shape) for shape in shapes if (found := self._reserve(shape, needed)) is not None]
-        return min(could, key=_instant, default=None)
+        return min(could, key=lambda found: found[0].at, default=None)
 
     def _reserve(self, shape: Shape, needed: int) -> Reservation | None:
         """Return the earliest start of such a unit; found anew only after room was taken or kept."""
@@ -394,7 +396,3 @@ def _rank(victim: Resident, now: int) -> tuple[float, int, int]:
 
 def _cost(found: tuple[Yielding, Shape]) -> float:
     return found[0].cost
-
-
-def _instant(found: tuple[Reservation, Shape]) -> int:
-    return found[0].at
