@@ -22,8 +22,9 @@ SELDOM = {
     "poise_rejected_decisions_total",
     "poise_refused_requests_total",
     "poise_budget_spent_ratio",
+    "poise_electricity_dollars_total",
 }
-"""Those that have no series until something goes wrong, or until there is a budget."""
+"""Those that have no series until something goes wrong, or until there is a budget or a price."""
 
 
 @pytest.fixture(scope="module")

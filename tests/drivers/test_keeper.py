@@ -45,7 +45,9 @@ class Line:
             try:
                 self.socket.connect(f"/proc/self/fd/{where}/{name}.sock")
                 self.say("hello", {"spare": f"{self.logs}/.", "cgroup": cgroup})
-                self.pid = self.hear()[2]
+                while (greeting := self.hear())[0] != "keeper":
+                    pass  # something ended before the keeper read the greeting; it is told again
+                self.pid = greeting[2]
                 break
             except (ConnectionError, EOFError):  # a fork of a killed keeper has its lock and listens a moment longer
                 self.close()
@@ -572,10 +574,13 @@ def check_shrinking(line: Line, folder: Path) -> None:
             answer = message if message[0] == "sized" else answer
         return answer
 
-    while not (told := shrunk(attempt, 128 * MIB)):  # its memory was not looked at yet
+    limit = 250  # until its memory was looked at after `holds`
+    while not (told := shrunk(attempt, limit * MIB)) or told[3] < 20 * MIB:
+        limit -= bool(told)
         time.sleep(0.05)
+    told = shrunk(attempt, 128 * MIB)
     assert told[:3] == ["sized", attempt, 128 * MIB]
-    assert (10 * MIB < told[3] < 112 * MIB, told[4]) == (True, False)
+    assert (20 * MIB < told[3] < 112 * MIB, told[4]) == (True, False)
     assert shrunk(attempt, 16 * MIB) == shrunk(["j1.other", 1], 64 * MIB) == [], "it uses more than that"
     assert shrunk(attempt, 128 * MIB)[2] == 128 * MIB, "it has this limit already"
     first.touch()

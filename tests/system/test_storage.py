@@ -208,6 +208,7 @@ def _a_disk_fills_and_is_freed(living: Living) -> None:
     assert {client.wait(job, 60).status for job in accepted} == {"done"}, "what could not be recorded is handed back"
     assert running in accepted and client.job(running).tasks[0].epoch == 1
     assert (living.work / "survived").read_text() == "survived\n"
+    until(lambda: not client.status().unfinished, "the last one has ended too")
     assert living.poise("down").code == 0
     until(lambda: not living.processes(), "every process has ended", living.processes)
 
