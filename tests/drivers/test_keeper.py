@@ -386,14 +386,14 @@ def test_nothing_of_a_command_survives_its_end(connect: Open, tmp_path: Path) ->
 
 
 def test_a_command_that_goes_on_in_silence_has_hung(connect: Open, tmp_path: Path) -> None:
-    """It is busy with a tenth of a core, of which the busiest machine gives it more in a second."""
+    """It is busy with a tenth of a core. A busy machine gives it more in three seconds, though not in each of them."""
     line = connect()
     given = {"hang": 300 * MILLISECOND, "grace": 20 * MILLISECOND}
-    line.shell("busy", "while :; do :; done", progress=str(tmp_path / "busy"), **{**given, "hang": SECOND})
+    line.shell("busy", "while :; do :; done", progress=str(tmp_path / "busy"), **{**given, "hang": 3 * SECOND})
     busy = line.ending("busy")
     assert (busy["outcome"], busy["signal"]) == ("hung", signal.SIGTERM)
     assert re.fullmatch(r"silent for \d\.\d s, \d\.\d s of CPU used: busy", busy["note"])
-    assert SECOND <= busy["run"] < 3 * SECOND
+    assert 3 * SECOND <= busy["run"] < 5 * SECOND
     line.shell("deaf", "trap '' TERM; sleep 60; sleep 60", progress=str(tmp_path / "deaf"), **given)
     deaf = line.ending("deaf")
     assert (deaf["outcome"], deaf["signal"]) == ("hung", signal.SIGKILL)
