@@ -785,7 +785,7 @@ class Placer:
 
     def submitted(self, key: str, job: str, now: int, over: str = "", why: str = "") -> None:
         """A job has this id; empty: it was refused for this reason, and is submitted again later. `over` is the status
-        of one that an earlier process submitted and that has ended: its Pods still wait, so they get another one.
+        of a job that an earlier process submitted, if it has ended: its Pods still wait, so they get another job.
         """
         known = self._jobs.get(key)
         if known is None:

@@ -218,7 +218,7 @@ class VolumeClaimOf(Record, frozen=True):
 
 
 class PodVolume(Record, frozen=True):
-    """A volume of a Pod: of a PersistentVolumeClaim by its name, or of an `ephemeral` one that is created for it."""
+    """A volume of a Pod. It is of a named PersistentVolumeClaim, or of an `ephemeral` one that is created for it."""
 
     name: str = ""
     persistent_volume_claim: VolumeClaimOf | None = None
@@ -385,7 +385,7 @@ class PodObject(Known, frozen=True):
 
     @property
     def unsupported(self) -> str:
-        """What the Pod requires and Poise does not know; empty if there is nothing."""
+        """The first requirement of the Pod that Poise does not support, in words; empty if there is none."""
         affinity = self.spec.affinity or Affinity()
         if any(one is not None and one.required for one in (affinity.pod_affinity, affinity.pod_anti_affinity)):
             return "its required affinity or anti-affinity between Pods"

@@ -608,9 +608,7 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     home = own_home()
     was_up, is_settled = _is_up(home), leave
     if was_up:
-        cannot_start = (
-            failure_of(home) is not None and not home.others
-        )  # the state is unknown, and a stop loses nothing
+        cannot_start = failure_of(home) is not None and not home.others  # unknown state: a stop loses nothing
         is_settled = leave or cannot_start or _see_to_work(home, cancel_jobs)
         _stop_all(home)
     left = [] if is_settled else _left_unfinished(home, certain=cancel_jobs)

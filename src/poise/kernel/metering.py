@@ -14,7 +14,7 @@ from poise.units import SECOND
 
 
 class Electricity(NamedTuple):
-    """What a kWh emits or costs; an instant of the log, and the wall clock at it in seconds since 1970."""
+    """The rates of a kWh; an instant of the log, and the wall clock at it in seconds since 1970."""
 
     rates: Rates
     anchor: tuple[int, float]

@@ -211,7 +211,7 @@ def bills_by_node(
 
 
 class SpentByJob(NamedTuple):
-    """What the devices that a job held spent above their idle power, and their price in dollars."""
+    """Energy of the devices that a job held, above their idle power, with its CO2e; and their price in dollars."""
 
     spent: Spent
     price: float

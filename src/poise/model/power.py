@@ -46,7 +46,7 @@ POWER = PowerModel()
 
 
 class Rates(NamedTuple):
-    """What a kWh emits or costs at a site: CO2e in kg in hours without a value, and the values of the hours, if any."""
+    """The rates of electricity at a site: kg CO2e of a kWh in hours without a value, and the values of hours."""
 
     kg_per_kwh: float = KG_PER_KWH
     intensity: Intensity | None = None
@@ -58,4 +58,4 @@ class Rates(NamedTuple):
 
 
 RATES = Rates()
-"""Of a site of which nothing is known: the world mean."""
+"""The world mean, for a site of which nothing is known."""

@@ -146,7 +146,7 @@ class Blocked(Placing):
                 if (at := may_yield_at(candidate, shape, self.draft, rules)) is not None:
                     self._ask_again(at)
             return ()
-        found, shape = min(could, key=_cost)
+        found, shape = min(could, key=lambda found: found[0].cost)
         if candidate.serves:
             return self._ask_to_yield(candidate, shape, found, {})
         gain = 0.0
@@ -295,13 +295,14 @@ class Blocked(Placing):
         draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
         pressed = candidate.unit in draft.timely.pressed
         risk, times = (EXCHANGE, PRESSED) if pressed else (RISK, 1.0)
-        prices, first = self._lawful(candidate, prices), candidate.due if self._is_guess(candidate) else 0
+        due_first = candidate.due if self._is_guess(candidate) else 0  # units that are due by then go first
+        prices = self._lawful(candidate, prices)
         best: _Way | None = None
         for shape in shapes:
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
             gain = times * value(candidate, run, now, waits=min(1.0, draft.waits))
             found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, risk)
-            if not found or not found.victims or any(now < one.due <= first for one in found.victims):
+            if not found or not found.victims or any(now < one.due <= due_first for one in found.victims):
                 continue
             if gain - found.price > (best.net if best is not None else 0.0):
                 best = _Way(gain, found, shape, prices)
@@ -392,7 +393,3 @@ class Blocked(Placing):
 def _rank(victim: Resident, now: int) -> tuple[float, int, int]:
     """Return the key that orders victims: the cost, then the latest start."""
     return cost_of(victim, now), -victim.since, victim.ordinal
-
-
-def _cost(found: tuple[Yielding, Shape]) -> float:
-    return found[0].cost
