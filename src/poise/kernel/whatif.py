@@ -152,7 +152,7 @@ def _waiting(
         named=_some(alike.units, everything),
         asks=_asks(candidate),
         reasons=held,
-        place=order.words(candidate, view.now) if order is not None else "",
+        place=order.words(candidate, view) if order is not None else "",
         ahead=ahead,
         first=first,
         refusing=() if going else tuple(_refusing(later, candidate, held, everything)),
@@ -184,7 +184,7 @@ def _before(
         same = [place for place, other in enumerate(ordered) if other.queue == candidate.queue]
         place = same[-1] + 1 if same else 0
     first = ordered[:place] if everything else ordered[: min(place, FEW)]
-    return place + alike.unseen, tuple(Ahead(other.unit, order.words(other, view.now)) for other in first)
+    return place + alike.unseen, tuple(Ahead(other.unit, order.words(other, view)) for other in first)
 
 
 NOW = Start(earliest=0, likely=0, latest=0)

@@ -197,7 +197,7 @@ def _waiting(draft: Draft, candidate: Candidate) -> Entry:
         left = in_time(draft, candidate, left) or left
     if candidate.unit in draft.timely.pressed and not candidate.least:
         times = PRESSED
-    gains = [times * gain for gain in values(candidate, left.values(), draft.view.now, waits=draft.waits)]
+    gains = [times * gain for gain in values(candidate, left.values(), draft.view, waits=draft.waits)]
     devices = shape.gpus * (candidate.least or candidate.tasks)
     worths = list(zip(gains, left, strict=True))
     return (-max(gains, default=0.0) / devices, candidate.ordinal, candidate.unit, devices, worths)

@@ -13,7 +13,6 @@ import numpy as np
 
 from poise.model.decisions import UNKNOWN, Spot, Why
 from poise.model.fleet import Resident
-from poise.model.jobs import Work
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
 from poise.policy.allowance import Allowance
@@ -213,7 +212,7 @@ def units_of(draft: Draft, waiting: Sequence[Candidate], models: Sequence[int]) 
                 worth(one.priority, one.weight),
                 one.size,
                 0.0 if one.resizes else lost_work(one, view.now) / SECOND,
-                not one.declared and _is_guess(draft, one.kind, one.shape, one.declared, one.work),
+                not one.declared and draft.speeds.is_guess(one, draft.able(one.shape).models),
                 draft.timely.paces.get(one.unit, 0.0),
                 rates,
                 here,
@@ -239,7 +238,7 @@ def units_of(draft: Draft, waiting: Sequence[Candidate], models: Sequence[int]) 
                 shape.gpus,
                 work,
                 worth(candidate.priority, candidate.weight),
-                guess=_is_guess(draft, candidate.kind, shape, candidate.declared, candidate.work),
+                guess=draft.speeds.is_guess(candidate, draft.able(shape).models),
                 pace=draft.timely.paces.get(candidate.unit, 0.0) if pressed else 0.0,
                 rates=_rates(draft, candidate, models),
             )
@@ -267,11 +266,6 @@ def tells_models_apart(draft: Draft, one: Resident | Candidate, models: Sequence
     of = draft.speeds.of(one.kind, one.shape.wants.precision, one.declared, one.work, devices=True)
     guesses = {of[model].mean for model in models if of[model].source == UNKNOWN}
     return len(guesses) > 1 or sum(of[model].source not in NOT_OF_A_MODEL for model in models) > 1
-
-
-def _is_guess(draft: Draft, kind: str, shape: Shape, declared: int, work: Work) -> bool:
-    of = draft.speeds.of(kind, shape.wants.precision, declared, work, devices=True)
-    return all(estimate.source == "default" for estimate in of)
 
 
 def _bid(one: Begun, draft: Draft) -> Bid:

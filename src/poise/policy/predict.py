@@ -10,6 +10,7 @@ An estimate for an elastic unit is for its least tasks; with more tasks its run 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -222,6 +223,19 @@ class Speeds:
             return NOTHING
         whole = not (candidate.outlived or candidate.progress or candidate.saved)
         return MEASURED if whole and self.measured_of(candidate.kind, self.only_model) is not None else MORE
+
+    def is_guess(self, one: Candidate | Resident, able: Sequence[bool]) -> bool:
+        """Return whether the run time of a unit is unknown on all devices that are `able` to run it."""
+        shape = one.shape
+        of = self.of(one.kind, shape.wants.precision, one.declared, one.work, devices=True)
+        return shape.gpus > 0 and all(of[index].source == UNKNOWN for index in self._devices if able[index])
+
+    @cached_property
+    def typical(self) -> int:
+        """The mean run time of the known classes on devices, in nanoseconds; `DEFAULT_RUN` if there is none."""
+        devices = {self._models[index].called for index in self._devices}
+        known = [of.mean for name, of in self.profiles.items() if of.count and name.rpartition("@")[2] in devices]
+        return sum(known) // len(known) if known else DEFAULT_RUN
 
     @property
     def only_model(self) -> str:

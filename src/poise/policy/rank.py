@@ -30,8 +30,8 @@ from poise.policy.waiting import (
 )
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
-Words = Callable[[Candidate, int], str]
-Lane = Callable[[Candidate, int], int]
+Words = Callable[[Candidate, Snapshot], str]
+Lane = Callable[[Candidate, Snapshot], int]
 
 PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: the wait after which room is kept for a unit that is ready and finds none."""
@@ -62,7 +62,7 @@ def power_of(fairness: float) -> float:
 class Order(NamedTuple):
     """`sort` returns the candidates in order; `words` explains a candidate's position.
 
-    `lane` numbers a candidate at an instant. A view shows only the heads of long queues; while an earlier lane has more
+    `lane` numbers a candidate of a view. A view shows only the heads of long queues; while an earlier lane has more
     units than the view shows, a round serves no later lane.
     """
 
@@ -70,11 +70,11 @@ class Order(NamedTuple):
     words: Words
     lane: Lane
 
-    def lanes(self, waiting: Waiting, places: Ints) -> Ints:
+    def lanes(self, view: Snapshot, waiting: Waiting, places: Ints) -> Ints:
         """Return the lane of the waiting candidates at these places."""
         if self.lane is _class_lane:
             return waiting.classes[places]
-        return np.array([self.lane(waiting.candidates[place], waiting.now) for place in places.tolist()], np.int64)
+        return np.array([self.lane(view.candidates[place], view) for place in places.tolist()], np.int64)
 
 
 def by_arrival(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
@@ -204,8 +204,7 @@ def by_attained(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate
 
 def by_level(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
     """Multi-level feedback queue: by level of attained service, then by arrival; a long wait resets the level."""
-    now = view.now
-    return sorted(view.candidates, key=lambda candidate: (candidate_level(candidate, now), candidate.ordinal))
+    return sorted(view.candidates, key=lambda candidate: (candidate_level(candidate, view), candidate.ordinal))
 
 
 def level_of(attained: int) -> int:
@@ -213,21 +212,21 @@ def level_of(attained: int) -> int:
     return sum(attained >= threshold for threshold in LEVELS)
 
 
-def candidate_level(candidate: Candidate, now: int) -> int:
+def candidate_level(candidate: Candidate, view: Snapshot) -> int:
     """Return the level of a waiting unit: the first once it has waited for `ageing`."""
-    return 0 if now - candidate.ready >= ageing(candidate) else level_of(candidate.attained)
+    return 0 if view.now - candidate.ready >= ageing(candidate, view) else level_of(candidate.attained)
 
 
-def effective_class(candidate: Candidate, now: int) -> int:
-    """Return the priority class with ageing; at most urgent."""
-    waited = now - candidate.ready
-    return candidate.priority if waited < AGEING else max(0, candidate.priority - waited // ageing(candidate))
+def effective_class(candidate: Candidate, view: Snapshot, at: int = 0) -> int:
+    """Return the priority class with ageing, now or `at` another instant; at most urgent."""
+    waited = (at or view.now) - candidate.ready
+    return candidate.priority if waited < AGEING else max(0, candidate.priority - waited // ageing(candidate, view))
 
 
-def in_words(candidate: Candidate, now: int) -> str:
+def in_words(candidate: Candidate, view: Snapshot) -> str:
     """Explain a candidate's position in the order."""
-    words = [_CLASS_WORDS[candidate.priority]]
-    if now - candidate.ready >= ageing(candidate):
+    words, now = [_CLASS_WORDS[candidate.priority]], view.now
+    if now - candidate.ready >= ageing(candidate, view):
         words.append(f"raised by waiting {format_duration(now - candidate.ready)}")
     if candidate.due:
         words.append(f"due in {format_duration(candidate.due - now)}")
@@ -353,53 +352,52 @@ def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_
         return total
 
     def sort(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
-        def key(candidate: Candidate) -> tuple[int, int, float, int]:
-            if view.now - candidate.ready >= ageing(candidate) * (candidate.priority + 1):
-                return (-1, candidate.ready, 0.0, candidate.ordinal)
-            return (effective_class(candidate, view.now), 0, -value(candidate, view), candidate.ordinal)
+        def key(of: tuple[Candidate, int]) -> tuple[int, int, float, int]:
+            candidate, lane = of
+            if lane < 0:
+                return (lane, candidate.ready, 0.0, candidate.ordinal)
+            return (lane, 0, -value(candidate, view), candidate.ordinal)
 
-        return sorted(view.candidates, key=key)
+        classes = Waiting(view).classes.tolist()
+        return [one for one, _ in sorted(zip(view.candidates, classes, strict=True), key=key)]
 
     named = " + ".join(f"{factor:g} {name}" for name, factor in weights.items())
-    return Order(sort, lambda candidate, now: f"{in_words(candidate, now)}, by {named}", _class_lane)
+    return Order(sort, lambda candidate, view: f"{in_words(candidate, view)}, by {named}", _class_lane)
 
 
-def _class_lane(candidate: Candidate, now: int) -> int:
+def _class_lane(candidate: Candidate, view: Snapshot) -> int:
     """Return the class raised by waiting; -1, before all others, after a long enough wait as urgent."""
-    waited = now - candidate.ready
-    if waited < AGEING:
-        return candidate.priority
-    raised = waited // ageing(candidate)
-    return -1 if raised > candidate.priority else candidate.priority - raised
+    waited = view.now - candidate.ready
+    return candidate.priority if waited < AGEING else max(-1, candidate.priority - waited // ageing(candidate, view))
 
 
-def _expected(candidate: Candidate, now: int) -> int:
+def _expected(candidate: Candidate, view: Snapshot) -> int:
     return candidate.expected
 
 
-def _due(candidate: Candidate, now: int) -> int:
+def _due(candidate: Candidate, view: Snapshot) -> int:
     return candidate.due or NEVER
 
 
-def _due_in(candidate: Candidate, now: int) -> str:
-    return f"due in {format_duration(candidate.due - now)}" if candidate.due else "no deadline"
+def _due_in(candidate: Candidate, view: Snapshot) -> str:
+    return f"due in {format_duration(candidate.due - view.now)}" if candidate.due else "no deadline"
 
 
 def _in(duration: int, what: str) -> str:
     return f"{format_duration(duration)} {what}"
 
 
-def _attained(candidate: Candidate, now: int) -> int:
+def _attained(candidate: Candidate, view: Snapshot) -> int:
     return candidate.attained
 
 
 ORDERS: dict[str, Order] = {
-    "arrival": Order(by_arrival, lambda candidate, now: "first come", lambda candidate, now: candidate.ordinal),
+    "arrival": Order(by_arrival, lambda candidate, view: "first come", lambda candidate, view: candidate.ordinal),
     "urgency": Order(by_urgency, in_words, _class_lane),
     "value": Order(by_value, in_words, _class_lane),
-    "run": Order(by_run, lambda candidate, now: _in(candidate.expected, "to run"), _expected),
-    "remaining": Order(by_remaining, lambda candidate, now: _in(candidate.expected, "remaining"), _expected),
-    "attained": Order(by_attained, lambda candidate, now: _in(candidate.attained, "of service so far"), _attained),
-    "deadline": Order(by_deadline, lambda candidate, now: _due_in(candidate, now), _due),
-    "level": Order(by_level, lambda candidate, now: f"level {candidate_level(candidate, now)}", candidate_level),
+    "run": Order(by_run, lambda candidate, view: _in(candidate.expected, "to run"), _expected),
+    "remaining": Order(by_remaining, lambda candidate, view: _in(candidate.expected, "remaining"), _expected),
+    "attained": Order(by_attained, lambda candidate, view: _in(candidate.attained, "of service so far"), _attained),
+    "deadline": Order(by_deadline, lambda candidate, view: _due_in(candidate, view), _due),
+    "level": Order(by_level, lambda candidate, view: f"level {candidate_level(candidate, view)}", candidate_level),
 }

@@ -24,7 +24,7 @@ from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fle
 from poise.model.jobs import CLASS_WEIGHT, GRACE
 from poise.model.profiles import BRIEF, remaining
 from poise.model.resources import WHOLE, Shape
-from poise.model.views import Candidate
+from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import values_of
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
@@ -358,19 +358,20 @@ def crowding(draft: Draft) -> float:
     return float(weights.cumsum()[-1]) / max(1, devices) if len(weights) else 0.0  # added up one by one, in order
 
 
-def value(candidate: Candidate, run: int, now: int, *, waits: float = 1.0) -> float:
-    """Return the worth of starting a unit: its weight divided by its estimated run time `run`, in nanoseconds. A wait
-    of `STARVES` run times doubles the worth (before the power `waits`).
+def value(candidate: Candidate, run: int, view: Snapshot, *, at: int = 0, waits: float = 1.0) -> float:
+    """Return the worth of starting a unit, now or `at` another instant: its weight divided by its estimated run time
+    `run`, in nanoseconds. A wait of `STARVES` run times doubles the worth (before the power `waits`).
     """
-    longs_for: float = 1 + (now - candidate.ready) / (STARVES * (run if run > SECOND else SECOND))
+    longs_for: float = 1 + ((at or view.now) - candidate.ready) / (STARVES * (run if run > SECOND else SECOND))
     if waits != 1.0:
         longs_for = longs_for**waits
-    return worth(effective_class(candidate, now), candidate.weight) * longs_for / ((run if run > 1 else 1) / SECOND)
+    of = effective_class(candidate, view, at)
+    return worth(of, candidate.weight) * longs_for / ((run if run > 1 else 1) / SECOND)
 
 
-def values(candidate: Candidate, runs: Collection[int], now: int, *, waits: float = 1.0) -> list[float]:
-    """Return the worth of starting a unit for each of several run times in nanoseconds."""
-    return [value(candidate, run, now, waits=waits) for run in runs]
+def values(candidate: Candidate, runs: Collection[int], view: Snapshot, *, waits: float = 1.0) -> list[float]:
+    """Return the worth of starting a unit now for each of several run times in nanoseconds."""
+    return [value(candidate, run, view, waits=waits) for run in runs]
 
 
 def worth(priority: int, weight: int) -> float:
@@ -724,7 +725,7 @@ def _may_yield(
         if rules.by == "attained":
             quantum = rules.min_run * max(1, resident.shape.gpus) * resident.size
             return service(resident, now) > candidate.attained + quantum
-        return level_of(service(resident, now)) > candidate_level(candidate, now)
+        return level_of(service(resident, now)) > candidate_level(candidate, draft.view)
 
     return may
 

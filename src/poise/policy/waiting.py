@@ -25,7 +25,8 @@ AGEING = 5 * MINUTE
 AGES_BY = 100
 """`AGEING`: a wait that raises a unit by one priority class. A unit that waits this long in the urgent class goes
 before all others, in order of readiness, so no unit starves. A unit with devices waits at least `AGES_BY` times its own
-run time for each class: a long unit does not pass short ones after a small wait."""
+run time for each class, as far as it is known now: a long unit does not pass short ones after a small wait. Of an
+unknown run time, that of known classes counts: else all of a long queue would soon be first come, first served."""
 
 STARVES = 10
 """Wait, in own run times, that doubles a unit's worth; the worth grows linearly with the wait."""
@@ -54,12 +55,12 @@ MOST_LEAVES = 4096
 """Maximum number of leaves that are numbered, beyond one for each candidate."""
 
 (
-    READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES, ONE, LEAF, DECLARED, CLASS, LEARNS,
+    READY, ORDINAL, PRIORITY, TAIL, OWN, WEIGHT, TAKES, GPUS, WIDTH, WHOLES, ONE, LEAF, DECLARED, CLASS, LEARNS, GUESS,
 ) = range(16)  # fmt: skip
-"""Rows of the columns. `OWN` is the expected run time, `AGES` is that of `ageing`, `TAKES` the thousandths of devices
-in total, `WIDTH` the minimum number of devices; `WHOLES` marks units that wait for whole devices, in one artifact, and
-`ONE` those of one task on one device, whole or shared, in one artifact. `LEAF` is the number of the share, and `CLASS`
-that of the class of work; `LEARNS` is that of `Speeds.learns_waiting`."""
+"""Rows of the columns. `OWN` is the expected run time, `TAKES` the thousandths of devices in total, `WIDTH` the minimum
+number of devices; `WHOLES` marks units that wait for whole devices, in one artifact, and `ONE` those of one task on one
+device, whole or shared, in one artifact. `LEAF` is the number of the share, and `CLASS` that of the class of work;
+`LEARNS` is that of `Speeds.learns_waiting`. `GUESS` marks those of which no run time is known."""
 
 
 class _Seen(NamedTuple):
@@ -88,10 +89,11 @@ class Waiting:
             or len(seen.classes) > MOST_CLASSES
             or len(seen.leaves) > MOST_LEAVES + len(view.candidates)
         ):
-            seen = _Seen((), np.zeros((LEARNS + 1, 0), np.int64), np.zeros(0, np.int64), {}, {}, {}, None)
+            seen = _Seen((), np.zeros((GUESS + 1, 0), np.int64), np.zeros(0, np.int64), {}, {}, {}, None)
         if seen.candidates != view.candidates or seen.profiles is not speeds.profiles:
             seen = view.fleet.runs["waiting"] = _look(view, speeds, seen)
         self.now, self.candidates = view.now, view.candidates
+        self._speeds = speeds
         self.columns, self.leaves = seen.columns, seen.leaves
         self.runs = seen.runs
         """(N,): the remaining nanoseconds of each on its fastest device (`Speeds.shortest`)."""
@@ -105,7 +107,11 @@ class Waiting:
     @cached_property
     def raised(self) -> Ints:
         """(N,): the number of classes by which waiting has raised each."""
-        raised: Ints = np.where(self.waited >= AGEING, self.waited // self.columns[AGES], 0)
+        columns, runs = self.columns, self.runs
+        if (guess := columns[GUESS] > 0).any():
+            runs = np.where(guess, np.maximum(runs, self._speeds.typical), runs)
+        every = np.where(columns[GPUS] > 0, np.clip(runs, 0, NEVER // AGES_BY) * AGES_BY, 0)
+        raised: Ints = self.waited // np.maximum(AGEING, every)
         return raised
 
     @cached_property
@@ -148,12 +154,15 @@ class Waiting:
         return values
 
 
-def ageing(candidate: Candidate) -> int:
-    """Return the wait for each class by which a candidate is raised."""
+def ageing(candidate: Candidate, view: Snapshot) -> int:
+    """Return the wait for each class by which a candidate is raised; it may be one that the view does not show."""
     if not candidate.shape.gpus:
         return AGEING
-    every = AGES_BY * candidate.expected
-    return AGEING if every <= AGEING else every if every <= NEVER else NEVER
+    speeds, able = speeds_of(view), ability(view.fleet, candidate.shape).models
+    run = speeds.shortest(candidate, able)
+    if speeds.is_guess(candidate, able):
+        run = max(run, speeds.typical)
+    return min(max(AGEING, AGES_BY * run), NEVER)
 
 
 def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
@@ -163,7 +172,7 @@ def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
     if seen.candidates:
         columns, runs = seen.columns[:, known], seen.runs[known]
     else:
-        columns, runs = np.zeros((LEARNS + 1, len(ones)), np.int64), np.zeros(len(ones), np.int64)
+        columns, runs = np.zeros((GUESS + 1, len(ones)), np.int64), np.zeros(len(ones), np.int64)
     again = known < 0
     new = again.nonzero()[0].tolist()
     if new:
@@ -182,7 +191,9 @@ def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
     if places := again.nonzero()[0].tolist():
         some = [ones[place] for place in places]
         runs[places] = _runs(view, speeds, some)
-        columns[LEARNS, places] = [speeds.learns_waiting(one, ability(view.fleet, one.shape).models) for one in some]
+        able = [ability(view.fleet, one.shape).models for one in some]
+        columns[LEARNS, places] = [speeds.learns_waiting(*of) for of in zip(some, able, strict=True)]
+        columns[GUESS, places] = [speeds.is_guess(*of) for of in zip(some, able, strict=True)]
     return _Seen(ones, columns, runs, classes, leaves, speeds.profiles, speeds.throughputs)
 
 
@@ -242,7 +253,6 @@ def _column(one: Candidate, classes: dict[str, int], leaves: dict[str, int]) -> 
         one.priority,
         min(NEVER, one.tail),
         min(NEVER, one.expected),
-        ageing(one),
         one.weight,
         shape.gpus * shape.share * tasks,
         shape.gpus,
@@ -252,5 +262,6 @@ def _column(one: Candidate, classes: dict[str, int], leaves: dict[str, int]) -> 
         leaves.setdefault(one.leaf, len(leaves)),
         one.declared,
         classes.setdefault(one.kind, len(classes)),
+        0,
         0,
     ]

@@ -81,7 +81,7 @@ def test_a_missed_deadline_does_not_press() -> None:
 
 
 def test_ageing_raises_one_class_at_a_time_and_never_above_urgent() -> None:
-    aged = [effective_class(candidate(1, priority=3, waited=steps * AGEING), NOW) for steps in range(6)]
+    aged = [effective_class(candidate(1, priority=3, waited=steps * AGEING), view()) for steps in range(6)]
     assert aged == [3, 2, 1, 0, 0, 0]
 
 
@@ -97,7 +97,7 @@ def test_arrival_looks_at_nothing_else() -> None:
 
 
 def test_in_words() -> None:
-    words = in_words(candidate(1, priority=3, waited=6 * MINUTE, tail=12 * SECOND, left=MINUTE), NOW)
+    words = in_words(candidate(1, priority=3, waited=6 * MINUTE, tail=12 * SECOND, left=MINUTE), view())
     assert words == "low, raised by waiting 6m0s, due in 1m0s, 12.0 s to go"
 
 
@@ -116,7 +116,7 @@ def test_in_words() -> None:
 )
 def test_the_order_does_not_depend_on_how_the_candidates_come(candidates: list[Candidate]) -> None:
     assert urgency(*candidates) == urgency(*reversed(candidates))
-    classes = [effective_class(one, NOW) for one in by_urgency(view(*candidates))]
+    classes = [effective_class(one, view()) for one in by_urgency(view(*candidates))]
     assert classes == sorted(classes)
 
 
@@ -138,8 +138,8 @@ def test_shortest_first_and_least_served_first_and_by_level() -> None:
 
 def test_levels_of_feedback_are_lived_through_and_left_by_waiting() -> None:
     assert [level_of(at * SECOND) for at in (0, 29, 30, 299, 300, 3599, 3600)] == [0, 0, 1, 1, 2, 2, 3]
-    assert candidate_level(candidate(1, attained=2 * HOUR), NOW) == 3
-    assert candidate_level(candidate(1, attained=2 * HOUR, waited=AGEING), NOW) == 0
+    assert candidate_level(candidate(1, attained=2 * HOUR), view()) == 3
+    assert candidate_level(candidate(1, attained=2 * HOUR, waited=AGEING), view()) == 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_levels_of_feedback_are_lived_through_and_left_by_waiting() -> None:
     ],
 )
 def test_each_order_says_why(order: str, words: str) -> None:
-    assert ORDERS[order].words(candidate(1, expected=7 * SECOND, attained=40 * SECOND), NOW) == words
+    assert ORDERS[order].words(candidate(1, expected=7 * SECOND, attained=40 * SECOND), view()) == words
 
 
 # --- orders made of terms --------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_the_highest_sum_goes_first_and_ties_by_arrival() -> None:
     order = by_terms({"dependencies": 1.0})
     assert [one.ordinal for one in order.sort(shown, NO_DEADLINES)] == [2, 1, 3]
     assert [one.ordinal for one in by_terms({"dependencies": -1.0}).sort(shown, NO_DEADLINES)] == [1, 3, 2]
-    assert order.words(shown.candidates[0], NOW) == "medium, by 1 dependencies"
+    assert order.words(shown.candidates[0], shown) == "medium, by 1 dependencies"
 
 
 def test_a_term_of_ones_own_that_gives_nonsense_is_named() -> None:

@@ -12,12 +12,13 @@ from poise.policy.feasible import ability
 from poise.policy.predict import speeds_of
 from poise.policy.rank import ORDERS, effective_class
 from poise.policy.reclaim import value
-from poise.policy.waiting import OWN, WIDTH, Waiting
+from poise.policy.waiting import AGEING, AGES_BY, OWN, WIDTH, Waiting, ageing
 from poise.testing import node
-from poise.units import HOUR, MINUTE
+from poise.units import HOUR, MINUTE, SECOND
 
 NOW = 100 * HOUR
 FLEET = Fleet([node("n1", gpus=8), node("n2", gpus=8)])
+MODEL = next(model.called for model in FLEET.models if model.kind != "cpu")
 
 
 def candidate(ordinal: int, **fields: Any) -> Candidate:
@@ -59,14 +60,15 @@ def test_values_are_those_of_each_candidate(waits: float) -> None:
     of = view(*ONES)
     waiting = Waiting(of)
     runs = [speeds_of(of).shortest(one, ability(FLEET, one.shape).models) for one in ONES]
-    alone = [value(one, run, NOW, waits=waits) for one, run in zip(ONES, runs, strict=True)]
+    alone = [value(one, run, of, waits=waits) for one, run in zip(ONES, runs, strict=True)]
     assert waiting.values(waiting.places_of(ONES), waits) == pytest.approx(alone, rel=1e-14)
 
 
 def test_lanes_are_those_of_each_candidate() -> None:
-    order, waiting = ORDERS["value"], Waiting(view(*ONES))
-    assert order.lanes(waiting, waiting.places_of(ONES)).tolist() == [order.lane(one, NOW) for one in ONES]
-    assert waiting.classes.clip(0).tolist() == [effective_class(one, NOW) for one in ONES]
+    order, of = ORDERS["value"], view(*ONES)
+    waiting = Waiting(of)
+    assert order.lanes(of, waiting, waiting.places_of(ONES)).tolist() == [order.lane(one, of) for one in ONES]
+    assert waiting.classes.clip(0).tolist() == [effective_class(one, of) for one in ONES]
 
 
 def test_a_candidate_that_changed_is_looked_at_again() -> None:
@@ -103,3 +105,32 @@ def test_runs_follow_a_class_that_is_known_already() -> None:
         }
         known = Waiting(view(*ones, profiles=learned)).runs.tolist()
         assert known == Waiting(view(*ones, profiles=learned, fleet=Fleet(FLEET.nodes))).runs.tolist()
+
+
+# --- ageing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_unit_ages_by_what_its_class_has_taught_since_it_began_to_wait() -> None:
+    """It was ready before the first run of its class ended."""
+    one = candidate(1, kind="new", declared=0, expected=SECOND, shape=Shape(gpus=1), priority=2, ready=NOW - HOUR)
+    known = Profile(count=3, mean=HOUR, deviation=MINUTE)
+    assert Waiting(view(one)).classes.tolist() == [-1]
+    after = view(one, profiles={"new": known, f"new@{MODEL}": known})
+    assert Waiting(after).classes.tolist() == [2]
+    assert ageing(one, after) == AGES_BY * HOUR
+
+
+def test_a_unit_of_unknown_run_time_ages_as_known_work_on_devices_does() -> None:
+    """A long queue of unknown work would else be served first come, first served after a quarter of an hour."""
+    one = candidate(1, kind="new", declared=0, expected=SECOND, shape=Shape(gpus=1), priority=2, ready=NOW - HOUR)
+    learned = {f"{name}@{MODEL}": Profile(count=1, mean=mean) for name, mean in (("a", MINUTE), ("b", 3 * MINUTE))}
+    of = view(one, profiles={**learned, "c": Profile(count=9, mean=SECOND)})
+    assert ageing(one, of) == AGES_BY * 2 * MINUTE
+    assert Waiting(of).classes.tolist() == [2] == [effective_class(one, of)]
+    assert ageing(one, view(one)) == AGEING
+
+
+def test_more_known_work_changes_how_a_unit_of_unknown_run_time_ages() -> None:
+    one = candidate(1, kind="new", declared=0, expected=SECOND, shape=Shape(gpus=1), priority=2, ready=NOW - HOUR)
+    learned = {f"a@{MODEL}": Profile(count=1, mean=MINUTE)}
+    assert [Waiting(view(one, profiles=of)).classes.tolist() for of in ({}, learned, {})] == [[-1], [2], [-1]]

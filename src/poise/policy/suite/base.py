@@ -69,7 +69,6 @@ class Base:
         self._left: dict[Shape, int] = {}
         self._empty_room: dict[Shape, int] = {}
         self._gang_room: dict[Shape, int] = {}  # upper bounds: room only shrinks in a round
-        self._guesses: dict[str, bool] = {}
         self._reservations = 0
         self._soonest_of: dict[tuple[int, Shape], tuple[int, Reservation | None]] = {}  # and the changes included
         self._occupied = any(view.fleet.residents)
@@ -179,11 +178,7 @@ class Base:
 
     def _is_guess(self, candidate: Candidate) -> bool:
         """Return whether the unit's run time is unknown on all devices."""
-        known = self._guesses.get(candidate.unit)
-        if known is None:
-            estimates = self.draft.estimates(candidate, candidate.shape)
-            known = self._guesses[candidate.unit] = all(estimate.source == "default" for estimate in estimates)
-        return known
+        return self.draft.speeds.is_guess(candidate, self.draft.able(candidate.shape).models)
 
     def _spared(self, one: Candidate | Resident) -> Container[str]:
         """Return the units that may not be preempted for this one."""
@@ -234,7 +229,7 @@ class Base:
     def _why(self, candidate: Candidate, shape: Shape, row: int, gang: Sequence[int] = ()) -> Why:
         """Explain the choice beside the best other nodes; for a `gang`, beside those that hold all of it."""
         fleet = self.draft.fleet
-        said = (self.order.words(candidate, self.view.now), self._picks.get(candidate.unit, self._note))
+        said = (self.order.words(candidate, self.view), self._picks.get(candidate.unit, self._note))
         rank = ", ".join(filter(None, said))
         if len(fleet) == 1 or self.recipe.turns != "no":
             return Why(

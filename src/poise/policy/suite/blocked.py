@@ -91,7 +91,7 @@ class Blocked(Placing):
             if not more and could and self.recipe.reserve:
                 self._keep_in_turn(candidate)
             if not self._yields_by_worth(candidate):  # else the next victim search counts with its class then
-                every = ageing(candidate)
+                every = ageing(candidate, self.view)
                 self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
         if not candidate.recovering:  # a recovering unit is held by its node, which may return
             self.holds[candidate.queue] = more
@@ -101,12 +101,12 @@ class Blocked(Placing):
         """Keep room for large units that have waited long, except for one device, which smaller units cannot block."""
         if (candidate.tasks == 1 and candidate.shape.gpus == 1) or self._reservations >= RESERVATIONS:
             return
-        patience = PATIENCE[effective_class(candidate, self.view.now)]
+        patience = PATIENCE[effective_class(candidate, self.view)]
         if self._weighs_worth and candidate.shape.gpus and self._all_save and self._is_guess(candidate):
             patience = TURN  # until then all preemptible units may be preempted for it
         waits_until = candidate.ready + patience
         if self.view.now >= waits_until:
-            self._keep(candidate, waits_until + max(LENDING, ageing(candidate)))
+            self._keep(candidate, waits_until + max(LENDING, ageing(candidate, self.view)))
         else:
             self._ask_again(waits_until)
 
@@ -188,7 +188,7 @@ class Blocked(Placing):
             found = find_smaller(candidate, shape, self.draft, needed, self._members, asked, self._sizes)
             if found is None or not self._agree(candidate, shape, found.leaves):
                 continue
-            rank = candidate.serves or self.order.words(candidate, self.view.now)
+            rank = candidate.serves or self.order.words(candidate, self.view)
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
             for unit, leaves in found.leaves.items():
                 self._yielding.add(unit)
@@ -257,7 +257,7 @@ class Blocked(Placing):
         run = draft.speeds.shortest(candidate, draft.able(candidate.shape).models)
         for _ in range(SKIPS):
             at += max(rules.min_run, (at - candidate.ready) // ASKS_AGAIN)
-            if self._is_uneven or times * value(candidate, run, at, waits=waits) >= self._least_standing:
+            if self._is_uneven or times * value(candidate, run, self.view, at=at, waits=waits) >= self._least_standing:
                 break
         return at
 
@@ -300,7 +300,7 @@ class Blocked(Placing):
         best: _Way | None = None
         for shape in shapes:
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = times * value(candidate, run, now, waits=min(1.0, draft.waits))
+            gain = times * value(candidate, run, self.view, waits=min(1.0, draft.waits))
             found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, risk)
             if not found or not found.victims or any(now < one.due <= due_first for one in found.victims):
                 continue
@@ -330,7 +330,7 @@ class Blocked(Placing):
             why = Why(
                 policy=self.recipe.name,
                 base=self.view.revision,
-                rank=rank or candidate.serves or self.order.words(candidate, self.view.now),
+                rank=rank or candidate.serves or self.order.words(candidate, self.view),
                 score=scores.get(victim.unit, {}),
             )
             cause: Literal["shrink", "yield"] = "shrink" if shrinks else "yield"

@@ -112,7 +112,7 @@ class Round(Changing):
             if candidate.tenant and (over := self.allowance.against(candidate)):
                 self.holds[candidate.queue] = over
                 continue
-            if last_lane is not None and self.order.lane(candidate, self.view.now) > last_lane:
+            if last_lane is not None and self.order.lane(candidate, self.view) > last_lane:
                 self._postponed = True
                 continue
             if self.shares is not None and self.shares.confines:
@@ -135,7 +135,7 @@ class Round(Changing):
             elif self._place(candidate):
                 self._count_share(candidate)
                 if self._unseen and self._was_last_shown(candidate):
-                    lane = self.order.lane(candidate, self.view.now)
+                    lane = self.order.lane(candidate, self.view)
                     last_lane = lane if last_lane is None else min(lane, last_lane)
                 continue
             behind = self._behind(candidate)
@@ -195,7 +195,7 @@ class Round(Changing):
 
     def _last(self, ordered: list[Candidate], places: Ints, last: Bools) -> list[Candidate]:
         """Return the candidates with those marked `last` after others of equal promise, deadline pressure and class."""
-        lanes = self.order.lanes(self.draft.waiting, places)
+        lanes = self.order.lanes(self.view, self.draft.waiting, places)
         keys = [last, lanes]
         if pressed := self.draft.timely.pressed:
             late = np.array([one.unit in pressed for one in ordered])
@@ -261,7 +261,7 @@ class Round(Changing):
             return ordered
 
         def lane(candidate: Candidate) -> int:
-            return self.order.lane(candidate, self.view.now)
+            return self.order.lane(candidate, self.view)
 
         last = {candidate.queue: candidate for candidate in ordered}
         limit = min(lane(last[queue]) for queue in self._unseen)
