@@ -199,11 +199,12 @@ class KubernetesCluster:
         return [Pilot(one.orders.node, uid) for uid, one in self._own.items() if one.orders and uid in there]
 
     def waiting(self) -> list[Mapping[str, float]]:
-        """Return the needs of other Pods that no node has room for and that have a higher priority than ours. Pods of
-        lower priority get only idle room.
+        """Return the needs of other Pods that no node has room for and that may preempt ours. Other Pods get only idle
+        room: those of lower priority, and those whose PriorityClass never preempts.
         """
         mine = max((one.pod.priority for one in self._own.values()), default=0)
-        return [self._needs_of(pod) | {_mark(pod): 1} for pod in self._waiting if pod.priority > mine]
+        above = (pod for pod in self._waiting if pod.priority > mine and pod.preempts)
+        return [self._needs_of(pod) | {_mark(pod): 1} for pod in above]
 
     def _leaves(self, uid: str, one: _Own) -> bool:
         """Whether running work must move away: the Pod is evicted, its node is cordoned, or the Pod is unwanted."""
@@ -718,7 +719,7 @@ def _mark(pod: PodObject) -> str:
 
 def _waits(pod: PodObject) -> bool:
     """Whether a Pod waits only for room. Pods that depend on other Pods are left to their scheduler."""
-    return bool(not pod.spec.node_name and pod.unschedulable and not pod.needs_others)
+    return pod.waits_for_room and not pod.needs_others
 
 
 def _fits(needs: Mapping[str, int], left: Mapping[str, int]) -> bool:

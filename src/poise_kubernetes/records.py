@@ -40,6 +40,12 @@ REFUSALS = (
 )
 """How the reasons begin with which a kubelet refuses a Pod that was placed on it."""
 
+LACKS_ROOM = ("insufficient ", "too many pods")
+LACKS_NO_ROOM = ("nodes are available", "persistentvolumeclaim")
+"""Parts of the messages of kube-scheduler, in lower case: a node has too little room; and the reasons of all nodes.
+Other schedulers have other messages. With them, a Pod counts as waiting for room.
+"""
+
 _SUFFIXES: dict[str, int | Decimal] = {
     "": 1,
     "n": Decimal("1e-9"),
@@ -232,6 +238,7 @@ class PodSpec(Record, frozen=True):
     init_containers: tuple[Container, ...] | None = None
     overhead: dict[str, str | int] | None = None
     priority: int | None = None
+    preemption_policy: str = ""
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
@@ -294,6 +301,23 @@ class PodObject(Known, frozen=True):
             if one.type == "PodScheduled" and one.status == "False":
                 return one.message or one.reason or "no reason is given"
         return ""
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether a scheduler has found no node for it, and free resources would help. They do not help a Pod with
+        scheduling gates, nor one that every node refuses for another reason, such as a volume that does not exist.
+        """
+        why = self.unschedulable.lower()
+        if not why or self.spec.node_name or self.spec.scheduling_gates:
+            return False
+        if any(word in why for word in LACKS_ROOM):
+            return True
+        return not any(word in why for word in LACKS_NO_ROOM)
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a scheduler may preempt other Pods for it."""
+        return self.spec.preemption_policy != "Never"
 
     @property
     def waits_for(self) -> str:

@@ -179,6 +179,39 @@ def test_pods_with_a_higher_priority_ask_for_what_is_busy_and_others_do_not(worl
     assert machine.size["pod team/urgent"] == 1
 
 
+def test_a_pod_whose_priority_never_preempts_gets_only_idle_room(world: World) -> None:
+    world.want(waits(4))
+    world.begin()
+    world.api.binds = False
+    world.api.put("pods", "patient", "team", **pod(cpu="3", priority=100, preemptionPolicy="Never"))
+    world.api.patch("pods", "patient", {"status": {"conditions": [_unschedulable()]}}, "team")
+    world.want(NOTHING, 1)
+    assert world.cluster.waiting() == []
+    world.want(NOTHING, LENT_SECONDS + 3)
+    assert [machine.leaving for machine in world.cluster.machines()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("message", "spec"),
+    [
+        ("Scheduling is blocked due to non-empty scheduling gates", {"schedulingGates": [{"name": "queue"}]}),
+        ("0/2 nodes are available: 2 node(s) had taint {a: b}, that the pod didn't tolerate.", {}),
+        ('persistentvolumeclaim "data" not found', {}),
+    ],
+)
+def test_a_pod_that_room_would_not_help_keeps_none(world: World, message: str, spec: dict[str, Any]) -> None:
+    world.want(waits(4))
+    world.begin()
+    world.api.binds = False
+    world.api.put("pods", "waits", "team", **pod(cpu="4", priority=100, **spec))
+    condition = _unschedulable() | {"message": message}
+    world.api.patch("pods", "waits", {"status": {"conditions": [condition]}}, "team")
+    world.want(waits(8), LENT_SECONDS + 3)
+    assert world.cluster.waiting() == []
+    assert [_cpu(one) for one in world.pods()] == ["4000m", "4000m"], "the other node is free"
+    assert [machine.leaving for machine in world.cluster.machines()] == [False]
+
+
 @pytest.mark.parametrize("how", ["evicted", "cordoned"])
 def test_a_pod_that_is_evicted_or_whose_node_is_cordoned_leaves_in_order(world: World, how: str) -> None:
     world.want(waits())
