@@ -118,8 +118,12 @@ class _Own(NamedTuple):
         return self.pod.metadata.deletion_timestamp is not None
 
     @property
+    def has_ended(self) -> bool:
+        return _has_ended(self.pod)
+
+    @property
     def runs(self) -> bool:
-        return self.pod.status.phase == "Running" and not self.is_removed
+        return self.pod.status.phase == "Running" and not (self.is_removed or self.has_ended)
 
 
 class KubernetesCluster:
@@ -343,8 +347,8 @@ class KubernetesCluster:
         now = self._ticks()
         for uid, one in self._own.items():
             pod, age = one.pod, now - self._seen[uid]
-            if pod.ended:
-                if pod.status.phase == "Failed" and not one.is_evicted:
+            if one.has_ended:
+                if _has_failed(pod) and not one.is_evicted:
                     self._avoid(one.grant.node, _ending(pod))
                 self._delete(one)
             elif one.is_evicted:
@@ -420,7 +424,7 @@ class KubernetesCluster:
 
     def _left(self) -> int:
         """Return how many more Pods may be created."""
-        there = sum(not one.pod.ended and not one.is_removed for one in self._own.values())
+        there = sum(not (one.has_ended or one.is_removed) for one in self._own.values())
         return self._settings.pods - there - len(self._asked)
 
     def _standing(self, busy: Mapping[str, int]) -> list[Room]:
@@ -437,7 +441,7 @@ class KubernetesCluster:
             delay = self._delay_of(grant.node, now - (until - ASKED_SECONDS))
             found.append((grant.node, grant, delay, True))
         for uid, one in self._own.items():
-            if one.pod.ended or self._is_deleted(uid) or self._leaves(uid, one):
+            if one.has_ended or self._is_deleted(uid) or self._leaves(uid, one):
                 continue
             begins = one.orders is None
             left = busy.get(one.orders.node, 0) if one.orders is not None else 0
@@ -578,7 +582,7 @@ class KubernetesCluster:
         until = time.monotonic() + END_SECONDS
         while True:
             own = self._now()
-            ended = [pilot for pilot in pilots if pilot.machine not in own or own[pilot.machine].ended]
+            ended = [pilot for pilot in pilots if pilot.machine not in own or _has_ended(own[pilot.machine])]
             if len(ended) == len(pilots) or time.monotonic() > until:
                 break
             time.sleep(LOOK_SECONDS)
@@ -736,6 +740,16 @@ def _decoded(pod: PodObject, name: str, decoder: msgspec.json.Decoder[T]) -> T |
     with contextlib.suppress(msgspec.MsgspecError):
         return decoder.decode((pod.metadata.annotations or {}).get(name, ""))
     return None
+
+
+def _has_ended(pod: PodObject) -> bool:
+    """Whether the pilot has ended, even if a container that another program has added to its Pod runs on."""
+    return pod.ended or pod.end_of(manifests.PILOT) is not None
+
+
+def _has_failed(pod: PodObject) -> bool:
+    over = pod.end_of(manifests.PILOT)
+    return over.exit_code != 0 if over is not None else pod.status.phase == "Failed"
 
 
 def _ending(pod: PodObject) -> str:

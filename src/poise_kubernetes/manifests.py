@@ -30,6 +30,9 @@ GRANT = "poise-scheduler/grant"
 
 MANAGED, HOME = "app.kubernetes.io/managed-by", "app.kubernetes.io/instance"
 
+PILOT, TASK = "pilot", "task"
+"""Names of the containers of pilots and of tasks."""
+
 USER = 10001
 """The user id of the image; it is not root."""
 
@@ -119,7 +122,7 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
         },
         "containers": [
             {
-                "name": "pilot",
+                "name": PILOT,
                 "image": settings.image,
                 "command": ["python", "-m", "poise_kubernetes.pilot", BASE],
                 "resources": {"requests": held, "limits": held},
@@ -208,7 +211,7 @@ def task_pod(
         "enableServiceLinks": False,
         "containers": [
             {
-                "name": "task",
+                "name": TASK,
                 "image": launch.image,
                 "command": list(launch.argv),
                 "resources": {"requests": held, "limits": limits},

@@ -63,10 +63,12 @@ from poise_kubernetes.grouping import (
     oldest_first,
     priority_of,
 )
+from poise_kubernetes.manifests import TASK
 from poise_kubernetes.offers import device_at, labels_of, published
 from poise_kubernetes.records import (
     NodeObject,
     PodObject,
+    Terminated,
     Toleration,
     admits,
     amounts,
@@ -105,6 +107,15 @@ UNKNOWN = 30 * SECOND
 
 AVOIDED = 30 * SECOND
 """A node that has refused a Pod gets no such Pod for this long."""
+
+NEVER_BEGINS = ("InvalidImageName", "ErrImageNeverPull")
+BEGINS_LATE = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "Create", "RunContainer")
+"""How the reasons begin for which a kubelet does not start a container: it will never start, or only if somebody
+changes something, such as an image in a registry.
+"""
+
+BEGIN = 300 * SECOND
+"""A task whose container its kubelet cannot start is given up after this long."""
 
 SWEEP = SECOND
 """Interval between checks of objects that wait for a point in time."""
@@ -246,7 +257,8 @@ class _Placed(msgspec.Struct, eq=False):
     @property
     def is_settled(self) -> bool:
         """Whether only its Pod or the control plane can change this."""
-        return self.state == "bound" and self.began and not self.stopping and not self.seen
+        started = self.runs or not self.is_task
+        return self.state == "bound" and self.began and started and not self.stopping and not self.seen
 
     @property
     def gang(self) -> tuple[str, int]:
@@ -420,6 +432,9 @@ class Placer:
                 pods = (placed.pod,) if placed.pod is not None else ()
                 job_id = placed.attempt.task.partition(".")[0]
                 found.append(Waiting(pods, job_id, f"{what} {placed.node}: {placed.why}", placed.since))
+            elif placed.state == "bound" and not placed.runs and placed.pod is not None and placed.pod.waits_for:
+                why = f"its Pod does not begin on {placed.node}: {placed.pod.waits_for}"
+                found.append(Waiting((), placed.attempt.task.partition(".")[0], why, placed.since))
         return found
 
     def _take(self, nodes: Changes[NodeObject], others: Changes[PodObject], own: Changes[PodObject]) -> None:
@@ -1096,22 +1111,27 @@ class Placer:
         """Compare a task with its Pod. What a kubelet refuses has not begun."""
         if pod is None:
             outcome: Outcome = "stopped" if placed.stopping else "killed"
-            self._end(placed, Ending(outcome=outcome, run=placed.ran(now), note="its Pod was deleted"), now)
+            deleted = Ending(outcome=outcome, run=placed.ran(now), note="its Pod was deleted")
+            self._end(placed, placed.ending or deleted, now)
         elif pod.refused:
             self._refused[placed.node] = now + AVOIDED, f"the kubelet refused a Pod: {pod.status.reason}"
             self._kept[placed.attempt] = pod
             self._fit(placed.node, self._machines[placed.node], now)  # before the attempt is placed again
             self._end(placed, Ending(outcome="returned", note=f"{pod.status.reason}: {pod.status.message}"), now)
-        elif pod.ended:
-            placed.state, placed.ending = "ends", _ending_of(pod, bool(placed.stopping), placed.ran(now))
+        elif pod.ended or pod.end_of(TASK) is not None:
+            ending = _ending_of(pod, bool(placed.stopping), placed.ran(now))
+            placed.state, placed.ending = "ends", ending if ending.outcome == "done" else placed.ending or ending
             self._kept[placed.attempt] = pod
             self._doors.fetch(placed.attempt, pod)
-        elif placed.stopping:
+        elif placed.stopping or placed.deleted:
             if placed.deleted and not pod.is_deleted:
                 self._doors.delete(pod)  # the request was lost
         elif pod.status.phase == "Running" and not placed.runs:
             placed.runs = True
             self._feed(placed.node, Changed(running=(Running(attempt=placed.attempt, pid=0),)), now)
+        elif not placed.runs and _cannot_begin(pod, now - placed.since):
+            placed.ending = Ending(outcome="unstartable", note=pod.waits_for)
+            self._delete(placed)
 
     def fetched(self, attempt: Attempt, now: int) -> None:
         """The output of a Pod is kept, as far as there is any."""
@@ -1384,15 +1404,24 @@ def _ending_of(pod: PodObject, stopped: bool, ran: int) -> Ending:
         return Ending(outcome="stopped", run=ran)
     if pod.status.phase == "Succeeded":
         return Ending(outcome="done", run=ran)
+    over = pod.end_of(TASK) or Terminated(exit_code=pod.exit_code, reason=pod.killed_by)
     note = ": ".join(filter(None, (pod.status.reason, pod.status.message)))
-    code = pod.exit_code
-    if pod.killed_by == "OOMKilled":
+    code = over.exit_code
+    if not pod.ended and not code:
+        return Ending(outcome="done", run=ran)
+    if over.reason == "OOMKilled":
         return Ending(outcome="oom", code=code, run=ran, note=note)
     if pod.status.reason == "DeadlineExceeded":
         return Ending(outcome="timeout", code=code, run=ran, note=note)
     if not code or pod.status.reason:  # evicted, or its node went
         return Ending(outcome="killed", code=code, run=ran, note=note)
     return Ending(outcome="failed", code=code, run=ran, note=note)
+
+
+def _cannot_begin(pod: PodObject, age: int) -> bool:
+    """Return whether the container of a task cannot start, `age` nanoseconds after its Pod was created."""
+    why = pod.waits_for
+    return why.startswith(NEVER_BEGINS) or (why.startswith(BEGINS_LATE) and age > BEGIN)
 
 
 def launch_of(pod: PodObject) -> Launch | None:

@@ -269,6 +269,7 @@ class ContainerState(Record, frozen=True):
 
 
 class ContainerStatus(Record, frozen=True):
+    name: str = ""
     state: ContainerState = ContainerState()
 
 
@@ -352,6 +353,13 @@ class PodObject(Known, frozen=True):
         """The first exit code of its containers that is not 0; 0 if there is none."""
         states = (one.state.terminated for one in self.status.container_statuses or ())
         return next((one.exit_code for one in states if one is not None and one.exit_code), 0)
+
+    def end_of(self, container: str) -> Terminated | None:
+        """Return how this container ended; None if it has not. A Pod runs on after its only container has ended if
+        another program has added a container, such as the proxy of a service mesh.
+        """
+        ends = (one.state.terminated for one in self.status.container_statuses or () if one.name == container)
+        return next(ends, None)
 
     @property
     def ran(self) -> int:

@@ -529,7 +529,7 @@ class Scheduler:
         """Keep the output of a Pod where `poise logs` finds that of any task."""
         out, _ = log_paths(self.home.logs, attempt)
         try:
-            text = self._own.api.raw(f"{_path(pod)}/log", {"container": "task", "limitBytes": str(MAX_LOG)})
+            text = self._own.api.raw(f"{_path(pod)}/log", {"container": manifests.TASK, "limitBytes": str(MAX_LOG)})
             out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(out, text)
         except (Away, Refused, OSError) as error:

@@ -264,6 +264,22 @@ def test_pods_are_released_when_they_end_and_nothing_is_left(world: World, monke
     assert all(one["metadata"].get("deletionTimestamp") for one in world.pods())
 
 
+def test_a_pod_is_deleted_with_its_pilot_though_a_container_that_was_added_runs_on(world: World) -> None:
+    world.want(waits())
+    [pilot] = world.begin()
+    [one] = world.pods()
+    states = [
+        {"name": "pilot", "state": {"terminated": {"exitCode": 0}}},
+        {"name": "proxy", "state": {"running": {}}},
+    ]
+    world.change(one["metadata"]["name"], containerStatuses=states)
+    world.synchronize()
+    assert world.cluster.release([pilot]) == [pilot]
+    world.want(NOTHING, 1)
+    assert world.cluster.machines() == []
+    assert [of["metadata"]["deletionTimestamp"] for of in world.pods()]
+
+
 def test_while_the_api_server_is_away_nothing_is_given_up(world: World) -> None:
     world.want(waits())
     pilots = world.begin()

@@ -517,6 +517,49 @@ def test_no_pod_of_a_task_is_created_twice_though_answers_are_lost_and_the_sched
     assert set(world.jobs().values()) == {"placed"}, "no kubelet has started them"
 
 
+@pytest.mark.parametrize(("reason", "least", "most"), [("InvalidImageName", 0, 5), ("ImagePullBackOff", 290, 320)])
+def test_a_task_whose_container_cannot_start_says_why_and_is_given_up(
+    reason: str, least: int, most: int, world: Scheduled
+) -> None:
+    world.run(2)
+    world.job(name="task", image="x", retry={"limit": 0})
+    world.run(2)
+    [name] = world.on()
+    waiting = [{"name": "task", "state": {"waiting": {"reason": reason, "message": "no image x"}}}]
+    world.api.patch("pods", name, {"status": {"containerStatuses": waiting}}, "ml")
+    if least:
+        world.run(least)
+        [why] = [of.why for of in world.placer.waiting()]
+        assert why.endswith(f": {reason}: no image x")
+        assert world.jobs() == {"task": "placed"}
+    world.run(most - least)
+    assert world.api.get("pods", name, "ml")["metadata"]["deletionTimestamp"]
+    world.api.remove("pods", name, "ml")
+    world.run(2)
+    assert world.jobs() == {"task": "failed"}
+    assert world.home.host is not None
+    ending = world.home.host.ledger.jobs["j1"].units[0].tasks[0].ending
+    assert ending is not None and (ending.outcome, ending.note) == ("unstartable", f"{reason}: no image x")
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, "done"), (3, "failed")])
+def test_a_task_ends_with_its_container_though_a_container_that_was_added_runs_on(
+    code: int, status: str, world: Scheduled
+) -> None:
+    world.run(2)
+    world.job(name="task", image="x", retry={"limit": 0})
+    world.run(2)
+    [name] = world.on()
+    states = [
+        {"name": "task", "state": {"terminated": {"exitCode": code}}},
+        {"name": "proxy", "state": {"running": {}}},
+    ]
+    world.api.patch("pods", name, {"status": {"phase": "Running", "containerStatuses": states}}, "ml")
+    world.run(5)
+    assert world.jobs() == {"task": status}
+    assert world.api.get("pods", name, "ml")["metadata"]["deletionTimestamp"]
+
+
 def test_a_task_without_an_image_says_what_it_needs(world: Scheduled) -> None:
     world.run(2)
     world.job(name="task")
