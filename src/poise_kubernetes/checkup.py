@@ -8,14 +8,19 @@ from poise.drivers.kubernetes.api import Api, Away, Refused
 from poise.drivers.kubernetes.credentials import find_access
 from poise.drivers.kubernetes.watching import Watched
 from poise.errors import PoiseError
+from poise.model.document import some
 from poise.model.reports.nodes import Check
 from poise.units import format_bytes, format_cpu
 from poise_kubernetes.claims import GROUP, VERSION
-from poise_kubernetes.records import NodeObject, PodObject, Toleration, admits, amounts, device_of, left_of
+from poise_kubernetes.manifests import why_unused
+from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of, left_of
 from poise_kubernetes.settings import Settings
 
 OLDEST = (1, 19)
 """The oldest Kubernetes version whose API has everything that Poise uses."""
+
+FEW = 3
+"""Names of nodes for each reason why they are not used."""
 
 Right = tuple[str, str, tuple[str, ...], bool]
 
@@ -138,13 +143,11 @@ def _nodes(api: Api, settings: Settings) -> Iterator[Check]:
     for pod in pods.items():
         if not pod.ended:
             on.setdefault(pod.spec.node_name, []).append(pod)
-    usable, free, devices = 0, {"cpu": 0, "memory": 0}, dict[str, int]()
+    usable, free, devices, unused = 0, {"cpu": 0, "memory": 0}, dict[str, int](), dict[str, list[str]]()
     for node in nodes.items():
-        size, labels = amounts(node.status.allocatable), node.metadata.labels or {}
-        device = device_of(size)
-        tolerated = (Toleration(key=device, operator="Exists"),) if device else ()
-        selected = all(labels.get(key) == value for key, value in settings.select)
-        if not (node.ready and selected and admits(node, tolerated)):
+        device = device_of(amounts(node.status.allocatable))
+        if why := why_unused(node, device, settings):
+            unused.setdefault(why, []).append(node.metadata.name)
             continue
         usable += 1
         left = left_of(node, on.get(node.metadata.name, ()))
@@ -155,7 +158,9 @@ def _nodes(api: Api, settings: Settings) -> Iterator[Check]:
     text = f"{usable} of {len(nodes.items())} can be used: {format_cpu(free['cpu'])} CPU"
     text += f" and {format_bytes(free['memory'])} are free"
     text += "".join(f", {count} {device}" for device, count in sorted(devices.items()))
-    yield Check("nodes", "ok" if usable else "fail", text, "" if usable else "`kubectl get nodes`; see `select=`")
+    text += "".join(f"; {some(sorted(names), FEW)} {why}" for why, names in sorted(unused.items()))
+    hint = "" if usable else "`kubectl get nodes`; see `select=` and `tolerate=`"
+    yield Check("nodes", "ok" if usable else "fail", text, hint)
 
 
 def _quotas(api: Api, space: str) -> Iterator[Check]:

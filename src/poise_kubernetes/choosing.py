@@ -31,12 +31,13 @@ PLENTY = 2**20
 
 class Room(NamedTuple):
     """A node that may get a Pod, or a Pod that starts or is idle: its `free` amounts, its maximum `size`, and the Poise
-    node that it would be.
+    node that it would be. With `for_devices`, a taint keeps off Pods that request no accelerators.
     """
 
     free: Mapping[str, int]
     size: Mapping[str, int]
     offered: Node
+    for_devices: bool = False
 
 
 class Unmet(NamedTuple):
@@ -50,9 +51,9 @@ class Unmet(NamedTuple):
 class _Place:
     """What is left of a node or a Pod while work is assigned to it, and what was assigned."""
 
-    def __init__(self, amounts: Mapping[str, int], offered: Node) -> None:
+    def __init__(self, amounts: Mapping[str, int], offered: Node, for_devices: bool = False) -> None:
         device = device_of(amounts)
-        self.offered = offered
+        self.offered, self.for_devices = offered, for_devices
         self.cpu = amounts.get("cpu", 0)
         self.memory = amounts.get("memory", 0) - PILOT_MEMORY
         self.number = amounts.get(device, 0)
@@ -63,8 +64,12 @@ class _Place:
         return bool(self.given.cpu or self.given.memory or self.given.number)
 
     def admits(self, work: Demand) -> bool:
-        """Whether the work may run there, whatever is free."""
+        """Whether the work may run there, whatever is free. Work without accelerators may join other work on a node
+        that is for accelerators.
+        """
         if not work.shape.where.allows(self.offered):
+            return False
+        if self.for_devices and not (work.gpus or self.given.number):
             return False
         return not work.gpus or any(can_serve(model_of(device), work.shape) for device in self.offered.devices)
 
@@ -95,7 +100,7 @@ def wanted(
     idle. Up to `waiting` more Pods may be created for nodes that do not exist yet; they name none.
     """
     there = [_Place(room.free, room.offered) for room in standing]
-    free = [_Place(room.free, room.offered) for room in rooms]
+    free = [_Place(room.free, room.offered, room.for_devices) for room in rooms]
     unmet: list[Unmet] = []
     for work in sorted(demand, key=lambda of: (-of.together, -of.gpus, -of.cpu, -of.memory)):
         found = _spread(work, [*there, *_ordered(work, free, most)])
@@ -115,7 +120,7 @@ def wanted(
 
 def slots_for(work: Demand, rooms: Sequence[Room], most: int) -> int:
     """Return how many tasks could run at once in Pods on these nodes, at most `most` Pods."""
-    places = _ordered(work, [_Place(room.free, room.offered) for room in rooms], most)
+    places = _ordered(work, [_Place(room.free, room.offered, room.for_devices) for room in rooms], most)
     if work.shape.where.groups:
         return sum(tasks for _, tasks in _spread(work, places))
     return min(work.tasks, sum(place.slots(work) for place in places))
@@ -188,7 +193,7 @@ def _may_be_on_new_nodes(work: Demand) -> bool:
 
 def _largest(work: Demand, rooms: Sequence[Room]) -> int:
     """Return how many tasks the largest existing node would hold if it were empty; at least one."""
-    return max((_Place(room.size, room.offered).slots(work) for room in rooms), default=0) or 1
+    return max((_Place(room.size, room.offered, room.for_devices).slots(work) for room in rooms), default=0) or 1
 
 
 def _at_once(work: Demand) -> int:
@@ -201,7 +206,9 @@ def _why_not(work: Demand, rooms: Sequence[Room], most: int) -> Unmet:
     if most <= 0:
         return Unmet(work, "`pods` are all in use", False)
     needs = f"{format_cpu(work.cpu)} CPU, {format_bytes(work.memory + PILOT_MEMORY)}, {work.gpus} GPU"
-    whole = [_Place(room.size, room.offered) for room in rooms]
+    whole = [_Place(room.size, room.offered, room.for_devices) for room in rooms]
+    if whole and all(one.for_devices for one in whole) and not work.gpus:
+        return Unmet(work, "the taints of all nodes keep off Pods that request no GPU", True)
     if not any(one.admits(work) for one in whole):
         return Unmet(work, f"no node that Poise may use is what it asks for: {work.shape.describe()}", True)
     if not any(one.slots(work) for one in whole):

@@ -25,6 +25,7 @@ from poise.drivers.kubernetes.api import Api, Away, Refused
 from poise.drivers.kubernetes.credentials import Access, find_access
 from poise.drivers.kubernetes.watching import Watched
 from poise.errors import Fault
+from poise.model.document import some
 from poise.model.reports.demand import Demand, DemandReport, Opening, Quote
 from poise.model.reports.status import Request
 from poise.model.resources import ALLOCATED, Device, Node
@@ -34,16 +35,15 @@ from poise_kubernetes import manifests
 from poise_kubernetes.choosing import WORTH, Room, Unmet, slots_for, slots_on_new_nodes, wanted, why_not
 from poise_kubernetes.claims import NO_CHANGES, DeviceChanges, Devices, Found
 from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
-from poise_kubernetes.offers import Grant, labels_of, offered, published
+from poise_kubernetes.offers import PILOT_MEMORY, Grant, labels_of, offered, published
 from poise_kubernetes.published import DEVICES, Published
 from poise_kubernetes.records import (
     NodeObject,
     PodObject,
-    Toleration,
-    admits,
     amounts,
     device_of,
     requested,
+    taint_against,
 )
 from poise_kubernetes.settings import Settings
 
@@ -67,11 +67,17 @@ after it.
 LENT_SECONDS = 5.0
 """Idle time after which a Pod is given back if others need its room."""
 
+SMALLER_SECONDS = 1.0
+"""Wait after a refused Pod before one of half its size is tried."""
+
 SHORT_GRACE = 5
 """A Pod deleted with a shorter grace period than this, in seconds, counts as removed: no work is moved off it."""
 
 PAUSES = (15.0, 60.0, 300.0, 900.0)
 """Seconds for which a node that refused a Pod gets no other one, growing with each refusal."""
+
+FEW = 3
+"""Names of nodes for each reason why they are not used."""
 
 END_SECONDS = 20.0
 LOOK_SECONDS = 0.1
@@ -146,7 +152,6 @@ class KubernetesCluster:
         self._news_of_devices, self._devices = published, Devices()
         self._extended: dict[str, dict[str, tuple[list[Found], int]]] = {}  # by node name, if there are any
         self._space = f"/api/v1/namespaces/{quote(settings.namespace)}"
-        self._owner: dict[str, str] = {}
         self._told = ""  # digest of the contact in the Secret
         self._asked: dict[str, tuple[float, Grant]] = {}  # Pods by name, and until when each counts as present
         self._orders: dict[str, Orders] = {}  # latest orders, by uid
@@ -165,6 +170,7 @@ class KubernetesCluster:
         self._unwanted: set[str] = set()
         self._unmet: list[Unmet] = []
         self._why = ""  # the reason why no Pod can be created
+        self._cap: dict[str, int] = {}  # the largest Pod that the API server may accept, after it refused a larger one
         self._again_at = 0.0
         self._busy: Mapping[str, int] = {}
         self._delays = delays or Delays()
@@ -398,7 +404,7 @@ class KubernetesCluster:
     def _create(self, demand: DemandReport) -> None:
         now = self._ticks()
         if not demand.waits:
-            self._settled, self._unmet = None, []
+            self._settled, self._unmet, self._cap = None, [], {}
             return
         if self._settled is None:
             self._settled = now
@@ -406,6 +412,10 @@ class KubernetesCluster:
             return
         standing, waiting = self._standing(demand.busy), self._may_wait()
         grants, unmet = wanted(demand.waits, self._rooms(), standing, self._left(), waiting)
+        if self._cap and not grants and self._why:  # the smallest Pod is refused too
+            self._cap = {}
+            self._pause(self._why)
+            return
         for one in unmet if unmet != self._unmet else ():
             _log.info("no pod for %s: %s", _count(one.demand.tasks, "task"), one.why)
         self._unmet = unmet
@@ -471,7 +481,7 @@ class KubernetesCluster:
         for name, node in self._nodes.items():
             if (avoided := self._avoided.get(name)) is not None and avoided.until > now:
                 continue
-            if self._may_use(node):
+            if not self._why_unused(node):
                 free[name] = self._free(node)
         for _, grant in self._asked.values():
             if (left := free.get(grant.node)) is not None:
@@ -487,18 +497,20 @@ class KubernetesCluster:
                 _take(theirs, needs)
             elif not any(_fits(needs, left) for left in free.values()):
                 too_large.add(key)
+        tolerations = manifests.tolerations(self._settings, "")
         return [
-            Room(left, self._size(self._nodes[name]), self._node(name))
+            Room(
+                left | {of: min(amount, left.get(of, 0)) for of, amount in self._cap.items()},
+                self._size(self._nodes[name]),
+                self._node(name),
+                for_devices=taint_against(self._nodes[name], tolerations) is not None,
+            )
             for name, left in sorted(free.items())
             if left.get("pods", 1) > 0
         ]
 
-    def _may_use(self, node: NodeObject) -> bool:
-        found = node.metadata.labels or {}
-        if not node.ready or any(found.get(key) != value for key, value in self._settings.select):
-            return False
-        device = device_of(self._size(node))
-        return admits(node, (Toleration(key=device, operator="Exists"),) if device else ())
+    def _why_unused(self, node: NodeObject) -> str:
+        return manifests.why_unused(node, device_of(self._size(node)), self._settings)
 
     def _ask(self, grant: Grant) -> bool:
         """Create a Pod and return whether more may be created. If the answer is lost, count the Pod as created until
@@ -518,9 +530,10 @@ class KubernetesCluster:
             if refused.status == 409 and refused.reason == "AlreadyExists":
                 return True
             self._asked.pop(manifests.pod_name(self._home, grant.node, number), None)
-            if refused.status == 404:  # the Secret was deleted, and its Pods with it
-                self._owner, self._told = {}, ""
-            self._pause(f"the API server refuses a pod: {refused}", max(refused.after, PAUSES[0]))
+            if refused.status == 403:  # a quota or a limit of the namespace: a smaller Pod may be accepted
+                self._cap = _half_of(grant)
+            pause = SMALLER_SECONDS if refused.status == 403 else PAUSES[0]
+            self._pause(f"the API server refuses a pod: {refused}", max(refused.after, pause))
             return False
         self._why = ""
         _log.info("asked for a pod on %s: %s", grant.node, grant)
@@ -536,6 +549,8 @@ class KubernetesCluster:
             Request(text=f"no pod for {_count(one.demand.tasks, 'task')}: {one.why}", refused=one.hopeless)
             for one in self._unmet
         ]
+        if any(one.hopeless for one in self._unmet) and (unused := self._unused()):
+            found.append(Request(text=f"nodes that Poise does not use: {unused}", refused=True))
         if self._ticks() < self._again_at and self._why:
             found.append(Request(text=self._why, refused=True))
         for name, avoided in sorted(self._avoided.items()):
@@ -551,6 +566,14 @@ class KubernetesCluster:
                     why = one.pod.unschedulable or "no scheduler has placed it yet"
                 found.append(Request(text=f"pod {one.pod.metadata.name} on {where}: {why}"))
         return found
+
+    def _unused(self) -> str:
+        """Return the nodes on which no Pod may be created, and why."""
+        found: dict[str, list[str]] = {}
+        for name, node in sorted(self._nodes.items()):
+            if why := self._why_unused(node):
+                found.setdefault(why, []).append(name)
+        return "; ".join(f"{some(names, FEW)} {why}" for why, names in sorted(found.items()))
 
     # --- pilots -------------------------------------------------------------------------------------------------------
 
@@ -650,17 +673,18 @@ class KubernetesCluster:
     # --- the object that owns the Pods --------------------------------------------------------------------------------
 
     def _owned(self) -> dict[str, str]:
-        """Return the reference to this home's Secret; create it if it does not exist."""
-        if not self._owner:
-            name = manifests.home_name(self._home)
-            try:
-                made = self._api.create(f"{self._space}/secrets", manifests.secret(self._home))
-            except Refused as refused:
-                if refused.status != 409:
-                    raise
-                made = self._api.get(f"{self._space}/secrets/{name}")
-            self._owner = {"name": name, "uid": str(made["metadata"]["uid"])}
-        return self._owner
+        """Return the reference to this home's Secret; create it if it does not exist. It is read each time: if somebody
+        has deleted it, the cluster would at once collect each Pod that it owns.
+        """
+        name = manifests.home_name(self._home)
+        try:
+            there = self._api.get(f"{self._space}/secrets/{name}")
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            there = self._api.create(f"{self._space}/secrets", manifests.secret(self._home))
+            self._told = ""
+        return {"name": name, "uid": str(there["metadata"]["uid"])}
 
     def _tell_secret(self, contact: Contact) -> None:
         if digest(contact) == self._told:
@@ -734,6 +758,12 @@ def _take(left: dict[str, int], amounts: Mapping[str, int]) -> None:
     for name, amount in amounts.items():
         if name in left:
             left[name] -= amount
+
+
+def _half_of(grant: Grant) -> dict[str, int]:
+    memory = (grant.memory - PILOT_MEMORY) // 2 + PILOT_MEMORY
+    devices = {grant.device: grant.number // 2} if grant.device else {}
+    return {"cpu": grant.cpu // 2, "memory": memory} | devices
 
 
 def _decoded(pod: PodObject, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:

@@ -17,6 +17,7 @@ from poise.model.messages import Launch
 from poise.ports import Contact
 from poise.units import SECOND
 from poise_kubernetes.offers import PILOT_MEMORY, Grant
+from poise_kubernetes.records import NodeObject, Toleration, taint_against
 from poise_kubernetes.settings import Settings
 
 BASE = "/poise"
@@ -142,26 +143,57 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
         spec["affinity"] = {"nodeAffinity": only}
     if not grant.node and settings.select:
         spec["nodeSelector"] = dict(settings.select)
-    if grant.number:
-        spec["tolerations"] = [{"key": grant.device, "operator": "Exists"}]
-    if settings.priority:
-        spec["priorityClassName"] = settings.priority
-    if settings.runtime:
-        spec["runtimeClassName"] = settings.runtime
-    if settings.pull:
-        spec["imagePullSecrets"] = [{"name": settings.pull}]
+    tolerated = tolerations(settings, grant.device if grant.number else "")
+    spec["tolerations"] = [msgspec.to_builtins(one) for one in tolerated]
+    spec |= _named(settings)
     reference = {"apiVersion": "v1", "kind": "Secret", "name": owner["name"], "uid": owner["uid"]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": pod_name(home, grant.node, number),
-            "labels": labels(home),
-            "annotations": {GRANT: msgspec.json.encode(grant).decode()},
+            "labels": dict(settings.labels) | labels(home),
+            "annotations": dict(settings.annotations) | {GRANT: msgspec.json.encode(grant).decode()},
             "ownerReferences": [reference],
         },
         "spec": spec,
     }
+
+
+def tolerations(settings: Settings, device: str) -> tuple[Toleration, ...]:
+    """Return the tolerations of a Pod: those of the settings, and one for the taint that is named like its device.
+    Without a device, only the former.
+    """
+    chosen = (
+        Toleration(key=key, operator="Equal", value=value) if value else Toleration(key=key, operator="Exists")
+        for key, value in settings.tolerate
+    )
+    return (*chosen, *([Toleration(key=device, operator="Exists")] if device else ()))
+
+
+def why_unused(node: NodeObject, device: str, settings: Settings) -> str:
+    """Return why no Pod of this `device` may be created on a node, whatever is free; empty if it may."""
+    labels = node.metadata.labels or {}
+    missing = [f"{key}={value}" for key, value in settings.select if labels.get(key) != value]
+    if not node.ready:
+        return "not ready"
+    if missing:
+        return f"without the label `{missing[0]}`"
+    if node.spec.unschedulable:
+        return "cordoned"
+    taint = taint_against(node, tolerations(settings, device))
+    return f"with the taint `{taint}`" if taint is not None else ""
+
+
+def _named(settings: Settings) -> dict[str, Any]:
+    """Return the fields of a Pod that name other objects, as the settings choose them."""
+    found = {
+        "priorityClassName": settings.priority,
+        "runtimeClassName": settings.runtime,
+        "serviceAccountName": settings.account,
+    }
+    pulls = {"imagePullSecrets": [{"name": settings.pull}]} if settings.pull else {}
+    return {field: name for field, name in found.items() if name} | pulls
 
 
 def _only(node: str) -> dict[str, Any]:
@@ -223,16 +255,11 @@ def task_pod(
         spec["tolerations"] = [{"key": device, "operator": "Exists"}]
     if launch.time_limit:
         spec["activeDeadlineSeconds"] = max(1, launch.time_limit // SECOND)
-    if settings.priority:
-        spec["priorityClassName"] = settings.priority
-    if settings.runtime:
-        spec["runtimeClassName"] = settings.runtime
-    if settings.pull:
-        spec["imagePullSecrets"] = [{"name": settings.pull}]
+    spec |= _named(settings)
     metadata = {
         "name": task_name(home, launch),
-        "labels": labels(home),
-        "annotations": dict(notes),
+        "labels": dict(settings.labels) | labels(home),
+        "annotations": dict(settings.annotations) | dict(notes),
         "ownerReferences": [{"apiVersion": "v1", "kind": "Secret", **owner}],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -78,6 +78,9 @@ class Taint(Record, frozen=True):
     value: str = ""
     effect: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
 
 class NodeSpec(Record, frozen=True):
     unschedulable: bool = False
@@ -438,10 +441,13 @@ class PodObject(Known, frozen=True):
 
 def admits(node: NodeObject, tolerations: Sequence[Toleration] = ()) -> bool:
     """Whether a Pod with these tolerations may be placed on the node."""
-    if node.spec.unschedulable:
-        return False
-    taints = [taint for taint in node.spec.taints or () if taint.effect in ("NoSchedule", "NoExecute")]
-    return all(any(one.tolerates(taint) for one in tolerations) for taint in taints)
+    return not node.spec.unschedulable and taint_against(node, tolerations) is None
+
+
+def taint_against(node: NodeObject, tolerations: Sequence[Toleration]) -> Taint | None:
+    """Return the first taint that keeps a Pod with these tolerations off the node."""
+    taints = (taint for taint in node.spec.taints or () if taint.effect in ("NoSchedule", "NoExecute"))
+    return next((taint for taint in taints if not any(one.tolerates(taint) for one in tolerations)), None)
 
 
 def amounts(found: Mapping[str, str | int] | None) -> dict[str, int]:

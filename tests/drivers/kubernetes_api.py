@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 import yaml
 
-from poise_kubernetes.records import NodeObject, PodObject, left_of, requested
+from poise_kubernetes.records import NodeObject, PodObject, amounts, left_of, requested
 
 COLLECTIONS = (
     "nodes", "pods", "secrets", "resourcequotas", "priorityclasses", "namespaces", "configmaps", "events",
@@ -241,6 +241,8 @@ class KubernetesApi:
         key = namespace, body["metadata"]["name"]
         if key in self.objects[collection]:
             raise Refusal(409, "AlreadyExists", f'{collection} "{key[1]}" already exists')
+        if collection == "pods":
+            self._check_quotas(namespace, body)
         one = _copy(body)
         one["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": _moment()}
         if namespace:
@@ -251,6 +253,18 @@ class KubernetesApi:
         if collection in ("pods", "nodes"):
             self._bind_all()
         return one
+
+    def _check_quotas(self, namespace: str, body: Object) -> None:
+        """Refuse a Pod beyond a quota of CPUs."""
+        for (space, name), quota in self.objects["resourcequotas"].items():
+            there = [one for (of, _), one in self.objects["pods"].items() if of == space == namespace]
+            pods = [pod for pod in (msgspec.convert(one, PodObject) for one in there) if not pod.ended]
+            used = sum(requested(pod)["cpu"] for pod in pods)
+            hard = amounts(quota.get("spec", {}).get("hard")).get("requests.cpu")
+            asked = requested(msgspec.convert({"metadata": {}, **body}, PodObject)).get("cpu", 0)
+            if space == namespace and hard is not None and used + asked > 1000 * hard:
+                message = f"exceeded quota: {name}, requested: requests.cpu={asked}m, used: requests.cpu={used}m"
+                raise Refusal(403, "Forbidden", message)
 
     def _replaced(self, collection: str, after: Object) -> Object:
         one = _copy(after)

@@ -76,6 +76,15 @@ def test_a_gang_gets_room_for_all_of_it_or_none() -> None:
     assert [grant.cpu for grant in grants] == [1000], "the gang takes nothing from others where it cannot start"
 
 
+def test_work_without_accelerators_does_not_ask_for_a_node_that_is_for_accelerators() -> None:
+    tainted = room("gpu", cpu=32, gpus=8)._replace(for_devices=True)
+    grants, [unmet] = wanted([work()], [tainted], [], 16)
+    assert (grants, unmet.hopeless) == ([], True)
+    assert unmet.why == "the taints of all nodes keep off Pods that request no GPU"
+    [grant], unmet = wanted([work(gpus=1), work()], [tainted], [], 16)
+    assert (grant.number, grant.cpu, unmet) == (1, 2000, []), "it may join a Pod with accelerators"
+
+
 def test_work_without_accelerators_leaves_them_to_others() -> None:
     rooms = [room("gpu", cpu=32, gpus=8), room("plain")]
     grants, _ = wanted([work()], rooms, [], 16)

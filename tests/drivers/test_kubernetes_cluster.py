@@ -360,6 +360,59 @@ def test_a_quota_is_told_and_asked_for_again_later(world: World) -> None:
     assert len(world.pods()) == 1
 
 
+def test_a_pod_that_a_quota_refuses_is_asked_for_with_fewer_tasks(world: World) -> None:
+    """Each node has four CPUs, and the quota of the namespace is three."""
+    world.api.put("resourcequotas", "small", "ml", spec={"hard": {"requests.cpu": "3"}})
+    world.want(waits(8), 10)
+    assert sorted(_cpu(one) for one in world.pods()) == ["1000m", "2000m"]
+    tried = [method for method, path in world.api.calls if path.endswith("/pods")].count("POST")
+    unmet = world.want(waits(8), 3)
+    assert any("exceeded quota: small" in one.text for one in unmet)
+    world.want(waits(8), 10)
+    assert [method for method, path in world.api.calls if path.endswith("/pods")].count("POST") <= tried + 3
+    world.api.put("resourcequotas", "small", "ml", spec={"hard": {"requests.cpu": "5"}})
+    world.want(waits(8), PAUSES[0] + 10)
+    assert sum(int(_cpu(one)[:-1]) for one in world.pods()) == 5000
+
+
+def test_a_secret_that_somebody_has_deleted_is_created_again_and_owns_the_next_pods(world: World) -> None:
+    world.want(waits())
+    world.begin()
+    world.api.remove("secrets", manifests.home_name(HOME), "ml")
+    for one in world.pods():  # the cluster has collected them
+        world.api.remove("pods", one["metadata"]["name"], "ml")
+    world.want(waits(), ASKED_SECONDS + 5)
+    [one] = world.pods()
+    secret = world.api.get("secrets", manifests.home_name(HOME), "ml")
+    assert [of["uid"] for of in one["metadata"]["ownerReferences"]] == [secret["metadata"]["uid"]]
+    world.begin()
+    assert "contact" in world.api.get("secrets", manifests.home_name(HOME), "ml")["data"]
+
+
+def test_a_node_with_a_taint_is_used_if_the_settings_tolerate_it(world: World) -> None:
+    taint = {"key": "sku", "value": "gpu", "effect": "NoSchedule"}
+    for name in ("a", "b"):
+        world.api.patch("nodes", name, {"spec": {"taints": [taint]}})
+    unmet = world.want(waits(), 5)
+    assert "nodes that Poise does not use: a, b with the taint `sku=gpu:NoSchedule`" in [one.text for one in unmet]
+    for tolerate in (("sku", ""), ("sku", "gpu")):
+        world.keeper(tolerate=(tolerate,))
+        world.want(waits(), 5)
+        [one] = world.pods()
+        world.api.remove("pods", one["metadata"]["name"], "ml")
+
+
+def test_pods_have_the_labels_annotations_and_account_of_the_settings(world: World) -> None:
+    labels = (("kueue.x-k8s.io/queue-name", "team"), ("app.kubernetes.io/managed-by", "somebody"))
+    world.keeper(labels=labels, annotations=(("sidecar.istio.io/inject", "false"),), account="trainer")
+    world.want(waits())
+    [one] = world.pods()
+    assert one["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert one["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "poise", "the labels of Poise itself stay"
+    assert one["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+    assert one["spec"]["serviceAccountName"] == "trainer"
+
+
 def test_checks_name_each_right_that_is_missing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
 
@@ -387,7 +440,22 @@ def test_settings_are_read_and_mistakes_are_told() -> None:
     found = parse_settings(text)
     assert (found.context, found.pods, found.select) == ("arn:aws:eks:eu:1:cluster/ml", 4, (("pool", "gpu"),))
     assert (found.image, found.idle, found.priority) == ("r.io/poise:2", 120, "low")
-    for wrong in ("a,b", "pods=0", "select=pool", "idle=soon", "image=a b", "prioritty=x", "namespace=A"):
+    text = "tolerate=sku:gpu,tolerate=spot,label=queue:team,annotation=note:for: all"
+    found = parse_settings(text)
+    assert (found.tolerate, found.labels) == ((("sku", "gpu"), ("spot", "")), (("queue", "team"),))
+    assert found.annotations == (("note", "for: all"),)
+    for wrong in (
+        "a,b",
+        "tolerate=a=b",
+        "label=a",
+        "annotation=a",
+        "pods=0",
+        "select=pool",
+        "idle=soon",
+        "image=a b",
+        "prioritty=x",
+        "namespace=A",
+    ):
         with pytest.raises(InputError):
             parse_settings(wrong)
 
