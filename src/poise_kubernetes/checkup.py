@@ -11,8 +11,9 @@ from poise.errors import PoiseError
 from poise.model.document import some
 from poise.model.reports.nodes import Check
 from poise.units import format_bytes, format_cpu
+from poise_kubernetes import manifests
 from poise_kubernetes.claims import GROUP, VERSION
-from poise_kubernetes.manifests import why_unused
+from poise_kubernetes.offers import PILOT_MEMORY, Grant
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of, left_of
 from poise_kubernetes.settings import Settings
 
@@ -87,6 +88,7 @@ def checks(settings: Settings) -> Iterator[Check]:
         if not settings.scheduler:
             yield from _quotas(api, space)
             yield from _named(api, settings, space)
+            yield _trial(api, settings, space)
     except (Away, Refused) as error:
         yield Check("cluster", "fail", str(error), "try again")
 
@@ -146,7 +148,7 @@ def _nodes(api: Api, settings: Settings) -> Iterator[Check]:
     usable, free, devices, unused = 0, {"cpu": 0, "memory": 0}, dict[str, int](), dict[str, list[str]]()
     for node in nodes.items():
         device = device_of(amounts(node.status.allocatable))
-        if why := why_unused(node, device, settings):
+        if why := manifests.why_unused(node, device, settings):
             unused.setdefault(why, []).append(node.metadata.name)
             continue
         usable += 1
@@ -178,6 +180,21 @@ def _quotas(api: Api, space: str) -> Iterator[Check]:
             yield Check(name, "warn", f"{', '.join(full)} are used up in {space}", "no pod can be created until then")
         else:
             yield Check(name, "ok", f"limits {', '.join(sorted(hard))} in {space}")
+
+
+def _trial(api: Api, settings: Settings, space: str) -> Check:
+    """Have the API server and the webhooks of the cluster check a small Pod, without creating it."""
+    name = f"a pod in {space}"
+    owner = {"name": manifests.home_name("doctor"), "uid": "doctor"}
+    body = manifests.pod("doctor", owner, Grant("", 100, 2 * PILOT_MEMORY), 0, settings)
+    try:
+        api.create(f"/api/v1/namespaces/{quote(space)}/pods", body, dryRun="All")
+    except Refused as refused:
+        if refused.status == 400 and "dry run" in refused.message:
+            return Check(name, "warn", f"not checked: {refused}")
+        hint = f"`kubectl create namespace {space}`" if refused.status == 404 else "an administrator allows such Pods"
+        return Check(name, "fail", f"would be refused: {refused}", hint)
+    return Check(name, "ok", "would be accepted")
 
 
 def _named(api: Api, settings: Settings, space: str) -> Iterator[Check]:

@@ -13,6 +13,8 @@ PILOT_MEMORY = 256 * MIB
 """Bytes of each Pod that are reserved for the pilot and its agent."""
 
 MOST_LABELS = 64
+FEATURES = "feature.node.kubernetes.io/"
+"""Prefix of the labels of Node Feature Discovery, which are often more than `MOST_LABELS`: the others come first."""
 
 PRODUCT, PRODUCT_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 """Labels of NVIDIA's feature discovery: the model of a node's GPUs, and the MiB of each."""
@@ -40,7 +42,8 @@ class Grant(NamedTuple):
 def labels_of(node: NodeObject) -> dict[str, str]:
     """Return labels for the Poise node: the Kubernetes labels, named by the part after the `/`."""
     found: dict[str, str] = {}
-    for key, value in sorted((node.metadata.labels or {}).items()):
+    labels = sorted((node.metadata.labels or {}).items(), key=lambda of: (of[0].startswith(FEATURES), of[0]))
+    for key, value in labels:
         name = key.rpartition("/")[2]
         if value and name != ALLOCATED and _NAME.fullmatch(name) and len(found) < MOST_LABELS:
             found.setdefault(name, value)

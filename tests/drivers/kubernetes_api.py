@@ -169,6 +169,10 @@ class KubernetesApi:
                 case "create" if below == "binding":
                     assert body is not None
                     return self._bound(namespace, name, body)
+                case "create" if query.get("dryRun"):
+                    assert body is not None
+                    self._check_quotas(namespace, body)
+                    return body
                 case "create":
                     assert body is not None
                     return self._created(collection, namespace, body)

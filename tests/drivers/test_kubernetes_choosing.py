@@ -131,6 +131,12 @@ def test_the_model_of_a_gpu_is_what_the_labels_of_its_node_say() -> None:
     assert (grants, why.hopeless) == ([], True)
 
 
+def test_labels_of_node_feature_discovery_leave_room_for_all_others() -> None:
+    features = {f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(100)}
+    found = labels_of(there("a", features | {"topology.kubernetes.io/zone": "eu-1a"}, {}))
+    assert (found["zone"], len(found)) == ("eu-1a", 64)
+
+
 def test_labels_of_kubernetes_are_known_by_what_is_behind_their_prefix() -> None:
     labels = {"topology.kubernetes.io/zone": "eu-1a", "pool": "gpu", "allocation": "mine", "empty": ""}
     one = there("n", labels, {"cpu": 1000})

@@ -424,6 +424,13 @@ def test_checks_name_each_right_that_is_missing(world: World, tmp_path: Path, mo
     assert well["API server"].text.endswith("is v1.20-fake")
     assert well["nodes"].text == "2 of 2 can be used: 8 CPU and 16 GiB are free"
     assert (well["quota small"].status, well["priority low"].status) == ("warn", "fail")
+    assert well["a pod in ml"].text == "would be accepted"
+    assert world.pods() == []
+    world.api.put("resourcequotas", "tiny", "ml", spec={"hard": {"requests.cpu": "0"}})
+    world.api.patch("nodes", "a", {"spec": {"taints": [{"key": "spot", "effect": "NoSchedule"}]}})
+    ill = found()
+    assert "would be refused: 403 Forbidden: exceeded quota: tiny" in ill["a pod in ml"].text
+    assert ill["nodes"].text == "1 of 2 can be used: 4 CPU and 8 GiB are free; a with the taint `spot:NoSchedule`"
     world.api.denied = {("create", "pods"), ("list", "nodes")}
     assert found()["rights to nodes"].text == "no list of the cluster"
     assert [check.text for check in checks(Settings()) if check.status == "fail"] == [
