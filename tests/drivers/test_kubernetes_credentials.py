@@ -10,6 +10,7 @@ import yaml
 
 from poise.config import Home
 from poise.drivers.authority import ensure_authority
+from poise.drivers.kubernetes.api import Api, Away
 from poise.drivers.kubernetes.credentials import Access, find_access
 from poise.drivers.security import ensure_home
 from poise.errors import Fault, InputError
@@ -88,6 +89,37 @@ def test_a_command_gives_tokens_until_they_expire(tmp_path: Path) -> None:
     with pytest.raises(Fault) as failed:
         access.token(False)
     assert "you are not logged in" in failed.value.record.have
+
+
+def test_a_command_beside_the_kubeconfig_may_give_a_certificate_and_is_told_the_cluster(tmp_path: Path) -> None:
+    authority, key = certificate(tmp_path)
+    status = {"clientCertificateData": authority.decode(), "clientKeyData": key.decode()}
+    (tmp_path / "answer").write_text(json.dumps({"status": status}))
+    script = tmp_path / "gives"
+    script.write_text(f'#!/bin/sh\necho "$KUBERNETES_EXEC_INFO" > {tmp_path}/asked\ncat {tmp_path}/answer\n')
+    script.chmod(0o755)
+    access = user(tmp_path, exec={"command": "./gives", "provideClusterInfo": True})
+    assert access.token(False) == ""
+    asked = json.loads((tmp_path / "asked").read_text())
+    assert asked["spec"]["cluster"]["server"] == "https://api.example.org:6443/proxy/"
+    for wrong in ('{"status": {}}', '{"status": null}', '{"status": {"token": "x", "expirationTimestamp": "soon"}}'):
+        (tmp_path / "answer").write_text(wrong)
+        with pytest.raises(Fault, match="gives no token"):
+            access.token(True)
+
+
+def test_a_command_that_fails_later_counts_as_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    access = user(tmp_path, exec={"command": "./missing"})
+    with pytest.raises(Away, match=r"gives no token: .*missing"):
+        Api(access).get("/version")
+    with pytest.raises(Away, match="gives no token"):
+        list(Api(access).stream("/api/v1/nodes", {}, 1))
+
+
+def test_a_user_who_acts_as_another_one_does_so_here_too(tmp_path: Path) -> None:
+    assert user(tmp_path, **{"as": "trainer"}).headers == {"Impersonate-User": "trainer"}
+    with pytest.raises(InputError, match="`as-groups` is not supported"):
+        user(tmp_path, **{"as": "trainer", "as-groups": ["a"]})
 
 
 def test_certificates_are_read_from_the_file_or_beside_it(tmp_path: Path) -> None:

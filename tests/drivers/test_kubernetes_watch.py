@@ -1,8 +1,11 @@
 """A copy of a collection stays right through what an API server and the network do to it."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +58,33 @@ def test_what_is_created_changed_and_deleted_arrives(api: KubernetesApi, watched
     until(lambda: names(watched) == {"a"}, "it has gone")
     lists = [path for method, path in api.calls if path == "/api/v1/nodes"]
     assert len(lists) == 2, "one list and one watch are enough"
+
+
+def test_an_answer_of_somebody_else_counts_as_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"<html>sign in</html>"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        api = KubernetesApi()
+        api.port = server.server_address[1]
+        there = client(api, tmp_path)
+        with pytest.raises(Away, match="not that of an API server: <html>sign in"):
+            there.get("/version")
+        with pytest.raises(Away, match="not a list of objects"):
+            Watched(there, "/api/v1/nodes", NodeObject).list()
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_version_that_is_too_old_leads_to_a_list_and_not_to_a_loop(

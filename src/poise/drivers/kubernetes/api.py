@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from poise.drivers.http import Answer, Connection
 from poise.drivers.kubernetes.credentials import Access
+from poise.errors import PoiseError
 
 CALL_SECONDS = 30.0
 TRIES = 4
@@ -66,7 +67,7 @@ class Api:
             with self._connection(seconds) as connection:
                 answer = self._sent(connection, "GET", path, query, None, JSON)
                 if answer.status == 401:
-                    self.access.token(True)
+                    self._renew()
                 if answer.status >= 400:
                     raise _refusal(answer, answer.read())
                 yield from answer
@@ -89,7 +90,12 @@ class Api:
         kind: str = JSON,
     ) -> Any:
         content = json.dumps(body).encode() if body is not None else None
-        return json.loads(self._tried(method, path, query or {}, content, kind) or b"null")
+        answer = self._tried(method, path, query or {}, content, kind)
+        try:
+            return json.loads(answer or b"null")
+        except ValueError:
+            said = answer[:100].decode(errors="replace")
+            raise Away(f"the answer is not that of an API server: {said}") from None
 
     def _tried(self, method: str, path: str, query: Mapping[str, str], content: bytes | None, kind: str) -> bytes:
         """Send a request; retry if the server is too busy, since it has then done nothing. Retry also if a kept-alive
@@ -100,8 +106,8 @@ class Api:
             try:
                 return self._once(method, path, query, content, kind)
             except Refused as refused:
-                if refused.status == 401 and number == 0:  # the token was rotated
-                    self.access.token(True)
+                if refused.status == 401 and number == 0:  # the token or the certificate was rotated
+                    self._renew()
                 elif refused.after <= 0 or number == TRIES - 1:
                     raise
                 else:
@@ -136,16 +142,28 @@ class Api:
         kind: str,
     ) -> Answer:
         host = f"[{self.access.host}]" if ":" in self.access.host else self.access.host
-        headers = {"Host": f"{host}:{self.access.port}", "Accept": JSON, "User-Agent": "poise"}
+        headers = {"Host": f"{host}:{self.access.port}", "Accept": JSON, "User-Agent": "poise", **self.access.headers}
         if content:
             headers["Content-Type"] = kind
-        if token := self.access.token(False):
+        if token := self._token(False):
             headers["Authorization"] = f"Bearer {token}"
         target = f"{self.access.path}{path}" + (f"?{urlencode(query)}" if query else "")
         return connection.ask(method, target, headers, content)
 
+    def _renew(self) -> None:
+        self.close()  # its certificate was refused
+        self._token(True)
+
+    def _token(self, anew: bool) -> str:
+        """Return the token. Raises `Away` if it cannot be had, for as long as that lasts."""
+        try:
+            return self.access.token(anew)
+        except PoiseError as error:
+            raise Away(f"{error}: {error.record.have}") from None
+
     def _connection(self, seconds: float) -> Connection:
         access = self.access
+        self._token(False)  # a command may give a certificate with it
         sock = socket.create_connection((access.host, access.port), seconds)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

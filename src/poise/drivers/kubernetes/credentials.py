@@ -11,10 +11,12 @@ import os
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -35,7 +37,8 @@ _HINT = "`kubectl config get-contexts` lists what there is; `poise up --on kuber
 
 class Access(NamedTuple):
     """An API server: its address, the default namespace, the TLS context, and a function that returns the current token
-    (with True, a fresh one). The token is empty if a certificate identifies the client.
+    (with True, a fresh one). The token is empty if a certificate identifies the client; ask for it before a connection
+    is opened, since a command may give a new certificate. `headers` are sent with each request.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Access(NamedTuple):
     tls: ssl.SSLContext | None
     token: Callable[[bool], str]
     server_name: str = ""
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 def find_access(context: str, environ: Mapping[str, str] = os.environ, own: Path = OWN) -> Access:
@@ -93,8 +97,9 @@ def _from_files(files: list[Path], context: str) -> Access:
         path=server.path.rstrip("/"),
         namespace=str(chosen.get("namespace") or "default"),
         tls=tls,
-        token=_token_of(user_place, user),
+        token=_token_of(user_place, user, cluster, tls),
         server_name=str(cluster.get("tls-server-name", "")),
+        headers=_impersonation(user_place, user),
     )
 
 
@@ -152,7 +157,18 @@ def _content(place: Path, entry: Mapping[str, Any], name: str) -> bytes:
     return b""
 
 
-def _token_of(place: Path, user: Mapping[str, Any]) -> Callable[[bool], str]:
+def _impersonation(place: Path, user: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers with which this user acts as another one."""
+    for field in ("as-groups", "as-user-extra"):
+        if user.get(field):
+            raise _wrong(place, f"`{field}` is not supported", str(user[field]))
+    fields = {"Impersonate-User": user.get("as"), "Impersonate-Uid": user.get("as-uid")}
+    return {name: str(value) for name, value in fields.items() if value}
+
+
+def _token_of(
+    place: Path, user: Mapping[str, Any], cluster: Mapping[str, Any], tls: ssl.SSLContext | None
+) -> Callable[[bool], str]:
     if user.get("auth-provider"):
         raise _wrong(place, "`auth-provider` is no longer part of Kubernetes", "use `exec`")
     if user.get("token"):
@@ -160,7 +176,7 @@ def _token_of(place: Path, user: Mapping[str, Any]) -> Callable[[bool], str]:
     if user.get("tokenFile"):
         return _kept((place.parent / str(user["tokenFile"])).read_text)
     if user.get("exec"):
-        return _Command(place, user["exec"])
+        return _Command(place, user["exec"], cluster, tls)
     return lambda _: ""
 
 
@@ -179,24 +195,34 @@ def _kept(read: Callable[[], str]) -> Callable[[bool], str]:
 
 
 class _Command:
-    """A kubeconfig command that prints tokens, as cloud providers supply them."""
+    """A kubeconfig command that prints tokens or client certificates, as cloud providers supply them. It runs once for
+    all threads.
+    """
 
-    def __init__(self, place: Path, told: Mapping[str, Any]) -> None:
-        self._place, self._told = place, told
+    def __init__(
+        self, place: Path, told: Mapping[str, Any], cluster: Mapping[str, Any], tls: ssl.SSLContext | None
+    ) -> None:
+        self._place, self._told, self._cluster, self._tls = place, told, cluster, tls
         self._token, self._until = "", 0.0
+        self._lock = threading.Lock()
 
     def __call__(self, anew: bool) -> str:
-        if anew or time.time() > self._until:
-            self._fetch()
-        return self._token
+        with self._lock:
+            if anew or time.time() > self._until:
+                self._fetch()
+            return self._token
 
     def _fetch(self) -> None:
-        command = [str(self._told.get("command", "")), *map(str, self._told.get("args") or ())]
+        program = str(self._told.get("command", ""))
+        if "/" in program:  # as for `kubectl`, it may be beside the kubeconfig
+            program = str(self._place.parent / program)
+        command = [program, *map(str, self._told.get("args") or ())]
         more = {str(of.get("name")): str(of.get("value")) for of in self._told.get("env") or ()}
+        cluster = {"cluster": dict(self._cluster)} if self._told.get("provideClusterInfo") else {}
         asked = {
             "apiVersion": self._told.get("apiVersion", "client.authentication.k8s.io/v1"),
             "kind": "ExecCredential",
-            "spec": {"interactive": False},
+            "spec": {"interactive": False, **cluster},
         }
         try:
             done = subprocess.run(  # noqa: S603 — the command that the user's own kubeconfig names
@@ -208,13 +234,18 @@ class _Command:
                 env={**os.environ, "KUBERNETES_EXEC_INFO": json.dumps(asked), **more},
             )
             status = json.loads(done.stdout)["status"]
-            self._token = str(status["token"])
-        except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+            certificate, key = status.get("clientCertificateData"), status.get("clientKeyData")
+            if certificate and key and self._tls is not None:
+                _show(self._tls, str(certificate).encode(), str(key).encode())
+                self._token = str(status.get("token") or "")
+            else:
+                self._token = str(status["token"])
+            ends = status.get("expirationTimestamp")
+            self._until = _moment(ends) - FRESH_SECONDS if ends else time.time() + FRESH_SECONDS
+        except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError, AttributeError) as error:
             said = getattr(error, "stderr", None) or str(error).encode()
             have = f"{command[0]}: {said.decode(errors='replace').strip()[:200]}"
             raise Fault("the command of the kubeconfig gives no token", code="E214", field="--on", have=have) from None
-        ends = status.get("expirationTimestamp")
-        self._until = _moment(ends) - FRESH_SECONDS if ends else time.time() + FRESH_SECONDS
 
 
 def _moment(text: str) -> float:

@@ -146,13 +146,17 @@ class Watched(Generic[T]):
         return 0.0
 
     def list(self) -> None:
-        """Read the whole list, page by page. If the list expires between pages, start over."""
+        """Read the whole list, page by page. If the list expires between pages, start over. Raises `Refused`, and `Away`
+        also if the answer is not such a list, as from a proxy that asks for a password.
+        """
         found: dict[tuple[str, str], T] = {}
         after = ""
         while True:
             query = {**self._query, "limit": str(PAGE)} | ({"continue": after} if after else {})
             try:
                 page = self._list.decode(self._api.raw(self._path, query))
+            except msgspec.MsgspecError as error:
+                raise Away(f"the answer is not a list of objects: {error}") from None
             except Refused as refused:
                 if refused.status != 410 or not after:
                     raise
