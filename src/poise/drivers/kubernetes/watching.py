@@ -146,8 +146,8 @@ class Watched(Generic[T]):
         return 0.0
 
     def list(self) -> None:
-        """Read the whole list, page by page. If the list expires between pages, start over. Raises `Refused`, and `Away`
-        also if the answer is not such a list, as from a proxy that asks for a password.
+        """Read the whole list, page by page. If the list expires between pages, start over. Raises `Refused`; and
+        `Away`, also if the answer is not such a list, as from a proxy that asks for a password.
         """
         found: dict[tuple[str, str], T] = {}
         after = ""
