@@ -170,6 +170,7 @@ class KubernetesCluster:
         self._unwanted: set[str] = set()
         self._unmet: list[Unmet] = []
         self._why = ""  # the reason why no Pod can be created
+        self._extra: dict[str, int] = {}  # what the cluster adds to a Pod: the overhead of a runtime, more containers
         self._cap: dict[str, int] = {}  # the largest Pod that the API server may accept, after it refused a larger one
         self._again_at = 0.0
         self._busy: Mapping[str, int] = {}
@@ -259,6 +260,7 @@ class KubernetesCluster:
                 self._orders[uid] = given
             grant = _decoded(pod, GRANT, _to_grant) or Grant(pod.spec.node_name, 0, 0)
             self._own[uid] = _Own(pod, grant, self._orders.get(uid))
+            self._learn_extra(pod, grant)
             if not self._own[uid].runs:
                 self._starting.add(uid)
             elif uid in self._starting:
@@ -359,7 +361,7 @@ class KubernetesCluster:
                 self._delete(one)
             elif one.is_evicted:
                 continue
-            elif not pod.spec.node_name and age > (PENDING_SECONDS if one.grant.node else BEGIN_SECONDS):
+            elif not pod.spec.node_name and age > _pending_limit(one):
                 self._avoid(one.grant.node, f"it was not placed: {pod.unschedulable or 'no scheduler has answered'}")
                 self._delays.give_up(*_kind_of(one.grant.node), age)
                 self._delete(one)
@@ -500,14 +502,26 @@ class KubernetesCluster:
         tolerations = manifests.tolerations(self._settings, "")
         return [
             Room(
-                left | {of: min(amount, left.get(of, 0)) for of, amount in self._cap.items()},
-                self._size(self._nodes[name]),
+                self._for_tasks(left) | {of: min(amount, left.get(of, 0)) for of, amount in self._cap.items()},
+                self._for_tasks(self._size(self._nodes[name])),
                 self._node(name),
                 for_devices=taint_against(self._nodes[name], tolerations) is not None,
             )
             for name, left in sorted(free.items())
             if left.get("pods", 1) > 0
         ]
+
+    def _for_tasks(self, amounts: Mapping[str, int]) -> dict[str, int]:
+        """Return the amounts without those that the cluster adds to a Pod."""
+        return {name: amount - self._extra.get(name, 0) for name, amount in amounts.items()}
+
+    def _learn_extra(self, pod: PodObject, grant: Grant) -> bool:
+        """Note what the cluster has added to a Pod; return whether that is more than was known."""
+        held, before = grant.amounts() | {"pods": 1}, self._extra
+        more = {name: amount - held.get(name, 0) for name, amount in requested(pod).items()}
+        grown = {name: amount for name, amount in more.items() if amount > before.get(name, 0)}
+        self._extra = before | grown
+        return bool(grown)
 
     def _why_unused(self, node: NodeObject) -> str:
         return manifests.why_unused(node, device_of(self._size(node)), self._settings)
@@ -522,7 +536,14 @@ class KubernetesCluster:
             owner = self._owned()
             body = manifests.pod(self._home, owner, grant, number, self._settings)
             self._asked[body["metadata"]["name"]] = self._ticks() + ASKED_SECONDS, grant
-            self._api.create(f"{self._space}/pods", body)
+            made = msgspec.convert(self._api.create(f"{self._space}/pods", body), PodObject)
+            if self._learn_extra(made, grant):  # it may not fit: the next one leaves room for what is added
+                _log.info("the cluster adds to each pod: %s", self._extra)
+                self._asked.pop(body["metadata"]["name"])
+                self._api.delete(
+                    f"{self._space}/pods/{made.metadata.name}", {"preconditions": {"uid": made.metadata.uid}}
+                )
+                return False
         except Away as away:
             self._pause(f"the API server does not answer: {away}")
             return False
@@ -758,6 +779,11 @@ def _take(left: dict[str, int], amounts: Mapping[str, int]) -> None:
     for name, amount in amounts.items():
         if name in left:
             left[name] -= amount
+
+
+def _pending_limit(one: _Own) -> float:
+    """Return for how many seconds a Pod may wait for a scheduler; a queue of the cluster may hold it back for long."""
+    return PENDING_SECONDS if one.grant.node and not one.pod.spec.scheduling_gates else BEGIN_SECONDS
 
 
 def _half_of(grant: Grant) -> dict[str, int]:

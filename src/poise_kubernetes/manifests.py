@@ -146,7 +146,6 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
     tolerated = tolerations(settings, grant.device if grant.number else "")
     spec["tolerations"] = [msgspec.to_builtins(one) for one in tolerated]
     spec |= _named(settings)
-    reference = {"apiVersion": "v1", "kind": "Secret", "name": owner["name"], "uid": owner["uid"]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -154,7 +153,7 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
             "name": pod_name(home, grant.node, number),
             "labels": dict(settings.labels) | labels(home),
             "annotations": dict(settings.annotations) | {GRANT: msgspec.json.encode(grant).decode()},
-            "ownerReferences": [reference],
+            "ownerReferences": [_owned_by(owner)],
         },
         "spec": spec,
     }
@@ -183,6 +182,13 @@ def why_unused(node: NodeObject, device: str, settings: Settings) -> str:
         return "cordoned"
     taint = taint_against(node, tolerations(settings, device))
     return f"with the taint `{taint}`" if taint is not None else ""
+
+
+def _owned_by(secret: Mapping[str, str]) -> dict[str, Any]:
+    """Return the reference to the Secret that owns a Pod. `kubectl drain` refuses Pods without a controller, and a
+    ReplicaSet may adopt them.
+    """
+    return {"apiVersion": "v1", "kind": "Secret", "name": secret["name"], "uid": secret["uid"], "controller": True}
 
 
 def _named(settings: Settings) -> dict[str, Any]:
@@ -260,6 +266,6 @@ def task_pod(
         "name": task_name(home, launch),
         "labels": dict(settings.labels) | labels(home),
         "annotations": dict(settings.annotations) | dict(notes),
-        "ownerReferences": [{"apiVersion": "v1", "kind": "Secret", **owner}],
+        "ownerReferences": [_owned_by(owner)],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -59,6 +59,7 @@ class KubernetesApi:
         self.calls: list[tuple[str, str]] = []
         self.fault: Callable[[str, str], None] = lambda method, path: None
         self.after: Callable[[str, str], None] = lambda method, path: None
+        self.mutate: Callable[[Object], None] = lambda pod: None  # in place of a webhook
         self.output: Callable[[str], bytes] = lambda uid: b""  # of a Pod, as its node knows it
         self.denied: set[tuple[str, str]] = set()  # verb and resource
         self.empties = 0
@@ -253,6 +254,7 @@ class KubernetesApi:
             one["metadata"]["namespace"] = namespace
         if collection == "pods":
             one.setdefault("status", {}).setdefault("phase", "Pending")
+            self.mutate(one)
         self._changed_to(collection, "ADDED", one, None)
         if collection in ("pods", "nodes"):
             self._bind_all()

@@ -375,6 +375,33 @@ def test_a_pod_that_a_quota_refuses_is_asked_for_with_fewer_tasks(world: World) 
     assert sum(int(_cpu(one)[:-1]) for one in world.pods()) == 5000
 
 
+@pytest.mark.parametrize("adds", ["overhead", "container"])
+def test_a_pod_leaves_room_for_what_the_cluster_adds_to_it(world: World, adds: str) -> None:
+    """Nodes have four CPUs: four tasks of one CPU and a quarter for a runtime or a proxy do not fit."""
+
+    def mutate(pod: dict[str, Any]) -> None:
+        if adds == "overhead":
+            pod["spec"]["overhead"] = {"cpu": "250m"}
+        else:
+            pod["spec"].setdefault("containers", []).append({"name": "proxy", "resources": {"requests": {"cpu": "250m"}}})
+
+    world.api.mutate = mutate
+    world.want(waits(8), 5)
+    assert [(_cpu(one), bool(one["spec"].get("nodeName"))) for one in world.pods()] == [("3000m", True)] * 2
+    world.keeper()
+    world.want(waits(8), 5)
+    assert len(world.pods()) == 2, "the next keeper knows it from these Pods"
+
+
+def test_a_pod_that_a_queue_of_the_cluster_holds_back_is_not_removed_soon(world: World) -> None:
+    world.api.binds = False
+    world.api.mutate = lambda pod: pod["spec"].update(schedulingGates=[{"name": "queue"}])
+    world.want(waits(), 5)
+    [before] = world.pods()
+    world.want(waits(), PENDING_SECONDS + 10)
+    assert [one["metadata"]["uid"] for one in world.pods()] == [before["metadata"]["uid"]]
+
+
 def test_a_secret_that_somebody_has_deleted_is_created_again_and_owns_the_next_pods(world: World) -> None:
     world.want(waits())
     world.begin()
