@@ -36,6 +36,7 @@ from poise_kubernetes.choosing import WORTH, Room, Unmet, slots_for, slots_on_ne
 from poise_kubernetes.claims import NO_CHANGES, DeviceChanges, Devices, Found
 from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
 from poise_kubernetes.offers import PILOT_MEMORY, Grant, labels_of, offered, published
+from poise_kubernetes.owner import ensure_owner
 from poise_kubernetes.published import DEVICES, Published
 from poise_kubernetes.records import (
     NodeObject,
@@ -152,6 +153,7 @@ class KubernetesCluster:
         self._news_of_devices, self._devices = published, Devices()
         self._extended: dict[str, dict[str, tuple[list[Found], int]]] = {}  # by node name, if there are any
         self._space = f"/api/v1/namespaces/{quote(settings.namespace)}"
+        self._owner: dict[str, str] = {}
         self._told = ""  # digest of the contact in the Secret
         self._asked: dict[str, tuple[float, Grant]] = {}  # Pods by name, and until when each counts as present
         self._orders: dict[str, Orders] = {}  # latest orders, by uid
@@ -697,15 +699,10 @@ class KubernetesCluster:
         """Return the reference to this home's Secret; create it if it does not exist. It is read each time: if somebody
         has deleted it, the cluster would at once collect each Pod that it owns.
         """
-        name = manifests.home_name(self._home)
-        try:
-            there = self._api.get(f"{self._space}/secrets/{name}")
-        except Refused as refused:
-            if refused.status != 404:
-                raise
-            there = self._api.create(f"{self._space}/secrets", manifests.secret(self._home))
-            self._told = ""
-        return {"name": name, "uid": str(there["metadata"]["uid"])}
+        owner = ensure_owner(self._api, self._settings.namespace, self._home)
+        if owner != self._owner:
+            self._owner, self._told = owner, ""
+        return owner
 
     def _tell_secret(self, contact: Contact) -> None:
         if digest(contact) == self._told:

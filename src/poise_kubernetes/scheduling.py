@@ -47,6 +47,7 @@ from poise_kubernetes.claims import NO_CHANGES, Calls, DeviceChanges, Granted, r
 from poise_kubernetes.cluster import ALL_ENDED, no_cluster
 from poise_kubernetes.grouping import groups, least_in, name_of, paths_of
 from poise_kubernetes.lines import Line
+from poise_kubernetes.owner import ensure_owner
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written
 from poise_kubernetes.published import DEVICES, MOUNTS, Published
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
@@ -71,6 +72,9 @@ OUT_OF_REACH = 126
 
 REFUSED_SECONDS = 5.0
 """Time until a Pod that the API server refuses, as beyond a quota, is created again."""
+
+OWNER_SECONDS = 10
+"""For this long, the Secret that owns Pods is taken to exist. The cluster collects a Pod whose owner is gone."""
 
 CHECKED_AT_ONCE = 10_000
 """Jobs in one request whether they have ended."""
@@ -214,6 +218,7 @@ class Scheduler:
         self._reasons: dict[str, str] = {}  # why jobs and Pods wait, as far as only this process knows, by name
         self._home_id, self._space = own, settings.namespace or access.namespace
         self._owned: dict[str, str] = {}
+        self._owned_at = 0
         self._owning = threading.Lock()
         self._stirred = True  # until the first look, which needs all lists
         self._looks = False
@@ -510,17 +515,10 @@ class Scheduler:
 
     def _owner(self, api: Api) -> dict[str, str]:
         """Return the reference to the object that owns the Pods of tasks: deleting it deletes them."""
-        path, name = f"/api/v1/namespaces/{quote(self._space)}/secrets", manifests.home_name(self._home_id)
         with self._owning:
-            if not self._owned:
-                try:
-                    made = api.create(path, manifests.secret(self._home_id))
-                except Refused as refused:
-                    if refused.status != 409:
-                        raise
-                    made = api.get(f"{path}/{name}")
-                self._owned = {"name": name, "uid": str(made["metadata"]["uid"])}
-        return self._owned
+            if not self._owned or self._now() - self._owned_at > OWNER_SECONDS * SECOND:
+                self._owned, self._owned_at = ensure_owner(api, self._space, self._home_id), self._now()
+            return self._owned
 
     def fetch(self, attempt: Attempt, pod: PodObject) -> None:
         self._writers.submit(self._fetch, attempt, pod)

@@ -383,7 +383,9 @@ def test_a_pod_leaves_room_for_what_the_cluster_adds_to_it(world: World, adds: s
         if adds == "overhead":
             pod["spec"]["overhead"] = {"cpu": "250m"}
         else:
-            pod["spec"].setdefault("containers", []).append({"name": "proxy", "resources": {"requests": {"cpu": "250m"}}})
+            pod["spec"].setdefault("containers", []).append(
+                {"name": "proxy", "resources": {"requests": {"cpu": "250m"}}}
+            )
 
     world.api.mutate = mutate
     world.want(waits(8), 5)

@@ -29,15 +29,15 @@ AMOUNTS = {"cpu": "4", "memory": "8Gi", "pods": "110"}
 class Space:
     """A namespace of its own, and Poise's view of it."""
 
-    def __init__(self, api: Api, name: str) -> None:
-        self.api, self.name = api, name
+    def __init__(self, api: Api, name: str, **settings: Any) -> None:
+        self.api, self.name, self._settings = api, name, settings
         self._make("namespaces", {"metadata": {"name": name}})
         self.path = f"/api/v1/namespaces/{name}"
         self._cluster: KubernetesCluster | None = None
 
     @property
     def cluster(self) -> KubernetesCluster:
-        self._cluster = self._cluster or open_cluster(Settings(namespace=self.name), HOME)
+        self._cluster = self._cluster or open_cluster(Settings(namespace=self.name, **self._settings), HOME)
         return self._cluster
 
     def make(self, kind: str, body: dict[str, Any]) -> None:
@@ -58,6 +58,10 @@ class Space:
     def close(self) -> None:
         self.cluster.stop()
         until(lambda: not self.pods(), "no Pod is left", self.pods)
+
+    def prepared(self) -> int:
+        """Return the number of Pods that Poise has seen on their nodes."""
+        return sum("its node prepares it" in one.text for one in self.cluster.want(WAITS))
 
     def has(self, cpus: list[str]) -> bool:
         _are_ready(self.api)
@@ -98,9 +102,18 @@ def test_a_limit_of_containers_gets_pods_below_it(api: Api) -> None:
     space.close()
 
 
+def test_the_overhead_of_a_runtime_is_left_free(api: Api) -> None:
+    runtime = {"metadata": {"name": "kata"}, "handler": "kata", "overhead": {"podFixed": {"cpu": "250m"}}}
+    api.create("/apis/node.k8s.io/v1/runtimeclasses", runtime)
+    space = Space(api, "overhead", runtime="kata")
+    until(lambda: space.has(["3", "3"]), "four CPUs and the overhead do not fit", space.cpus)
+    until(lambda: all(one["spec"].get("nodeName") for one in space.pods()), "both have a node", space.pods)
+    space.close()
+
+
 def test_pods_stay_though_the_secret_that_owned_the_former_ones_was_deleted(api: Api) -> None:
     space = Space(api, "owner")
-    until(lambda: space.has(["4", "4"]), "there are Pods", space.cpus)
+    until(lambda: space.has(["4", "4"]) and space.prepared() == 2, "there are Pods", space.cpus)
     before = {one["metadata"]["uid"] for one in space.pods()}
     api.delete(f"{space.path}/secrets/{manifests.home_name(HOME)}")
     until(lambda: not before & {one["metadata"]["uid"] for one in space.pods()}, "they are collected", space.pods)
