@@ -623,6 +623,9 @@ class KubernetesCluster:
         return [pilot for pilot in pilots if (pod := own.get(pilot.machine)) is not None and pod.ready]
 
     def release(self, pilots: Sequence[Pilot]) -> list[Pilot]:
+        """Raises `Fault` if the API server does not answer."""
+        if pilots and self._watched[2].is_away:
+            raise self._not_left("it does not answer")
         for pilot in pilots:
             self._change(pilot, lambda orders: msgspec.structs.replace(orders, released=orders.released + 1))
         until = time.monotonic() + END_SECONDS
@@ -647,12 +650,27 @@ class KubernetesCluster:
         return True
 
     def stop(self) -> None:
-        """Delete the Secret, which owns all Pods, and the Pods that have not started."""
+        """Delete the Pods, and the Secret that owns all of them. Raises `Fault` if the Secret remains."""
         self._look()
         for one in self._own.values():
             self._delete(one)
-        with contextlib.suppress(Away, Refused):
+        try:
             self._api.delete(f"{self._space}/secrets/{manifests.home_name(self._home)}")
+        except Away as away:
+            raise self._not_left(str(away)) from None
+        except Refused as refused:
+            if refused.status != 404:
+                raise self._not_left(str(refused)) from None
+
+    def _not_left(self, why: str) -> Fault:
+        access, secret = self._api.access, manifests.home_name(self._home)
+        return Fault(
+            f"the Secret {secret} and its Pods are still in namespace {self._settings.namespace}",
+            code="E214",
+            field="--on",
+            have=f"the API server {access.host}:{access.port}: {why}",
+            hint=f"`kubectl delete secret -n {self._settings.namespace} {secret}` deletes all of them",
+        )
 
     def _now(self) -> dict[str, PodObject]:
         return {pod.metadata.uid: pod for pod in self._watched[2].items()}

@@ -264,6 +264,18 @@ def test_pods_are_released_when_they_end_and_nothing_is_left(world: World, monke
     assert all(one["metadata"].get("deletionTimestamp") for one in world.pods())
 
 
+def test_what_cannot_be_deleted_is_told_with_the_command_that_deletes_it(world: World) -> None:
+    world.want(waits())
+    pilots = world.begin()
+    world.api.fault = away
+    world.api.cut()
+    until(lambda: all(watched.is_away for watched in world.copies), "the watches fail")
+    for act in (lambda: world.cluster.release(pilots), world.cluster.stop):
+        with pytest.raises(Fault, match=f"the Secret poise-{HOME} and its Pods are still in namespace ml") as left:
+            act()
+        assert left.value.record.hint == f"`kubectl delete secret -n ml poise-{HOME}` deletes all of them"
+
+
 def test_a_pod_is_deleted_with_its_pilot_though_a_container_that_was_added_runs_on(world: World) -> None:
     world.want(waits())
     [pilot] = world.begin()

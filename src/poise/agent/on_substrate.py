@@ -23,10 +23,11 @@ from poise.agent.pilots import Nodes, Pilots
 from poise.client import Client
 from poise.config import Address, Cluster, Endpoint, Home
 from poise.decoding import json_decoder
-from poise.drivers.clusters import kept_clusters, lock_of, write_answer, write_requests
+from poise.drivers.clusters import kept_clusters, lock_of, take_left, write_answer, write_left, write_requests
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
 from poise.drivers.substrates import driver_of
+from poise.drivers.whole import write_whole
 from poise.errors import Fault, NotFound, PoiseError
 from poise.model.reports.status import Request
 from poise.ports import Contact, PlacingSubstrate, Substrate
@@ -75,6 +76,7 @@ def _keep(home: Home, cluster: Cluster, prefix: str) -> None:
     _log.info("on %s", cluster.on)
     nodes = Nodes(Client(home, patience=0), cluster.name, cluster.driver, folder / "emptied.json")
     leads = not home.store.exists()
+    take_left(home, cluster)
     pilots = Pilots(substrate, nodes, contact, prefix=prefix)
     stopping = _stopping()
     told: Sequence[Request] | None = None
@@ -87,8 +89,12 @@ def _keep(home: Home, cluster: Cluster, prefix: str) -> None:
                 write_requests(home, cluster, unmet)
                 told = unmet
             pilots.open_again()  # whoever leads
-    if leads and pilots.end():
-        substrate.stop()
+    try:
+        if leads and pilots.end():
+            substrate.stop()
+    except Fault as fault:
+        _log.error("%s: %s", fault, fault.record.have)
+        write_left(home, cluster, fault.record)
 
 
 def _place(home: Home, cluster: Cluster, substrate: PlacingSubstrate) -> None:
@@ -155,7 +161,7 @@ def _node_token(home: Home, cluster: Cluster) -> str:
     with contextlib.suppress(FileNotFoundError):
         return file.read_text()
     secret = Client(home).add_token("default", "node", name=cluster.name)[1]
-    file.write_text(secret)
+    write_whole(file, secret.encode(), 0o600)
     return secret
 
 

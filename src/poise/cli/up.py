@@ -30,6 +30,7 @@ from poise.drivers.clusters import (
     kept_clusters,
     lock_of,
     parse_cluster,
+    take_left,
 )
 from poise.drivers.dashboards import found
 from poise.drivers.gateways import running_gateways
@@ -626,6 +627,9 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
         print_json({"stopped": was_up})
     else:
         say("poise is down" if was_up else "poise was not up")
+    for cluster in kept_clusters(home):
+        if (record := take_left(home, cluster)) is not None:
+            say(f"poise: {record.message}: {record.have}; {record.hint}")
     if left and not cancel_jobs:
         say(f"poise: {jobs}, and running commands continue; `poise down --cancel` ends them")
     if gateways := running_gateways(home.services):

@@ -86,6 +86,22 @@ def answer_of(home: Home, cluster: Cluster) -> Fault | None:
     return fault
 
 
+def write_left(home: Home, cluster: Cluster, record: ErrorRecord) -> None:
+    """Record why a keeper could not end the agents of its cluster when it ended itself."""
+    write_whole(home.substrate(cluster.name) / "left.json", msgspec.json.encode(record))
+
+
+def take_left(home: Home, cluster: Cluster) -> ErrorRecord | None:
+    """Return what the last keeper has recorded, once."""
+    file = home.substrate(cluster.name) / "left.json"
+    try:
+        record = json_decoder(ErrorRecord).decode(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    file.unlink()
+    return record
+
+
 def write_requests(home: Home, cluster: Cluster, requests: Sequence[Request]) -> None:
     write_whole(home.substrate(cluster.name) / "requests.json", msgspec.json.encode(requests))
 
