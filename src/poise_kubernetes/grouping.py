@@ -50,7 +50,7 @@ _SIZE = re.compile(r"[0-9]{1,9}")
 
 class Group(NamedTuple):
     """A gang, or a Pod on its own. `key` is unique, `name` the name of its job. `least` Pods start together; 0: the
-    cluster must be asked at the path `asks`, and until then nobody knows.
+    cluster must be asked at the path `asks`, and until then nobody knows. With both, its answer may be another size.
     """
 
     key: str
@@ -220,14 +220,21 @@ def group_of(key: str, pods: Iterable[PodObject], least_of: Mapping[str, int]) -
     if " " in key:
         return Group(key, name, (first,), 1)
     told = 0 if first.pod_group else _told(first)
-    asks = "" if told else _asks(first)
-    return Group(key, name, tuple(members), told or least_of.get(asks, 0), asks)
+    asks = "" if told and not _leader_set(first) else _asks(first)
+    return Group(key, name, tuple(members), least_of.get(asks, 0) or told, asks)
 
 
 def _told(pod: PodObject) -> int:
     """Return the size of the gang that a Pod states itself; 0 if it states none, or no number."""
     told = (_said(pod, of) for of in (*LEAST, LEADER_SIZE))
     return next((int(text) for text in told if _SIZE.fullmatch(text)), 0)
+
+
+def _leader_set(pod: PodObject) -> str:
+    """Return the name of the LeaderWorkerSet of a Pod whose gang it determines; empty if there is none."""
+    labels = pod.metadata.labels or {}
+    others = pod.pod_group or any(labels.get(of) for of in (*LABELS, JOB_SET))
+    return "" if others else labels.get(LEADER_SET, "")
 
 
 def _asks(pod: PodObject) -> str:
@@ -240,6 +247,8 @@ def _asks(pod: PodObject) -> str:
             return f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{space}/podgroups/{name}"
     if name := labels.get(JOB_SET):
         return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{space}/jobsets/{name}"
+    if name := _leader_set(pod):
+        return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{space}/leaderworkersets/{name}"
     owner: Owner | None = pod.controller
     return f"/apis/batch/v1/namespaces/{space}/jobs/{owner.name if owner else ''}"
 
@@ -253,10 +262,13 @@ def paths_of(asks: str) -> list[str]:
 
 
 def least_in(answer: Mapping[str, Any]) -> int:
-    """Return the size of a gang from its PodGroup, JobSet or Job; 1 for Pods that need not run at once. Jobs of a
-    JobSet that are created only after others of it do not count.
+    """Return the size of a gang from its PodGroup, JobSet, LeaderWorkerSet or Job; 1 for Pods that start one by one.
+    Jobs of a JobSet that are created only after others of it do not count, nor do workers that are created only once
+    their leader is ready.
     """
     spec = answer.get("spec") or {}
+    if "leaderWorkerTemplate" in spec:
+        return 1 if spec.get("startupPolicy") == "LeaderReady" else int(spec["leaderWorkerTemplate"].get("size", 1))
     if "schedulingPolicy" in spec:
         return int((spec["schedulingPolicy"].get("gang") or {}).get("minCount", 1))
     if "minMember" in spec:

@@ -369,6 +369,8 @@ class Placer:
         self._checked = -CHECKED
         self._cancelled: dict[str, int] = {}  # unknown jobs that this process has cancelled, and until when that counts
         self._explicit: frozenset[Attempt] = frozenset()
+        self.rival = ""
+        """The home of another scheduler of this name, which has bound a Pod that waited here."""
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -450,6 +452,9 @@ class Placer:
             pod = self._pods.get(uid)
             self._count(uid, pod)
             self._sort_in(uid, pod)
+            if pod is not None and pod.spec.node_name and uid in self._covered:
+                home = (pod.metadata.annotations or {}).get(HOME, self._home)
+                self.rival = home if home != self._home else self.rival
             self._volumes.use(uid, pod)
             self._changed_pods[uid] = None
             if (job := self._covered.get(uid)) is not None:
@@ -1270,6 +1275,8 @@ class Placer:
         waits = {pod.metadata.uid for one in idle for pod in one.pods}
         free = [pod for pod in free if pod.metadata.uid not in waits]
         if missing > len(free) > 0:
+            if group.asks and group.asks not in self._least:
+                self._size_of(group, now)
             why = f"its group waits for {missing - len(free)} more of {least} Pods"
             idle.append(Waiting(tuple(free), "", why, now))
         elif missing > 0 and free:

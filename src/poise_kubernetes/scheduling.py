@@ -575,7 +575,12 @@ class Scheduler:
                 self._reasons[name] = old[name].why or "; ".join(self.placer.refusals(old[name].job))
             self._reasons = {name: text for name, text in self._reasons.items() if name in old}
             known = [(name, text) for name, text in self._reasons.items() if text][:MOST_TOLD]
-            self._tell([Request(text=f"{name}: {text}", job=old[name].job or name) for name, text in known])
+            told = [Request(text=f"{name}: {text}", job=old[name].job or name) for name, text in known]
+            if rival := self.placer.rival:
+                name = self._settings.scheduler
+                text = f"the Poise of home {rival} places Pods of scheduler `{name}` too: give one another `scheduler=`"
+                told.insert(0, Request(text=text, refused=True))
+            self._tell(told)
             found = [(old[name], self._reasons[name]) for name in turn if old[name].pods]
             await asyncio.wrap_future(self._telling.submit(self._tell_all, found))
 

@@ -81,8 +81,8 @@ def test_work_without_accelerators_does_not_ask_for_a_node_that_is_for_accelerat
     grants, [unmet] = wanted([work()], [tainted], [], 16)
     assert (grants, unmet.hopeless) == ([], True)
     assert unmet.why == "the taints of all nodes keep off Pods that request no GPU"
-    [grant], unmet = wanted([work(gpus=1), work()], [tainted], [], 16)
-    assert (grant.number, grant.cpu, unmet) == (1, 2000, []), "it may join a Pod with accelerators"
+    [grant], others = wanted([work(gpus=1), work()], [tainted], [], 16)
+    assert (grant.number, grant.cpu, others) == (1, 2000, []), "it may join a Pod with accelerators"
 
 
 def test_work_without_accelerators_leaves_them_to_others() -> None:

@@ -57,6 +57,9 @@ def test_the_size_is_read_from_what_the_object_says() -> None:
     assert least_in({"spec": {"minMember": 3}}) == 3
     assert least_in({"spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}}) == 3
     assert least_in({"spec": {"schedulingPolicy": {"basic": {}}}}) == 1
+    leaders = {"leaderWorkerTemplate": {"size": 4}}
+    assert least_in({"spec": leaders}) == 4
+    assert least_in({"spec": {**leaders, "startupPolicy": "LeaderReady"}}) == 1, "workers wait for their leader"
     job = {"replicas": 2, "template": {"spec": {"parallelism": 4}}}
     assert least_in({"spec": {"replicatedJobs": [job, {}]}}) == 9
     after = {"dependsOn": [{"name": "a", "status": "Complete"}]}

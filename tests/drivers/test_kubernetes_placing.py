@@ -33,6 +33,15 @@ def test_a_pod_gets_a_node_by_one_write_and_its_job_ends_with_it(world: Schedule
     assert world.jobs() == {"ml.one": "done"}
 
 
+def test_another_poise_with_the_same_scheduler_name_is_noticed(world: Scheduled) -> None:
+    world.pod("one", "100")
+    world.run(5)
+    assert world.placer.rival == ""
+    world.api.patch("pods", "one", {"metadata": {"annotations": {HOME: "another"}}, "spec": {"nodeName": "a"}}, "ml")
+    world.run(2)
+    assert world.placer.rival == "another"
+
+
 def test_a_pod_of_another_scheduler_is_left_alone_and_its_room_respected(world: Scheduled) -> None:
     world.theirs("theirs", "a", "3")
     world.api.put("pods", "waits", "team", spec={"schedulerName": "another", "containers": []})
@@ -129,6 +138,22 @@ def test_pods_of_a_pod_group_of_kubernetes_wait_until_it_exists(world: Scheduled
     world.pod("b-0", schedulingGroup={"podGroupName": "b"})
     world.run(5)
     assert "b-0" in world.on(), "its Pods start one by one"
+
+
+@pytest.mark.parametrize(("policy", "placed"), [("LeaderReady", {"l-0"}), ("LeaderCreated", set())])
+def test_a_leader_whose_workers_are_created_once_it_is_ready_starts_without_them(
+    policy: str, placed: set[str], world: Scheduled
+) -> None:
+    name = "leaderworkerset.sigs.k8s.io/name"
+    labels, size = {name: "l"}, {"leaderworkerset.sigs.k8s.io/size": "2"}
+    path = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/ml/leaderworkersets/l"
+    world.groups[path] = {"spec": {"leaderWorkerTemplate": {"size": 2}, "startupPolicy": policy}}
+    world.pod("l-0", labels=labels, annotations=size)
+    world.run(6)
+    assert set(world.on()) == placed
+    world.pod("l-0-1", labels=labels, annotations=size)
+    world.run(5)
+    assert set(world.on()) == {"l-0", "l-0-1"}
 
 
 def _term(key: str, operator: str, *values: str) -> dict[str, Any]:
