@@ -165,6 +165,7 @@ class KubernetesCluster:
         self._waiting: list[PodObject] = []  # those of `_others` that wait only for room
         self._needs: dict[str, tuple[PodObject, dict[str, int]]] = {}  # by uid; recomputed on change
         self._sizes: dict[str, tuple[NodeObject, dict[str, int]]] = {}  # by node name; recomputed on change
+        self._offers: dict[str, Node] = {}  # the Poise node that a Pod would be, by node name; recomputed on change
         self._used: dict[str, dict[str, int]] = {}  # by node, the amounts that all Pods hold
         self._own: dict[str, _Own] = {}  # by uid
         self._settled: float | None = None  # when work began to wait
@@ -252,6 +253,7 @@ class KubernetesCluster:
             if size is None or size[0] is not node or name in changed:
                 extended = self._extended.get(name, {})
                 size = node, _size_of(node) | {of: len(found) for of, (found, _) in extended.items()}
+                self._offers.pop(name, None)
             self._sizes[name] = size
         self._own = {}
         for pod in own.items():
@@ -475,9 +477,12 @@ class KubernetesCluster:
 
     def _node(self, name: str) -> Node:
         """Return the node that a Pod there would be."""
-        node = self._nodes[name]
-        found, _ = self._extended.get(name, {}).get(device_of(self._size(node)), ((), 0))
-        return offered(node, *(published(one.product, one.place, one.memory) for one in found[:1]))
+        if (known := self._offers.get(name)) is None:
+            node = self._nodes[name]
+            found, _ = self._extended.get(name, {}).get(device_of(self._size(node)), ((), 0))
+            known = offered(node, *(published(one.product, one.place, one.memory) for one in found[:1]))
+            self._offers[name] = known
+        return known
 
     def _rooms(self) -> list[Room]:
         """Return the nodes that may get a Pod, minus the room that other Pods wait for."""
@@ -515,7 +520,7 @@ class KubernetesCluster:
 
     def _for_tasks(self, amounts: Mapping[str, int]) -> dict[str, int]:
         """Return the amounts without those that the cluster adds to a Pod."""
-        return {name: amount - self._extra.get(name, 0) for name, amount in amounts.items()}
+        return dict(amounts) | {name: amounts.get(name, 0) - more for name, more in self._extra.items()}
 
     def _learn_extra(self, pod: PodObject, grant: Grant) -> bool:
         """Note what the cluster has added to a Pod; return whether that is more than was known."""

@@ -31,6 +31,9 @@ GRANT = "poise-scheduler/grant"
 
 MANAGED, HOME = "app.kubernetes.io/managed-by", "app.kubernetes.io/instance"
 
+SYSTEM, LINUX = "kubernetes.io/os", "linux"
+"""The label of a node with its operating system, and the only one that runs Pods of Poise."""
+
 PILOT, TASK = "pilot", "task"
 """Names of the containers of pilots and of tasks."""
 
@@ -176,6 +179,8 @@ def why_unused(node: NodeObject, device: str, settings: Settings) -> str:
     missing = [f"{key}={value}" for key, value in settings.select if labels.get(key) != value]
     if not node.ready:
         return "not ready"
+    if (system := labels.get(SYSTEM, LINUX)) != LINUX:
+        return f"with the operating system {system}"
     if missing:
         return f"without the label `{missing[0]}`"
     if node.spec.unschedulable:

@@ -443,6 +443,14 @@ def test_a_node_with_a_taint_is_used_if_the_settings_tolerate_it(world: World) -
         world.api.remove("pods", one["metadata"]["name"], "ml")
 
 
+def test_a_node_that_does_not_run_linux_gets_no_pod(world: World) -> None:
+    world.api.patch("nodes", "a", {"metadata": {"labels": {"kubernetes.io/os": "windows"}}})
+    world.want(waits(8), 5)
+    assert [one["spec"]["nodeName"] for one in world.pods()] == ["b"]
+    unmet = world.want(waits(cpu=64000), 5)
+    assert "nodes that Poise does not use: a with the operating system windows" in [one.text for one in unmet]
+
+
 def test_pods_have_the_labels_annotations_and_account_of_the_settings(world: World) -> None:
     labels = (("kueue.x-k8s.io/queue-name", "team"), ("app.kubernetes.io/managed-by", "somebody"))
     world.keeper(labels=labels, annotations=(("sidecar.istio.io/inject", "false"),), account="trainer")
