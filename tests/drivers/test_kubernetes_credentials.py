@@ -2,6 +2,8 @@
 
 import base64
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from poise.config import Home
 from poise.drivers.authority import ensure_authority
 from poise.drivers.kubernetes.api import Api, Away
 from poise.drivers.kubernetes.credentials import Access, find_access
+from poise.drivers.kubernetes.proxies import Proxy
 from poise.drivers.security import ensure_home
 from poise.errors import Fault, InputError
 
@@ -139,7 +142,8 @@ def test_certificates_are_read_from_the_file_or_beside_it(tmp_path: Path) -> Non
     ("cluster", "who", "what"),
     [
         ({"server": "api.example.org"}, {}, "no usable `server`"),
-        ({"server": "https://a", "proxy-url": "socks5://b"}, {}, "`proxy-url` is not supported"),
+        ({"server": "https://a", "proxy-url": "socks5://b"}, {}, "this proxy cannot be used"),
+        ({"server": "https://a", "proxy-url": "http://b:x"}, {}, "this proxy cannot be used"),
         ({"server": "https://a", "certificate-authority": "missing"}, {}, "cannot be read"),
         ({"server": "https://a", "certificate-authority-data": "x"}, {}, "cannot be read"),
         ({"server": "https://a", "certificate-authority-data": "eA=="}, {}, "cannot be used"),
@@ -150,6 +154,55 @@ def test_what_cannot_be_used_is_told(cluster: dict[str, Any], who: dict[str, Any
     with pytest.raises(InputError) as refused:
         found(config(tmp_path, clusters=[{"name": "c", "cluster": cluster}], users=[{"name": "u", "user": who}]))
     assert what in str(refused.value)
+
+
+def test_the_proxy_is_that_of_the_kubeconfig_or_of_the_environment_unless_it_excludes_the_server(
+    tmp_path: Path,
+) -> None:
+    cluster = {"server": "https://api.example.org", "proxy-url": "http://b:3128"}
+    file = config(tmp_path, clusters=[{"name": "c", "cluster": cluster}])
+    assert found(file).proxy == Proxy("b", 3128)
+
+    def of(server: str, **environ: str) -> Proxy | None:
+        file = config(tmp_path, clusters=[{"name": "c", "cluster": {"server": server}}])
+        return find_access("", {"KUBECONFIG": str(file), **environ}, Path("/nowhere")).proxy
+
+    there = "https://api.example.org:6443"
+    assert of(there) is None
+    assert of(there, HTTPS_PROXY="http://me:p%40ss@b:3128") == Proxy("b", 3128, "Basic bWU6cEBzcw==")
+    assert of(there, https_proxy="b", no_proxy="example.com") == Proxy("b", 80)
+    for excluded in ("*", "api.example.org", ".example.org", "example.org"):
+        assert of(there, HTTPS_PROXY="http://b", NO_PROXY=f"a, {excluded}") is None
+    assert of("https://10.1.2.3", HTTPS_PROXY="http://b", NO_PROXY="10.0.0.0/8") is None
+    for local in ("https://127.0.0.1:6443", "https://localhost"):
+        assert of(local, HTTPS_PROXY="http://b") is None
+
+
+def test_a_server_is_reached_through_its_proxy(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    def proxy(sock: socket.socket, answer: bytes) -> None:
+        with sock, sock.accept()[0] as client:
+            asked.append(client.recv(1000))
+            client.sendall(answer)
+            asked.append(client.recv(1000))
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    def get(answer: bytes) -> Any:
+        sock = socket.create_server(("127.0.0.1", 0))
+        thread = threading.Thread(target=proxy, args=(sock, answer), daemon=True)
+        thread.start()
+        cluster = {"server": "http://api.example.org", "proxy-url": f"http://127.0.0.1:{sock.getsockname()[1]}"}
+        try:
+            return Api(found(config(tmp_path, clusters=[{"name": "c", "cluster": cluster}]))).get("/version")
+        finally:
+            thread.join(10)
+
+    assert get(b"HTTP/1.1 200 Connection established\r\n\r\n") == {}
+    assert asked[0].startswith(b"CONNECT api.example.org:80 HTTP/1.1\r\n")
+    assert asked[1].startswith(b"GET /version HTTP/1.1\r\n")
+    with pytest.raises(Away, match=r"answers: HTTP/1\.1 407 Who are you"):
+        get(b"HTTP/1.1 407 Who are you\r\n\r\n")
 
 
 def test_a_pod_finds_its_own_cluster_and_reads_its_token_again(tmp_path: Path) -> None:

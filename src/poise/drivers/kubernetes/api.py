@@ -164,7 +164,8 @@ class Api:
     def _connection(self, seconds: float) -> Connection:
         access = self.access
         self._token(False)  # a command may give a certificate with it
-        sock = socket.create_connection((access.host, access.port), seconds)
+        connect = access.proxy.connect if access.proxy is not None else _connected
+        sock = connect(access.host, access.port, seconds)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if access.tls is not None:
@@ -189,6 +190,10 @@ def _refusal(answer: Answer, body: bytes) -> Refused:
     elif answer.status not in (500, 503, 504):
         after = 0.0
     return Refused(answer.status, str(said.get("reason") or ""), str(said.get("message") or ""), after)
+
+
+def _connected(host: str, port: int, seconds: float) -> socket.socket:
+    return socket.create_connection((host, port), seconds)
 
 
 def _said(error: Exception) -> str:

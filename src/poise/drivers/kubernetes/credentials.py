@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from poise.drivers.kubernetes.proxies import Proxy, find_proxy
 from poise.errors import Fault, InputError
 
 OWN = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -50,6 +51,7 @@ class Access(NamedTuple):
     token: Callable[[bool], str]
     server_name: str = ""
     headers: Mapping[str, str] = MappingProxyType({})
+    proxy: Proxy | None = None
 
 
 def find_access(context: str, environ: Mapping[str, str] = os.environ, own: Path = OWN) -> Access:
@@ -67,7 +69,7 @@ def find_access(context: str, environ: Mapping[str, str] = os.environ, own: Path
             have=", ".join(map(str, files)),
             hint="set KUBECONFIG to a file that `kubectl` can use",
         )
-    return _from_files(there, context)
+    return _from_files(there, context, environ)
 
 
 def _around(environ: Mapping[str, str], own: Path) -> Access:
@@ -78,7 +80,7 @@ def _around(environ: Mapping[str, str], own: Path) -> Access:
     return Access("this Pod's cluster", host, port, "", space, tls, _kept((own / "token").read_text))
 
 
-def _from_files(files: list[Path], context: str) -> Access:
+def _from_files(files: list[Path], context: str, environ: Mapping[str, str]) -> Access:
     parts = [(file, _parsed(file)) for file in files]
     wanted = context or next((str(part["current-context"]) for _, part in parts if part.get("current-context")), "")
     _, chosen = _entry(parts, "context", wanted)
@@ -87,8 +89,6 @@ def _from_files(files: list[Path], context: str) -> Access:
     server = urlsplit(str(cluster.get("server", "")))
     if server.scheme not in ("http", "https") or not server.hostname:
         raise _wrong(place, "the cluster has no usable `server`", str(cluster.get("server", "")))
-    if cluster.get("proxy-url"):
-        raise _wrong(place, "`proxy-url` is not supported", str(cluster["proxy-url"]))
     tls = _tls(place, cluster, user_place, user) if server.scheme == "https" else None
     return Access(
         name=wanted,
@@ -100,6 +100,7 @@ def _from_files(files: list[Path], context: str) -> Access:
         token=_token_of(user_place, user, cluster, tls),
         server_name=str(cluster.get("tls-server-name", "")),
         headers=_impersonation(user_place, user),
+        proxy=find_proxy(server.scheme, server.hostname, str(cluster.get("proxy-url") or ""), environ),
     )
 
 
