@@ -1,4 +1,4 @@
-"""The HTTP proxy between this machine and an API server: that of the kubeconfig or the environment, as for `kubectl`."""
+"""The HTTP proxy between this machine and an API server: that of the kubeconfig, or of the environment."""
 
 import base64
 import contextlib
