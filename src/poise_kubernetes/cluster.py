@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from poise.decoding import json_decoder
+from poise.decoding import convert, json_decoder
 from poise.drivers.delays import Delay, Delays
 from poise.drivers.kubernetes.api import Api, Away, Refused
 from poise.drivers.kubernetes.credentials import Access, find_access
@@ -543,7 +543,7 @@ class KubernetesCluster:
             owner = self._owned()
             body = manifests.pod(self._home, owner, grant, number, self._settings)
             self._asked[body["metadata"]["name"]] = self._ticks() + ASKED_SECONDS, grant
-            made = msgspec.convert(self._api.create(f"{self._space}/pods", body), PodObject)
+            made = convert(self._api.create(f"{self._space}/pods", body), PodObject)
             if self._learn_extra(made, grant):  # it may not fit: the next one leaves room for what is added
                 _log.info("the cluster adds to each pod: %s", self._extra)
                 self._asked.pop(body["metadata"]["name"])

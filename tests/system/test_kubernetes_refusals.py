@@ -124,6 +124,27 @@ def test_pods_stay_though_the_secret_that_owned_the_former_ones_was_deleted(api:
     space.close()
 
 
+def test_a_pod_that_kube_scheduler_preempts_leaves_in_order(api: Api) -> None:
+    api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": "high"}, "value": 1000})
+    space = Space(api, "priority")
+    until(lambda: space.has(["4", "4"]), "there are Pods", space.cpus)
+    until(lambda: all(one["spec"].get("nodeName") for one in space.pods()), "each has a node", space.pods)
+    for one in space.pods():
+        api.patch(f"{space.path}/pods/{one['metadata']['name']}/status", {"status": {"phase": "Running"}})
+    until(lambda: space.cluster.want(WAITS) is not None and len(space.cluster.machines()) == 2, "both run", space.pods)
+    container = {"name": "main", "image": "x", "resources": {"requests": {"cpu": "4"}}}
+    space.make("pods", {"metadata": {"name": "high"}, "spec": {"containers": [container], "priorityClassName": "high"}})
+
+    def leaving() -> list[bool]:
+        _are_ready(api)
+        space.cluster.want(DemandReport(waits=(), busy={}))
+        return sorted(machine.leaving for machine in space.cluster.machines())
+
+    until(lambda: leaving() == [False, True], "one of them leaves", leaving)
+    api.delete(f"{space.path}/pods/high", {"gracePeriodSeconds": 0})
+    space.close()
+
+
 def test_a_pod_whose_volume_does_not_exist_keeps_no_room(api: Api) -> None:
     space = Space(api, "volumes")
     claim = {"name": "data", "persistentVolumeClaim": {"claimName": "missing"}}
