@@ -308,6 +308,10 @@ class KubernetesCluster:
         ours = found.get(manifests.MANAGED) == "poise" and found.get(manifests.HOME) == self._home
         return ours and pod.metadata.namespace == self._settings.namespace
 
+    def _away(self) -> str:
+        """Return why the API server is not usable now; empty if it is."""
+        return next((f"its API server does not answer: {one.why}" for one in self._watched if one.is_away), "")
+
     def _age(self) -> float:
         return max(one.age() for one in self._watched)
 
@@ -318,10 +322,9 @@ class KubernetesCluster:
             return []
         if not self._nodes:
             self._look()
-        away = any(one.is_away for one in self._watched)
-        paused = away or self._ticks() < self._again_at
+        paused = bool(self._away()) or self._ticks() < self._again_at
         most, waiting = (0, 0) if paused else (max(0, self._left()), self._may_wait())
-        why = "its API server does not answer" if away else self._why
+        why = self._away() or self._why
         there, rooms = self._there(self._busy), self._rooms()
         soon = max([self._delay_of(POD), *(delay for room, delay, begins in there if begins and room.offered.name)])
         later = max([self._delay_of(""), *(delay for room, delay, begins in there if begins and not room.offered.name)])
@@ -348,7 +351,8 @@ class KubernetesCluster:
         self._busy = demand.busy
         self._look()
         if (age := self._age()) > STALE_SECONDS:
-            return [Request(text=f"the API server has said nothing for {age:.0f} s; nothing is created")]
+            why = f": {found}" if (found := self._away()) else ""
+            return [Request(text=f"the API server has said nothing for {age:.0f} s; nothing is created{why}")]
         self._tidy()
         self._mark_idle(demand.busy)
         self._create(demand)

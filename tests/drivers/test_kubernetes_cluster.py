@@ -305,6 +305,18 @@ def test_while_the_api_server_is_away_nothing_is_given_up(world: World) -> None:
     assert "the API server has said nothing for" in unmet[0].text
 
 
+def test_rights_that_are_taken_away_are_the_reason(world: World) -> None:
+    def forbidden(method: str, path: str) -> None:
+        raise Refusal(403, "Forbidden", "no more")
+
+    world.want(waits(), 1)
+    world.api.fault = forbidden
+    world.api.cut()
+    until(lambda: all(watched.is_away for watched in world.copies), "the watches fail")
+    [quote] = world.cluster.quote(waits().waits)
+    assert quote.why == "its API server does not answer: 403 Forbidden: no more"
+
+
 def openings(world: World, demand: DemandReport) -> list[tuple[int, int, bool]]:
     """The room that is quoted: tasks at once, delay in seconds, and whether it is requested already."""
     [quote] = world.cluster.quote(demand.waits)

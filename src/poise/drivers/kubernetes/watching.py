@@ -96,6 +96,8 @@ class Watched(Generic[T]):
         self._heard_at: float | None = None
         self._ending = threading.Event()
         self._failed = 0
+        self.why = ""
+        """The last reason why the server gave no answer."""
 
     def items(self) -> list[T]:
         with self._lock:
@@ -134,6 +136,7 @@ class Watched(Generic[T]):
             self._version = ""
             return self._pause()
         except Refused as refused:
+            self.why = str(refused)
             if refused.status == 410:
                 self._version = ""
             else:
@@ -141,6 +144,7 @@ class Watched(Generic[T]):
             return max(refused.after, self._pause())
         except (Away, msgspec.MsgspecError) as error:
             _log.warning("%s: %s", self._path, error)
+            self.why = str(error)
             return self._pause()
         self._failed = 0
         return 0.0
