@@ -117,6 +117,7 @@ class Port(Record, frozen=True):
 
 
 class Container(Record, frozen=True):
+    name: str = ""
     resources: Resources = Resources()
     restart_policy: str = ""
     ports: tuple[Port, ...] | None = None
@@ -274,6 +275,8 @@ class ContainerState(Record, frozen=True):
 class ContainerStatus(Record, frozen=True):
     name: str = ""
     state: ContainerState = ContainerState()
+    resources: Resources | None = None
+    allocated_resources: dict[str, str | int] | None = None
 
 
 class PodStatus(Record, frozen=True):
@@ -483,8 +486,9 @@ def requested(pod: PodObject) -> dict[str, int]:
     init container if that is more.
     """
     total: dict[str, int] = {"pods": 1}
+    statuses = {one.name: one for one in pod.status.container_statuses or ()}
     for container in pod.spec.containers:
-        _add(total, _of(container.resources))
+        _add(total, _held(container, statuses.get(container.name)))
     largest: dict[str, int] = {}
     beside: dict[str, int] = {}  # init containers that keep running beside the other containers
     for container in pod.spec.init_containers or ():
@@ -525,6 +529,15 @@ def is_device(name: str) -> bool:
 def _of(resources: Resources) -> dict[str, int]:
     """Return the requests; a limit without a request counts as a request."""
     return amounts(resources.limits) | amounts(resources.requests)
+
+
+def _held(container: Container, status: ContainerStatus | None) -> dict[str, int]:
+    """Return what a container requests, or still holds on its node while that changes in place, whichever is more."""
+    found = _of(container.resources)
+    for more in (status.allocated_resources, (status.resources or Resources()).requests) if status is not None else ():
+        for name, amount in amounts(more).items():
+            found[name] = max(found.get(name, 0), amount)
+    return found
 
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:

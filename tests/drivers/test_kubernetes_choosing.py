@@ -199,6 +199,20 @@ def test_a_pod_holds_its_containers_or_its_largest_init_container_and_what_runs_
     assert held(containers=[limited]) == 2000
 
 
+@pytest.mark.parametrize("field", ["allocatedResources", "resources"])
+def test_a_pod_whose_requests_change_in_place_holds_the_larger_ones_until_that_is_done(field: str) -> None:
+    def held(spec: str, status: str) -> int:
+        there = {"cpu": status} if field == "allocatedResources" else {"requests": {"cpu": status}}
+        fields = {
+            "metadata": {"name": "x"},
+            "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": spec}}}]},
+            "status": {"containerStatuses": [{"name": "main", field: there}]},
+        }
+        return requested(msgspec.convert(fields, PodObject))["cpu"]
+
+    assert (held("1", "3"), held("3", "1")) == (3000, 3000)
+
+
 def test_selectors_affinity_taints_and_tolerations_say_where_a_pod_may_run() -> None:
     fields = node(devices={"amd.com/gpu": "2"})
     fields["spec"] = {"taints": [{"key": "gpu", "effect": "NoSchedule"}]}
