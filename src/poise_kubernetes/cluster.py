@@ -555,8 +555,8 @@ class KubernetesCluster:
                     f"{self._space}/pods/{made.metadata.name}", {"preconditions": {"uid": made.metadata.uid}}
                 )
                 return False
-        except Away as away:
-            self._pause(f"the API server does not answer: {away}")
+        except (Away, msgspec.ValidationError) as error:
+            self._pause(f"the API server does not answer: {error}")
             return False
         except Refused as refused:
             if refused.status == 409 and refused.reason == "AlreadyExists":
