@@ -14,7 +14,7 @@ from poise.units import format_bytes, format_cpu
 from poise_kubernetes import manifests
 from poise_kubernetes.claims import GROUP, VERSION
 from poise_kubernetes.offers import PILOT_MEMORY, Grant
-from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of, left_of
+from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of, is_device, left_of
 from poise_kubernetes.settings import Settings
 
 OLDEST = (1, 19)
@@ -174,12 +174,18 @@ def _quotas(api: Api, space: str) -> Iterator[Check]:
         return
     for quota in found.get("items") or ():
         hard, used = (amounts(quota.get("status", {}).get(of)) for of in ("hard", "used"))
-        full = sorted(name for name, most in hard.items() if used.get(name, 0) >= most)
+        full = sorted(name for name, most in hard.items() if used.get(name, 0) >= most and _limits_pods(name))
         name = f"quota {quota['metadata']['name']}"
         if full:
-            yield Check(name, "warn", f"{', '.join(full)} are used up in {space}", "no pod can be created until then")
+            yield Check(name, "warn", f"{', '.join(full)} are used up in {space}", "pods that request them are refused")
         else:
             yield Check(name, "ok", f"limits {', '.join(sorted(hard))} in {space}")
+
+
+def _limits_pods(name: str) -> bool:
+    """Whether an amount of a quota can keep Pods from being created."""
+    plain = name.removeprefix("requests.").removeprefix("limits.").removeprefix("count/")
+    return plain in ("pods", "cpu", "memory") or (plain != name and is_device(plain))
 
 
 def _trial(api: Api, settings: Settings, space: str) -> Check:

@@ -481,7 +481,10 @@ def test_checks_name_each_right_that_is_missing(world: World, tmp_path: Path, mo
         return {check.name: check for check in checks(Settings(**settings))}
 
     world.api.put("resourcequotas", "small", "ml", status={"hard": {"pods": "4"}, "used": {"pods": "4"}})
+    other = {"services": "1", "requests.storage": "1Gi", "cpu": "4"}
+    world.api.put("resourcequotas", "other", "ml", status={"hard": other, "used": other | {"cpu": "1"}})
     well = found(priority="low")
+    assert well["quota other"].status == "ok", "it keeps no Pod from being created"
     assert well["API server"].text.endswith("is v1.20-fake")
     assert well["nodes"].text == "2 of 2 can be used: 8 CPU and 16 GiB are free"
     assert (well["quota small"].status, well["priority low"].status) == ("warn", "fail")
