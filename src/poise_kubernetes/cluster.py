@@ -262,14 +262,15 @@ class KubernetesCluster:
             given = _decoded(pod, ORDERS, _to_orders)
             if uid not in self._orders and given is not None:
                 self._orders[uid] = given
-            grant = _decoded(pod, GRANT, _to_grant) or Grant(pod.spec.node_name, 0, 0)
-            self._own[uid] = _Own(pod, grant, self._orders.get(uid))
-            self._learn_extra(pod, grant)
+            grant = _decoded(pod, GRANT, _to_grant)
+            self._own[uid] = _Own(pod, grant or Grant(pod.spec.node_name, 0, 0), self._orders.get(uid))
+            if grant is not None:
+                self._learn_extra(pod, grant)
             if not self._own[uid].runs:
                 self._starting.add(uid)
             elif uid in self._starting:
                 self._starting.discard(uid)
-                self._delays.add(_kind_of(grant.node)[0], now - self._seen[uid])
+                self._delays.add(_kind_of(self._own[uid].grant.node)[0], now - self._seen[uid])
         names = {one.pod.metadata.name for one in self._own.values()}
         self._others = [pod for pod in pods.items() if not pod.ended and not self._is_ours(pod)]
         self._waiting = sorted((pod for pod in self._others if _waits(pod)), key=lambda pod: -pod.priority)

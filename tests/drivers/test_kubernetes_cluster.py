@@ -419,6 +419,14 @@ def test_a_pod_leaves_room_for_what_the_cluster_adds_to_it(world: World, adds: s
     assert len(world.pods()) == 2, "the next keeper knows it from these Pods"
 
 
+def test_a_pod_whose_note_was_removed_does_not_count_as_what_the_cluster_adds(world: World) -> None:
+    world.want(waits(4))
+    [one] = world.pods()
+    world.api.patch("pods", one["metadata"]["name"], {"metadata": {"annotations": {manifests.GRANT: None}}}, "ml")
+    world.want(waits(4), 3)
+    assert sorted(_cpu(of) for of in world.pods()) == ["4000m", "4000m"], "the other node has room for four"
+
+
 def test_a_pod_that_a_queue_of_the_cluster_holds_back_is_not_removed_soon(world: World) -> None:
     world.api.binds = False
     world.api.mutate = lambda pod: pod["spec"].update(schedulingGates=[{"name": "queue"}])
