@@ -207,7 +207,9 @@ def _why_not(work: Demand, rooms: Sequence[Room], most: int) -> Unmet:
         return Unmet(work, "`pods` are all in use", False)
     needs = f"{format_cpu(work.cpu)} CPU, {format_bytes(work.memory + PILOT_MEMORY)}, {work.gpus} GPU"
     whole = [_Place(room.size, room.offered, room.for_devices) for room in rooms]
-    if whole and all(one.for_devices for one in whole) and not work.gpus:
+    if not whole:
+        return Unmet(work, "no node may get a Pod now", True)
+    if all(one.for_devices for one in whole) and not work.gpus:
         return Unmet(work, "the taints of all nodes keep off Pods that request no GPU", True)
     if not any(one.admits(work) for one in whole):
         return Unmet(work, f"no node that Poise may use is what it asks for: {work.shape.describe()}", True)

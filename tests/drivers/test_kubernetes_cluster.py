@@ -455,7 +455,10 @@ def test_a_node_with_a_taint_is_used_if_the_settings_tolerate_it(world: World) -
     for name in ("a", "b"):
         world.api.patch("nodes", name, {"spec": {"taints": [taint]}})
     unmet = world.want(waits(), 5)
-    assert "nodes that Poise does not use: a, b with the taint `sku=gpu:NoSchedule`" in [one.text for one in unmet]
+    assert [one.text for one in unmet] == [
+        "no pod for 1 task: no node may get a Pod now",
+        "nodes that Poise does not use: a, b with the taint `sku=gpu:NoSchedule`",
+    ]
     for tolerate in (("sku", ""), ("sku", "gpu")):
         world.keeper(tolerate=(tolerate,))
         world.want(waits(), 5)
