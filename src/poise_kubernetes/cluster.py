@@ -101,7 +101,7 @@ T = TypeVar("T")
 
 
 class _Avoided(NamedTuple):
-    """A node that gets no Pod before `until`, and the number and the reason of its failures."""
+    """A node, or a gang, that gets no Pod before `until`, and the number and the reason of its failures."""
 
     until: float
     times: int
@@ -176,6 +176,7 @@ class KubernetesCluster:
         self._extra: dict[str, int] = {}  # what the cluster adds to a Pod: the overhead of a runtime, more containers
         self._cap: dict[str, int] = {}  # the largest Pod that the API server may accept, after it refused a larger one
         self._again_at = 0.0
+        self._in_vain: dict[str, _Avoided] = {}  # gangs, by key, that got only some of their Pods
         self._busy: Mapping[str, int] = {}
         self._delays = delays or Delays()
         self._starting: set[str] = set()  # uids of Pods that were seen before they ran
@@ -415,18 +416,25 @@ class KubernetesCluster:
     def _create(self, demand: DemandReport) -> None:
         now = self._ticks()
         if not demand.waits:
-            self._settled, self._unmet, self._cap = None, [], {}
+            self._settled, self._unmet, self._cap, self._in_vain = None, [], {}, {}
             return
         if self._settled is None:
             self._settled = now
         if now - self._settled < SETTLED_SECONDS or now < self._again_at:
             return
         standing, waiting = self._standing(demand.busy), self._may_wait()
-        grants, unmet = wanted(demand.waits, self._rooms(), standing, self._left(), waiting)
+        held = [work for work in demand.waits if (vain := self._in_vain.get(work.key)) is not None and vain.until > now]
+        waits = [work for work in demand.waits if work not in held]
+        grants, unmet = wanted(waits, self._rooms(), standing, self._left(), waiting)
         if self._cap and not grants and self._why:  # the smallest Pod is refused too
             self._cap = {}
+            for work in (one.demand for one in unmet if one.demand.together > 1):
+                times = self._in_vain[work.key].times if work.key in self._in_vain else 0
+                until = now + PAUSES[min(times, len(PAUSES) - 1)]
+                self._in_vain[work.key] = _Avoided(until, times + 1, self._why)
             self._pause(self._why)
             return
+        unmet += [Unmet(work, self._in_vain[work.key].why, True) for work in held]
         for one in unmet if unmet != self._unmet else ():
             _log.info("no pod for %s: %s", _count(one.demand.tasks, "task"), one.why)
         self._unmet = unmet

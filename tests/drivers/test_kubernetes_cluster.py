@@ -436,6 +436,26 @@ def test_a_pod_that_a_queue_of_the_cluster_holds_back_is_not_removed_soon(world:
     assert [one["metadata"]["uid"] for one in world.pods()] == [before["metadata"]["uid"]]
 
 
+def test_a_gang_beyond_its_quota_is_tried_less_and_less_often_and_other_work_is_not(world: World) -> None:
+    world.api.put("resourcequotas", "small", "ml", spec={"hard": {"requests.cpu": "4"}})
+    gang = waits(4, cpu=2000, together=4, key="gang")
+    unmet = world.want(gang, 400)
+    assert any("exceeded quota: small" in one.text for one in unmet)
+    tried = [method for method, path in world.api.calls if path.endswith("/pods")].count("POST")
+    assert tried <= 6
+    for one in world.pods():  # as after it was idle
+        world.api.remove("pods", one["metadata"]["name"], "ml")
+    both = DemandReport(waits=(*gang.waits, *waits(2, cpu=500, key="other").waits), busy={})
+    world.want(both, 30)
+    [other] = world.pods()
+    assert _cpu(other) == "1000m"
+    world.api.remove("pods", other["metadata"]["name"], "ml")
+    world.want(NOTHING, 1)
+    world.api.put("resourcequotas", "small", "ml", spec={"hard": {"requests.cpu": "8"}})
+    world.want(gang, 30)
+    assert sorted(_cpu(one) for one in world.pods()) == ["4000m", "4000m"]
+
+
 def test_a_secret_that_somebody_has_deleted_is_created_again_and_owns_the_next_pods(world: World) -> None:
     world.want(waits())
     world.begin()
