@@ -39,7 +39,7 @@ from poise_serve.model.changes import (
 )
 from poise_serve.pool import chooser
 from poise_serve.running import Running
-from poise_serve.upstreams import Upstreams
+from poise_serve.upstreams import Upstreams, check_front
 
 MOST_HISTORY = 20
 """Maximum number of changes that are kept, and can be undone."""
@@ -80,9 +80,12 @@ class Live:
         running: Running,
         own: dict[str, Embeddings],
         open_upstreams: Open,
+        environment: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
-        """`own`: embedding models by name, which `open_upstreams` serves too."""
+        """`own`: embedding models by name, which `open_upstreams` serves too. `environment`: variables with the keys of
+        upstreams.
+        """
         self._base, self._state, self._history = saved.base, saved.state, list(saved.history)
         self._versions = saved.versions
         self._path = path
@@ -90,6 +93,7 @@ class Live:
         self._running = running
         self._own = own
         self._open = open_upstreams
+        self._environment = environment
         self._say = say
         self._lock = asyncio.Lock()
         self._serving: dict[str, dict[str, Document]] = {}
@@ -188,8 +192,8 @@ class Live:
         for one in declared.values():
             if isinstance(one, DeclaredService):
                 self._running.check(one)
-            elif self.upstreams is not None:
-                self.upstreams.check(one)
+            else:
+                check_front(one, self._environment)
         if any(isinstance(one, DeclaredService) and one.process for one in declared.values()):
             every = [self._declare(document) for document in target.documents.values()]
             check_processes(one for one in every if isinstance(one, DeclaredService))

@@ -169,7 +169,7 @@ async def serve(
     saved = restored(path, given, taken_over=taken_over)
     if saved.history and not taken_over:
         say("goes on with the changes of `poise service`; `poise service show` lists them")
-    live = Live(saved, path, declare, running, own, open_upstreams, say)
+    live = Live(saved, path, declare, running, own, open_upstreams, os.environ, say)
     await live.start()
     gateway.admin = admin = Admin(live, lambda: url)
     gateway.kserve.repository = Folders(read_models, live, running)

@@ -163,7 +163,7 @@ class Upstreams:
         self._own = own if own is not None else {}
         self.pool = Pool(front, choose, metrics, _now, self._own, peers)
         self._environment = keys
-        self.check(front)
+        check_front(front, keys)
         self._keys = _keys(front, keys)
         self._discovered: dict[str, tuple[Upstream, ...]] = {}
         self._discoverer: Discoverer
@@ -189,12 +189,6 @@ class Upstreams:
         self._discovered = await self._discoverer.look_up(self._front.discover)
         self.pool.change(self._front, self._upstreams_now())
         await self._prober.probe(self.pool.members)
-
-    def check(self, front: Front) -> None:
-        """Raise `InputError` for a variable that is not set, or missing credentials of a cluster."""
-        _keys(front, self._environment)
-        for place, discovery in enumerate(front.discover):
-            reported.check(discovery, f"discover[{place}].kubernetes")
 
     async def change(self, front: Front, choose: Choose) -> None:
         """Use another configuration, and another router. New upstreams are probed once, before the others get no more
@@ -704,6 +698,13 @@ class _Request:
             raise Stalled from None
         finally:
             self.held += _now() - began
+
+
+def check_front(front: Front, environment: Mapping[str, str]) -> None:
+    """Raise `InputError` for a variable that is not set, or missing credentials of a cluster."""
+    _keys(front, environment)
+    for place, discovery in enumerate(front.discover):
+        reported.check(discovery, f"discover[{place}].kubernetes")
 
 
 def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:

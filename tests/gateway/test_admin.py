@@ -59,7 +59,7 @@ class Changed:
 
         path = self._folder / "127.0.0.1:1.applied"
         saved = restored(path, self._documents, taken_over=False)
-        live = Live(saved, path, declared_of, running, {}, opened, self.said.append)
+        live = Live(saved, path, declared_of, running, {}, opened, {}, self.said.append)
         await live.start()
         gateway.admin = Admin(live, lambda: "http://127.0.0.1:1")
         self.door = Door(gateway, keys=Keys(self._file, None), usage=Usage(CollectorRegistry()))
@@ -103,6 +103,18 @@ def test_a_key_with_the_scope_changes_the_gateway_and_is_named(tmp_path: Path) -
         assert post(f"{url}undo", {}).status_code == 200 and report(url)["drained"] == []
     with changed(tmp_path) as (_, url):
         assert [one["name"] for one in report(url)["upstreams"]] == ["u0", "u1"], "it is kept"
+
+
+def test_first_upstreams_without_their_key_change_nothing(tmp_path: Path) -> None:
+    with models("a") as (_, urls), changed(tmp_path) as (_, url):
+        document = upstreams(*urls)
+        document["upstreams"][0]["key_from"] = "NOT_SET"
+        for _ in range(2):
+            told = post(f"{url}apply", {"documents": [document]})
+            assert told.status_code == 422 and "the variable with the key is not set" in told.text
+        assert report(url)["documents"] == {}
+        assert post(f"{url}apply", {"documents": [upstreams(*urls)]}).json()["changes"]
+        assert [one["state"] for one in report(url)["upstreams"]] == ["healthy"]
 
 
 @pytest.mark.parametrize(("key", "status"), [("app", 403), ("other", 401)])
