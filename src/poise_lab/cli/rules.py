@@ -11,6 +11,7 @@ from poise.cli.render import ago, print_json, say
 from poise.cli.rules import read_rules, rules
 from poise.client import current_home
 from poise.errors import InputError, NotFound
+from poise_lab.cli.simulate import COLUMNS
 
 if TYPE_CHECKING:  # imported late: the ledger loads numpy
     from poise.kernel.controller import Settings
@@ -31,6 +32,7 @@ def _simulated(command: Callable[..., int]) -> Callable[..., int]:
     path = click.Path(path_type=Path)
     default = "[default: that of LOG, or poise]"
     for option in (
+        COLUMNS,
         click.option("--policy", metavar="NAME|FILE", help=f"Policy of the simulation. {default}"),
         click.option(
             "--fleet", type=path, metavar="FILE|HOME", help="Fleet file of the simulation. [default: the nodes of LOG]"
@@ -48,7 +50,15 @@ def _simulated(command: Callable[..., int]) -> Callable[..., int]:
 @_simulated
 @click.option("--effect", is_flag=True, help="Simulate the jobs without the rules and with them, and compare.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None, effect: bool, as_json: bool) -> int:
+def test(
+    file: Path,
+    source: Path | None,
+    fleet: Path | None,
+    policy: str | None,
+    columns: str | None,
+    effect: bool,
+    as_json: bool,
+) -> int:
     """Test the rules of FILE on a log: firings, actions, flaps and conflicts. LOG is a home, its log.db, or a file
     of `poise replay --export`. A trace is simulated first. Rules that are off are evaluated too; nothing is changed.
     """
@@ -57,8 +67,10 @@ def test(file: Path, source: Path | None, fleet: Path | None, policy: str | None
     compiled, document = read_rules(file)
     path = _log_here() if source is None else source
     if not is_log(path):
-        told = _on_trace(path, fleet, policy, document, effect=effect)
+        told = _on_trace(path, fleet, policy, columns, document, effect=effect)
     else:
+        if columns is not None:
+            raise InputError("`--map` is for a CSV, and this is a log", field="--map", have=columns, hint="no `--map`")
         for flag, given in (("--fleet", fleet), ("--policy", policy)):
             if given is not None and not effect:
                 what, hint = f"`{flag}` is for a simulation, and a log is only read", f"`--effect`, or no `{flag}`"
@@ -97,6 +109,7 @@ def tune(
     source: Path | None,
     fleet: Path | None,
     policy: str | None,
+    columns: str | None,
     service: Path | None,
     world: Path | None,
     report: Path | None,
@@ -109,12 +122,14 @@ def tune(
     from poise_lab.loops import on_jobs, on_service, render, tune_loops
 
     compiled, document = read_rules(file)
+    if report is not None:
+        output.check_page(report, "--report")
     if service is None:
         if world is not None:
             raise InputError("`--world` is for a service", field="--world", have=str(world), hint="`--service FILE`")
-        run = on_jobs(*_jobs_to_simulate(file, compiled, source, fleet, policy))
+        run = on_jobs(*_jobs_to_simulate(file, compiled, source, fleet, policy, columns))
     else:
-        for flag, given in (("--fleet", fleet), ("--policy", policy)):
+        for flag, given in (("--fleet", fleet), ("--policy", policy), ("--map", columns)):
             if given is not None:
                 what, hint = f"`{flag}` is for jobs, not for a service", f"leave `{flag}` out"
                 raise InputError(what, field=flag, need="nothing", have=str(given), hint=hint)
@@ -132,7 +147,7 @@ def tune(
 
 
 def _jobs_to_simulate(
-    file: Path, compiled: "Rules", source: Path | None, fleet: Path | None, policy: str | None
+    file: Path, compiled: "Rules", source: Path | None, fleet: Path | None, policy: str | None, columns: str | None
 ) -> "tuple[Workload, Sequence[Node], ClusterPolicy, Settings]":
     """Return the jobs that the loops of a file act on. Raises an error without a loop, and for a loop of a service."""
     from poise.model.expressions import SIGNALS
@@ -145,7 +160,7 @@ def _jobs_to_simulate(
         if SIGNALS[loop.target.read.signal].scope == "service":
             what, hint = f"the loop of rule `{name}` needs a service", "`--service FILE --world FILE --from REQUESTS`"
             raise InputError(what, field="--service", have=loop.target.read.signal, hint=hint)
-    loaded, decides, settings = _to_simulate(_log_here() if source is None else source, fleet, policy)
+    loaded, decides, settings = _to_simulate(_log_here() if source is None else source, fleet, policy, columns)
     return loaded.workload, loaded.fleet.nodes, decides, settings
 
 
@@ -216,11 +231,11 @@ def _on_log(path: Path, compiled: "Rules") -> "RulesTest":
 
 
 def _on_trace(
-    path: Path, fleet: Path | None, policy: str | None, document: dict[str, Any], *, effect: bool
+    path: Path, fleet: Path | None, policy: str | None, columns: str | None, document: dict[str, Any], *, effect: bool
 ) -> "RulesTest":
     from poise_lab.ruled import backtest_on, effect_of, with_effect
 
-    loaded, decides, settings = _to_simulate(path, fleet, policy)
+    loaded, decides, settings = _to_simulate(path, fleet, policy, columns)
     told, without = backtest_on(loaded.workload, loaded.fleet.nodes, decides, settings, document)
     if not effect:
         return told
@@ -239,17 +254,22 @@ def _with_effect(
     return with_effect(told, effect_of(loaded.workload, loaded.fleet.nodes, decides, settings, document, without))
 
 
-def _to_simulate(path: Path, fleet: Path | None, policy: str | None) -> "tuple[Loaded, ClusterPolicy, Settings]":
+def _to_simulate(
+    path: Path, fleet: Path | None, policy: str | None, columns: str | None = None
+) -> "tuple[Loaded, ClusterPolicy, Settings]":
     """Return a log, by default on its nodes and with its policy, or a trace on a fleet."""
     from poise.drivers.plugins import choice_of, choose, tried
     from poise.kernel.controller import Settings
     from poise_lab.compare import Asked, load
+    from poise_lab.traces.options import Options
+    from poise_lab.traces.plain import parse_mapping
     from poise_lab.traces.poiselog import is_log
     from poise_lab.what_if import recorded_in
 
     began = recorded_in(path).began if policy is None and is_log(path) else None
     choice = choose(policy or "poise") if began is None else choice_of(began)
-    loaded = load(Asked(trace=path, fleet=fleet))
+    options = Options(columns=parse_mapping(columns) if columns else {})
+    loaded = load(Asked(trace=path, fleet=fleet, options=options))
     return loaded, tried(choice), Settings(throughputs=loaded.fleet.throughputs)
 
 

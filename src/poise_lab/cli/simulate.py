@@ -23,6 +23,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 KNOW = ("oracle", "estimated", "none")
 LONGEST = 40_000 * DAY
 
+COLUMNS = click.option(
+    "--map", "columns", metavar="FIELD=COLUMN,…", help="Names of the columns of a CSV: `submit=created`."
+)
+
 TRACE_FLAGS = (
     click.option(
         "--fleet",
@@ -31,7 +35,7 @@ TRACE_FLAGS = (
         help="Fleet file of the simulation, or a home whose nodes are used. [default: those of TRACE, if it is a home]",
     ),
     click.option("--format", "kind", metavar="NAME", help="Format of the trace. [default: detected]"),
-    click.option("--map", "columns", metavar="FIELD=COLUMN,…", help="Names of the columns of a CSV: `submit=created`."),
+    COLUMNS,
     click.option(
         "--throughputs",
         type=click.Path(path_type=Path),
@@ -87,8 +91,11 @@ def simulate(policy: str, form: str, **flags: Any) -> int:
 
     TRACE is a file, or a home such as ~/.poise: the jobs of its log run again on its nodes.
     """
-    told = _compared(asked_of(field="--policy", **flags), [policy], flags["report"])
-    return output.show(lambda: _one(told), form, False)
+    report = flags["report"]
+    told = _compared(asked_of(field="--policy", **flags), [policy], report)
+    output.show(lambda: _one(told), form, False)
+    _write(told, report)
+    return 0
 
 
 @click.command()
@@ -107,8 +114,10 @@ def compare(policies: str, form: str, **flags: Any) -> int:
         raise InputError(
             "name each policy once", field="--policies", have=policies[:80] or "nothing", hint="`--policies fifo,poise`"
         )
-    told = _compared(asked_of(field="--policies", **flags), names, flags["report"])
+    report = flags["report"]
+    told = _compared(asked_of(field="--policies", **flags), names, report)
     output.show(lambda: _many(told), form, False)
+    _write(told, report)
     return max((failure.exit_code for failure in told.failed), default=0)
 
 
@@ -197,11 +206,15 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
     for trial in told.trials:
         for remark in remarks(trial):
             say(f"poise: {remark}")
+    return told
+
+
+def _write(told: "Comparison", report: Path | None) -> None:
+    """Write the page, if there is to be one, after the figures are printed: it may fail after hours of simulation."""
     if report is not None:
         from poise_lab.panels import render
 
         output.write_page(report, render(told), "--report")
-    return told
 
 
 @contextmanager

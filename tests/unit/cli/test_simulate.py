@@ -226,3 +226,23 @@ def test_what_did_not_happen_has_no_figures(capsys: pytest.CaptureFixture[str]) 
 def test_errors_can_be_acted_on(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1
     assert message in capsys.readouterr().err
+
+
+def test_figures_are_printed_even_if_the_page_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """A disk may fill up while a long simulation runs."""
+    assert main(["compare", *FEW, "--policies", "fifo,sjf", "--report", "/dev/full"]) == 1
+    caught = capsys.readouterr()
+    assert [line.split()[0] for line in caught.out.splitlines()[1:]] == ["POLICY", "fifo", "sjf"]
+    assert "No space left on device" in caught.err
+
+
+def test_rules_are_tested_on_a_csv_whose_columns_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(
+        "kind: rules\nrules:\n  - {name: busy, trigger: running > 0, actions: [notify: true]}\n"
+    )
+    (tmp_path / "own.csv").write_text("at,took\n0,600\n60,600\n")
+    line = ["rules", "test", str(tmp_path / "rules.yaml"), "--from", str(tmp_path / "own.csv"), *FLEET]
+    assert main(line) == 1
+    assert "hint: `--map submit=COLUMN,duration=COLUMN,gpus=COLUMN`" in capsys.readouterr().err
+    assert main([*line, "--map", "submit=at,duration=took"]) == 0
+    assert "busy" in capsys.readouterr().out
