@@ -6,8 +6,11 @@ client's CPU time for a small request.
 """
 
 import asyncio
+import re
 from collections.abc import Mapping
+from errno import ECONNRESET
 from typing import NamedTuple
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp.http import HttpProcessingError, RawResponseMessage
@@ -39,6 +42,8 @@ NOT_ASKED_ON = frozenset(
 NOT_ANSWERED_ON = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"date", b"server"}
 )
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 
 FAILURES = (aiohttp.ClientError, ConnectionError, OSError)
 """Exceptions of a failed upstream or connection, when sending a request or reading an answer."""
@@ -85,6 +90,8 @@ class Client:
         self._connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS)
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connecting / SECOND)
         self._servers: dict[str, _Server] = {}
+        self._used: WeakSet[asyncio.BaseProtocol] = WeakSet()
+        """Connections that had a request."""
 
     async def close(self) -> None:
         await self._connector.close()
@@ -119,8 +126,18 @@ class Client:
                 answer.close()
 
     async def _send(
-        self, told: Upstream, method: bytes, target: str, headers: list[tuple[bytes, bytes]], body: bytes
+        self,
+        told: Upstream,
+        method: bytes,
+        target: str,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        *,
+        may_again: bool = True,
     ) -> Response:
+        """Send a request. If a kept connection is reset, `may_again`: the server had closed it, and did not read the
+        request. A server that has read it and dies does not reset the connection.
+        """
         server = self._server(told.url)
         try:
             line = await self._connector.connect(server.dialled, traces=[], timeout=self._timeout)
@@ -130,11 +147,19 @@ class Client:
             protocol, transport = line.protocol, line.transport
             if protocol is None or transport is None:
                 raise aiohttp.ServerDisconnectedError
+            is_kept = protocol in self._used
+            self._used.add(protocol)
             protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=READ_BYTES)
             lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (method, server.path, target.encode(), server.host)]
             lines += [b"%b: %b\r\n" % header for header in headers]
             transport.writelines([b"".join(lines), b"\r\n", body])
-            message, content = await protocol.read()
+            try:
+                message, content = await protocol.read()
+            except aiohttp.ClientOSError as error:
+                if error.errno != ECONNRESET or not (is_kept and may_again):
+                    raise
+                line.close()
+                return await self._send(told, method, target, headers, body, may_again=False)
             while 100 <= message.code < 200:  # 100 Continue, or 103 Early Hints
                 message, content = await protocol.read()
         except HttpProcessingError as error:
@@ -161,9 +186,11 @@ def asked_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 
 def answered_on(answer: Response, member: Member) -> list[tuple[bytes, bytes]]:
-    """Return the answer headers to forward to the client, with the name of the upstream."""
+    """Return the answer headers to forward to the client, with the name of the upstream. Headers with control
+    characters are left out: they cannot be sent.
+    """
     headers = [(name.lower(), value) for name, value in answer.raw_headers]
-    kept = [(name, value) for name, value in headers if name not in NOT_ANSWERED_ON]
+    kept = [(name, value) for name, value in headers if name not in NOT_ANSWERED_ON and not _CONTROL(value)]
     return [*kept, (b"x-poise-upstream", member.name.encode())]
 
 

@@ -342,7 +342,7 @@ class Exchange:
     def _begin(self) -> tuple[CIMultiDict[str], bool]:
         """Begin an answer. Return its headers, and whether the connection is closed after it."""
         self._connection.is_begun = True
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start["headers"]]
+        headers = [(name.decode("latin-1"), _text(value)) for name, value in self._start["headers"]]
         made = CIMultiDict(headers)
         made.setdefault(hdrs.SERVER, "poise")
         return made, self._connection.is_ending or not self._request.content.is_eof()
@@ -363,6 +363,14 @@ class Written(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Do nothing."""
+
+
+def _text(value: bytes) -> str:
+    """Return the value of a header, which aiohttp writes as UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 @lru_cache(maxsize=1)

@@ -78,6 +78,25 @@ def test_the_answer_is_passed_on_as_it_came() -> None:
             assert ours.headers["content-type"] == theirs.headers["content-type"]
 
 
+def test_headers_are_passed_on_but_for_those_that_cannot_be_sent() -> None:
+    head = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-name: Zürich\r\nx-odd: a\x01b\r\nconnection: close\r\n\r\n{}"
+
+    def serve(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with listening.accept()[0] as connection:
+                    connection.recv(65_536)
+                    connection.sendall(head.encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        with front([f"127.0.0.1:{listening.getsockname()[1]}"], each={"models": ["m"]}) as (_, url):
+            answer = ask(url)
+    assert answer.status_code == 200
+    assert (b"x-name", "Zürich".encode()) in answer.headers.raw
+    assert "x-odd" not in answer.headers
+
+
 def test_the_key_of_an_upstream_takes_the_place_of_the_clients() -> None:
     with models("a", "b") as (both, urls):
         with front(urls[:1], keys={"A_KEY": "sk-of-a"}, each={"key_from": "A_KEY"}) as (_, url):
@@ -142,6 +161,33 @@ def test_what_was_killed_before_it_answered_is_asked_elsewhere() -> None:
             assert app.metric("poise_upstream_retries_total", server="u0", reason="connection") == 2
             assert app.metric("poise_upstream_ejected", server="u0") == 1
             assert ask(url).status_code == 200
+
+
+def test_a_connection_that_the_server_closes_unread_costs_no_request() -> None:
+    """A server may close an idle connection at the moment at which the next request is sent on it."""
+    body = b'{"object": "list", "data": [{"id": "m"}]}'
+    whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    seen: list[bytes] = []
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            while not any(one.startswith(b"POST") for one in seen):  # probes come first
+                seen.append(connection.recv(65_536))
+                connection.sendall(whole)
+            connection.recv(1)  # of the next request; the rest stays unread
+        connection, _ = listening.accept()
+        with connection:
+            while request := connection.recv(65_536):
+                seen.append(request)
+                connection.sendall(whole)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        with front([f"127.0.0.1:{listening.getsockname()[1]}"], health={"every": "1h"}) as (app, url):
+            assert [ask(url).status_code for _ in range(3)] == [200] * 3
+            assert sum(one.startswith(b"POST") for one in seen) == 3
+            assert app.metric("poise_upstream_retries_total", server="u0", reason="connection") == 0
 
 
 def test_while_all_servers_are_dead_requests_wait_and_those_that_were_lost_are_asked_again() -> None:
