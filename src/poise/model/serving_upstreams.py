@@ -398,7 +398,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
         discover=_discoveries(top.discover, {one.name for one in upstreams}, number, real, time, found),
         peers=_peers(top.peers, found),
         aliases=_aliases(top.aliases, found),
-        fallbacks=_fallbacks(top.fallbacks, found),
+        fallbacks=_fallbacks(top.fallbacks, top.aliases, found),
         router=top.router,
         timeout=time(top.timeout, "timeout"),
         objective=time(top.objective.latency_p99, "objective.latency_p99", 0),
@@ -562,9 +562,15 @@ def _aliases(specs: dict[str, str | dict[str, Quantity]], found: Findings) -> di
     return made
 
 
-def _fallbacks(specs: dict[str, list[str]], found: Findings) -> dict[str, tuple[str, ...]]:
+def _fallbacks(
+    specs: dict[str, list[str]], aliases: dict[str, str | dict[str, Quantity]], found: Findings
+) -> dict[str, tuple[str, ...]]:
     _check_count(specs, "fallbacks", found)
+    only_aliases = {name for name, told in aliases.items() if name not in ([told] if isinstance(told, str) else told)}
     for name, models in specs.items():
+        for alias in (one for one in (name, *models) if one in only_aliases):
+            what = "fallbacks are of models and to models, and this is an alias"
+            found.add(SpecError(what, field=f"fallbacks.{name}", need="the name of a model", have=alias))
         if not name or not 1 <= len(models) <= MAX_FALLBACKS or not all(models) or name in models:
             need = f"1 to {MAX_FALLBACKS} other models"
             found.add(SpecError("these are not fallbacks of a model", field=f"fallbacks.{name}", need=need))

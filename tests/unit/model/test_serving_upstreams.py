@@ -58,6 +58,8 @@ def test_a_url_may_be_that_of_a_client(url: str) -> None:
         (written(health={"path": "health"}), "health.path"),
         (written(health={"every": "0s"}), "health.every"),
         (written(router="a b"), "router"),
+        (written(aliases={"chat": "m"}, fallbacks={"chat": ["n"]}), "fallbacks.chat"),
+        (written(aliases={"chat": "m"}, fallbacks={"n": ["chat"]}), "fallbacks.n"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_field(document: Any, field: str) -> None:
@@ -71,3 +73,8 @@ def test_a_key_is_not_repeated_in_an_error() -> None:
     with pytest.raises(SpecError) as raised:
         compile_upstreams(written(A | {"key_from": "sk-secret key"}))
     assert "secret" not in repr(raised.value.record)
+
+
+def test_an_alias_with_the_name_of_one_of_its_models_may_have_fallbacks() -> None:
+    front = compile_upstreams(written(aliases={"chat": {"chat": "90%", "new": "10%"}}, fallbacks={"chat": ["new"]}))
+    assert front.fallbacks == {"chat": ("new",)}
