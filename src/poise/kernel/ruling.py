@@ -149,6 +149,7 @@ class Ruling:
         if not _asks(firing):
             what = f"rule `{message.rule}` asks for nothing for {where}"
             raise Conflict(what, field="rule", have="over" if firing.over else firing.outcome, hint="`poise rules`")
+        self._notice(rule.name, message.subject, "approved" if message.allowed else "denied", now, over=True)
         done, failed, before = self._act(rule, message.subject, firing.have, now) if message.allowed else ((), "", {})
         self._commit(
             RuleAnswered(
@@ -337,6 +338,8 @@ class Ruling:
     def _undo(self, rule: str, subject: str, firing: Firing, have: str, now: int) -> tuple[str, ...]:
         """Undo the actions of a firing, unless a user has undone them already."""
         undone = []
+        if _asks(firing):
+            self._notice(rule, subject, f"asks no more: {have}", now, over=True)
         for name in firing.actions:
             if name == "notify":
                 self._notice(rule, subject, f"over: {have}", now, over=True)
@@ -350,10 +353,10 @@ class Ruling:
             elif name in ADJUSTED:
                 self._adjust(rule, name, undoing(self._ledger, ADJUSTED[name], firing.before[name]), now)
             elif name not in OF_SERVICES:  # an order ends with the firing
-                state = self._ledger.nodes.get(subject)
-                if state is None or not state.drained:
+                state, bearer = self._ledger.nodes.get(subject), acting_as(rule)
+                if state is None or state.drained_by != bearer.token:
                     continue
-                self._drain(Drain(0, subject, False, acting_as(rule)), now)
+                self._drain(Drain(0, subject, False, bearer), now)
             undone.append(name)
         return tuple(undone)
 

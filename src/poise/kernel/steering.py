@@ -21,7 +21,7 @@ from poise.model.control import MICRO, POLICY, Control, format_knob
 from poise.model.events import Event, RuleSteered
 from poise.model.quotas import Quota
 from poise.model.rules import Rule
-from poise.model.tenants import DEFAULT, Bearer, Role
+from poise.model.tenants import DEFAULT, RULE, Bearer, Role
 from poise.policy.control import Course, begin, step, value_of
 from poise.policy.recipe import RECIPES
 
@@ -31,7 +31,7 @@ QUOTA = {"quota.cpu": "cpu", "quota.memory": "memory", "quota.gpu": "gpus"}
 
 def acting_as(rule: str) -> Bearer:
     """Return the identity with which a rule acts."""
-    return Bearer(DEFAULT, Role.ADMIN, token=f"rule:{rule}")
+    return Bearer(DEFAULT, Role.ADMIN, token=f"{RULE}{rule}")
 
 
 def knob_of(firing: Firing | None) -> str:

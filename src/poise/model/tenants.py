@@ -56,6 +56,10 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.tenant, self.name
 
 
+RULE = "rule:"
+"""The beginning of the tokens with which rules act."""
+
+
 class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The caller. `token` is the id of its token, empty for the home's own. Its commands run as the Unix `account`, or
     as the user of the node's agent (empty). A caller who has signed in is a `person`; all of the caller's work belongs

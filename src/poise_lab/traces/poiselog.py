@@ -32,7 +32,7 @@ from poise.model.events import (
 from poise.model.fleet import model_under
 from poise.model.jobs import Job, Outcome, Unit
 from poise.model.resources import Node
-from poise.model.tenants import declared_class
+from poise.model.tenants import RULE, declared_class
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.units import SECOND
 from poise_lab.traces.making import Maker
@@ -85,7 +85,7 @@ class _Reader:
                 units = self.jobs[event.job].job.units
                 if not any(f"{event.job}.{unit.name}" in self._placed for unit in units):
                     self.released[event.job] = event.at
-            case JobChanged() if event.job in self.jobs and not event.by.startswith("rule:"):
+            case JobChanged() if event.job in self.jobs and not event.by.startswith(RULE):
                 for unit in self.jobs[event.job].job.units:
                     if (name := f"{event.job}.{unit.name}") in event.units:
                         self._changed[name] = changed(

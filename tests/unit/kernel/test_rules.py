@@ -173,6 +173,32 @@ def test_a_node_that_an_operator_has_closed_stays_closed() -> None:
     assert "closed already" in fired.failed
 
 
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_node_that_an_operator_closes_after_a_rule_stays_closed(opened: bool) -> None:
+    world = load(World().nodes(1, cpu=4), rules(FULL))
+    minutes(busy(world), 3)
+    assert world.ledger.nodes["n1"].drained
+    if opened:
+        world.drain("n1", on=False)
+    world.drain("n1")
+    world.finish("a")
+    minutes(world, 3)
+    assert changed(world)[-1] == ("over", "full", "n1")
+    assert world.ledger.nodes["n1"].drained
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_a_question_is_over_with_its_answer_or_with_its_rule(answer: bool | None) -> None:
+    world = load(World().nodes(1, cpu=4), rules(FULL | {"mode": "ask"}))
+    minutes(busy(world), 3)
+    if answer is not None:
+        world.ask(AnswerRule(world.request(), "full", "n1", answer))
+    else:
+        world.finish("a")
+        minutes(world, 3)
+    assert [event.over for event in world.log if isinstance(event, Noticed)] == [False, True]
+
+
 def test_the_budget_bounds_what_rules_do_in_an_hour() -> None:
     world = load(World().nodes(4, cpu=4), rules(FULL | {"cool_down": "0s"}, budget=2))
     for name in "abcd":

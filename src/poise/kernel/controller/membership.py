@@ -32,7 +32,7 @@ from poise.model.events import (
 from poise.model.messages import Acked, Beat, Desired, DeviceFault, FromAgent, Heard, Hello, Report
 from poise.model.reports.nodes import Drained
 from poise.model.resources import Device, Node, identity_of
-from poise.model.tenants import Role
+from poise.model.tenants import RULE, Role
 from poise.policy.emptying import may_go
 from poise.units import SECOND
 
@@ -256,7 +256,8 @@ class Membership:
             return Drained(self._drain_device(find_node(self.ledger.nodes, node), place, message, now))
         name = find_node(self.ledger.nodes, message.node)
         state, moves = self.ledger.nodes[name], message.on and message.moves
-        if (state.drained, state.moves) != (message.on, moves):
+        takes_over = message.on and state.drained_by.startswith(RULE)  # the rule must not open it again
+        if takes_over or (state.drained, state.moves) != (message.on, moves):
             self._commit(NodeDrained(at=now, name=name, on=message.on, by=message.bearer.token, moves=moves))
             self._cadence.want()
             waiting = [attempt_of(unit, 0) for unit, task in self.ledger.active.queued_since(now) if task.node == name]

@@ -206,6 +206,7 @@ class Nodes(Room, dict[str, NodeState]):
     def _drained(self, event: NodeDrained) -> None:
         node = self[event.name]
         node.drained, node.moves, node.drained_for = event.on, event.on and event.moves, event.reservation
+        node.drained_by = event.by if event.on else ""
         self._active.mark_node(event.name)
 
     def _levelled(self, event: NodeLevelled) -> None:

@@ -41,7 +41,7 @@ class NodeState(msgspec.Struct):
     attempts that failed there, in thousandths. A `suspect` node has missed recent heartbeats. A drained node that
     `moves` is being evacuated: its tasks continue elsewhere. `unfit` is the reason why a node can start nothing. `by`
     is the token with which it joined, as in `NodeJoined`. `drained_for` is the reservation for whose maintenance it is
-    drained.
+    drained, `drained_by` the token that has drained it last.
     """
 
     node: Node
@@ -63,6 +63,7 @@ class NodeState(msgspec.Struct):
     unfit: str = ""
     by: str = ""
     drained_for: str = ""
+    drained_by: str = ""
 
     def fork(self) -> "NodeState":
         """Return an independent copy."""
