@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from poise.cli import output
 from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import say
 from poise.errors import Conflict, InputError
+from poise.model.spec import check_name
 from poise_lab.cli.simulate import TRACE_FLAGS, asked_of
 
 if TYPE_CHECKING:  # imported late: it loads the control plane and numpy
@@ -138,10 +140,11 @@ def apply(told: "Tuned", path: Path) -> None:
 
 
 def check_policy_file(file: Path) -> None:
-    """Check, before the work begins, that a policy can be written to a file. Raises `InputError`."""
+    """Check, before the work begins, that a policy can have the name of a file, and be written there."""
     if file.suffix not in (".yaml", ".yml"):
         hint = f"--apply {file.stem or 'ours'}.yaml"
         raise InputError("the file of a policy ends with .yaml", field="--apply", have=str(file), hint=hint)
+    check_name(file.stem, "--apply")
     output.check_page(file, "--apply")
 
 
@@ -169,14 +172,13 @@ def put_in_shadow(path: Path, head: list[str], document: dict[str, Any], content
 
 
 def _yaml(document: dict[str, Any], indent: str = "") -> list[str]:
-    """Format two levels of plain values as YAML."""
+    """Format two levels of plain values as YAML. Values are JSON, because a name such as `7` would be a number."""
     lines: list[str] = []
     for name, value in document.items():
         if isinstance(value, dict):
             lines += [f"{indent}{name}:", *_yaml(value, f"{indent}  ")]
         else:
-            text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            lines.append(f"{indent}{name}: {text}")
+            lines.append(f"{indent}{name}: {msgspec.json.encode(value).decode()}")
     return lines
 
 

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from poise.cli.main import main
 from poise.drivers.plugins import choose, choose_document
+from poise.drivers.yamlfile import load_yaml
 from poise.errors import Conflict, InputError, SpecError
 from poise.model.worlds import Row
 from poise.policy.recipe import RECIPES
 from poise.units import DAY, HOUR, SECOND
-from poise_lab.cli.tune import apply
+from poise_lab.cli.tune import apply, put_in_shadow
 from poise_lab.compare import Asked, load
 from poise_lab.traces.options import Options
 from poise_lab.tune import (
@@ -125,3 +126,17 @@ def test_the_command_applies_what_is_better_and_refuses_the_rest(
     assert choose(str(path)).label.startswith("tuned@")
     assert f"seed {told['seed']}" in path.read_text()
     assert f"`poise shadow start {path}` puts it in shadow" in capsys.readouterr().err
+
+
+def test_a_policy_may_have_the_name_of_a_number_and_must_have_a_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
+    path = tmp_path / "7.yaml"
+    document = {"kind": "policy", "name": "7", "extends": "poise", "score": {"fit": 0.25, "spread": None}}
+    put_in_shadow(path, ["a study"], document, document)
+    assert load_yaml(path) == document
+    for command in ("tune", "learn"):
+        line = [command, "--trace", str(asked().trace), "--fleet", str(FLEET)]
+        assert main([*line, "--apply", str(tmp_path / "my own.yaml")]) == 1
+        assert "a name has at most 63 letters" in capsys.readouterr().err
