@@ -22,6 +22,7 @@ from poise.engine.lookahead import BOUNDS, Bounds, Futures, Range, followed, ran
 from poise.errors import InputError, SpecError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
+from poise.model.calendar import CalendarEvent
 from poise.model.catalogue import CATALOGUE, device_of, models_named
 from poise.model.document import near
 from poise.model.events import Began, Configured, Event, NodeForgotten, NodeJoined, configured, decode_event
@@ -53,7 +54,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Effect of a change. `changes` describes it; `futures` is the number of pairs, `units` the number of simulated
-    units.
+    units. `events` of a calendar change the rate of the jobs that arrive in both futures of a pair.
     """
 
     revision: int
@@ -66,6 +67,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     units: int
     figures: tuple[Compared, ...]
     left_out: int = 0
+    events: tuple[str, ...] = ()
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,15 +97,19 @@ def what_if(
     *,
     bounds: Bounds = BOUNDS,
     seed: int = 0,
+    events: Sequence[CalendarEvent] = (),
 ) -> WhatIf:
-    """Simulate pairs of futures: unchanged under the first policy, and changed under the second. Raises `InputError` if
-    not even one pair finishes within the time limit.
+    """Simulate pairs of futures: unchanged under the first policy, and changed under the second, both with the events
+    of a calendar. Raises `InputError` if not even one pair finishes within the time limit.
     """
     began = time.monotonic()
     keep = [target.job.id for target in targets]
 
     def make(most: int) -> Futures:
-        return Futures(ledger, settings, now, time.monotonic, seed=seed, most=most, keep=keep, joined=change.joined)
+        joined = change.joined
+        return Futures(
+            ledger, settings, now, time.monotonic, seed=seed, most=most, keep=keep, joined=joined, events=events
+        )
 
     def follow(futures: Futures, number: int, deadline: float) -> tuple[Happened, Happened] | None:
         as_is = futures.follow(policies[0], number, deadline)
@@ -121,6 +127,7 @@ def what_if(
         seconds=time.monotonic() - began,
         units=futures.units,
         left_out=futures.left_out,
+        events=futures.events if futures.arriving else (),
         figures=tuple(_figures(ledger, futures, pairs, targets)),
     )
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli import output
-from poise.cli.eta import deciding, known_now, seconds_of, target_of, time_text
+from poise.cli.calendars import CALENDAR, events_of
+from poise.cli.eta import SHOWN, deciding, known_now, seconds_of, target_of, time_text
 from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.client import current_home
 from poise.errors import NotFound, SpecError
+from poise.model.document import some
 from poise.model.jobs import Priority
 
 if TYPE_CHECKING:  # imported late: the twin loads numpy
@@ -44,6 +46,7 @@ CLASSES = tuple(priority.name.lower() for priority in Priority)
 )
 @click.option("--budget", metavar="TIME", help="Maximum time for the simulation. [default: 10s]")
 @click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed of the run times.")
+@CALENDAR
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 def what_if(
@@ -56,6 +59,7 @@ def what_if(
     futures: int | None,
     budget: str | None,
     seed: int,
+    calendar: Path | None,
     form: str,
 ) -> int:
     """Compare the forecast with a what-if scenario, for each JOB (id, name, or JOB.TASK) and for all work. Nothing is
@@ -68,7 +72,7 @@ def what_if(
             "`--policy NAME`, `--priority JOB=high`"
         )
     if log is not None and log != "live":
-        if priority or jobs or futures or budget:
+        if priority or jobs or futures or budget or calendar:
             raise click.UsageError("`--from LOG` takes `--policy`, `--add` and `--without`, and no jobs")
         return _from_log(Path(log), policy, add, without, form)
     from poise.engine.futures import Change
@@ -76,6 +80,7 @@ def what_if(
     from poise_lab.what_if import PAIRS
     from poise_lab.what_if import what_if as compare
 
+    events = events_of(calendar)
     ledger, now = known_now(current_home())
     decides, settings = deciding(ledger)
     other = _policy(policy, decides)
@@ -93,6 +98,7 @@ def what_if(
         [target_of(ledger, name) for name in names],
         bounds=Bounds(futures or PAIRS, seconds_of(budget) if budget is not None else BUDGET),
         seed=seed,
+        events=events,
     )
     return output.show(lambda: _shown(told), form, False)
 
@@ -187,6 +193,8 @@ def _shown(told: "WhatIf") -> Shown:
         notes.append(f"poise: there was no time for {told.asked - told.futures} more pairs; `--budget` gives more")
     if told.left_out:
         notes.append(f"poise: {told.left_out} more units wait, and were left out")
+    if told.events:
+        notes.append(f"poise: jobs arrive as the calendar says for {some(told.events, SHOWN)}")
     notes.append("poise: nothing has changed")
     head = [f"if: {', '.join(told.changes)}"] if rows else []
     nothing = "poise: nothing is unfinished"

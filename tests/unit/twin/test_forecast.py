@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from poise.control.forecast import Etas, Target, check, foresee
+from poise.engine.futures import Change
 from poise.engine.lookahead import Bounds, Futures, Range, followed, range_of
 from poise.errors import InputError
 from poise.kernel.controller import Settings
@@ -17,6 +18,7 @@ from poise.model.scaling import Announced
 from poise.model.workload import Arrival
 from poise.policy.suites import policy_named
 from poise.units import HOUR, SECOND
+from poise_lab.what_if import what_if
 from unit.engine.test_futures import stopped
 from unit.engine.test_twin import Run, arrival, node
 
@@ -238,6 +240,19 @@ def test_events_of_a_calendar_change_how_jobs_arrive() -> None:
     assert max(seconds(none.jobs[0].start)) < 600 < 5 * 3600 < seconds(many.jobs[0].start)[1]
     assert told(3.0).jobs == many.jobs, "the same seed"
     assert told(1.0).jobs == foresee(ledger, policy_named("sjf"), Settings(), now, [target], bounds=FEW).jobs
+
+
+def test_a_scenario_has_the_events_of_a_calendar_on_both_sides() -> None:
+    run, now = brief_jobs_before_a_long_one()
+    ledger = run.twin.ledger
+    target, wall = Target(ledger.jobs["j13"], ("j13.main",), "j13"), round(ledger.leader.wall(now) * SECOND)
+    launch = CalendarEvent(by="", of="", announced=(Announced(wall, 0.0, wall + 5 * HOUR, 3.0, 0, "launch"),))
+    both = (policy_named("sjf"), policy_named("sjf"))
+    told = what_if(ledger, Settings(), now, both, Change(), [], [target], bounds=FEW, events=[launch])
+    [starts] = [figure for figure in told.figures if figure.figure == "j13 starts in"]
+    assert told.events == ("launch",)
+    assert starts.now == starts.then
+    assert seconds(starts.now)[1] > 5 * 3600
 
 
 def test_where_there_is_little_time_no_jobs_arrive() -> None:
