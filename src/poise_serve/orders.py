@@ -26,13 +26,20 @@ MOST_COPIED = 64 << 20
 """Maximum bytes of unanswered copies, so that a slow service gets no more. A single copy may be larger."""
 
 
+class Copies:
+    """The latest outcome of a copy. Services tell it to the mirror that has made the copy, and then to the others."""
+
+    latest: Answer | Refuse | None = None
+
+
 class Mirror:
     """Copies the share `part` of the answered requests of a service to another one, in the deferred lane, and drops the
-    answers. The metrics of the other service show how it does.
+    answers. The metrics of the other service show how it does. Copies are not copied again: two services may mirror
+    each other. All mirrors share the `copies`.
     """
 
-    def __init__(self, source: Service, target: Service, part: float) -> None:
-        self.source, self.target, self.part = source, target, part
+    def __init__(self, source: Service, target: Service, part: float, copies: Copies) -> None:
+        self.source, self.target, self.part, self._made = source, target, part, copies
         self._due = 0.0
         self._copied = 0  # bytes
         self._copies: dict[int, int] = {}
@@ -47,7 +54,7 @@ class Mirror:
         self._copies.clear()
 
     def _heard(self, body: bytes, told: Answer | Refuse, _: int) -> None:
-        if not isinstance(told, Answer):
+        if not isinstance(told, Answer) or told is self._made.latest:
             return
         self._due += self.part
         if self._due < 1:
@@ -63,7 +70,8 @@ class Mirror:
         if copy in self._copies:  # otherwise it was refused at once
             self._copies[copy] = number
 
-    def _done(self, copy: int, size: int, _: Answer | Refuse) -> None:
+    def _done(self, copy: int, size: int, told: Answer | Refuse) -> None:
+        self._made.latest = told
         self._copies.pop(copy, None)
         self._copied -= size
 
@@ -84,6 +92,7 @@ class Orders:
         self._connect, self._services, self._replicas, self._say = connect, services, replicas, say
         self._news = news
         self._mirrors: dict[tuple[str, str], Mirror] = {}
+        self._copies = Copies()
         self._said: set[ServiceOrder] = set()
         self._left_out: set[ServiceLeftOut] = set()
 
@@ -116,7 +125,7 @@ class Orders:
         for key, order in wanted.items():
             source, target = (self._services.get(name) for name in key)
             if source is not None and target is not None and key not in self._mirrors:
-                self._mirrors[key] = Mirror(source, target, order.share)
+                self._mirrors[key] = Mirror(source, target, order.share, self._copies)
         for order in (order for order in orders if order not in self._said and order.service in self._services):
             self._say(self._in_words(order))
         self._said = set(orders)

@@ -16,7 +16,7 @@ from poise.units import MINUTE, SECOND
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.kernel.scaler import with_orders
 from poise_serve.notes import Notes
-from poise_serve.orders import MOST_COPIED, Mirror, Orders
+from poise_serve.orders import MOST_COPIED, Copies, Mirror, Orders
 from poise_serve.replicas import Replicas
 from poise_serve.service import Service
 from unit.gateway.test_canary import Played, same
@@ -130,6 +130,17 @@ def test_orders_are_said_once_and_sum_up(tmp_path: Any) -> None:
     assert gateway.said == ["chat: +2 replicas by rule crowd", "chat: -1 replicas by rule night"]
 
 
+def test_two_services_may_mirror_each_other(tmp_path: Any) -> None:
+    """Copies of copies would never end."""
+    gateway = Gateway(tmp_path)
+    back = ServiceOrder(service="chat-v2", rule="try-back", to="chat", share=1.0)
+    gateway.orders.take([mirrored(1.0), back])
+    gateway.chat.ask(b"1", lambda told: None)
+    assert (gateway.chat.asked, gateway.other.asked) == ([b"1"], [b"1"])
+    gateway.other.ask(b"2", lambda told: None)
+    assert (gateway.chat.asked, gateway.other.asked) == ([b"1", b"2"], [b"1", b"2"])
+
+
 def test_a_share_of_the_answered_requests_is_copied_while_the_order_stands(tmp_path: Any) -> None:
     gateway = Gateway(tmp_path)
     gateway.orders.take([mirrored(0.25)])
@@ -147,7 +158,7 @@ def test_a_share_of_the_answered_requests_is_copied_while_the_order_stands(tmp_p
 def test_a_service_that_does_not_answer_gets_only_so_many_copies(tmp_path: Any) -> None:
     gateway = Gateway(tmp_path)
     gateway.other.holds = True
-    mirror = Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0)
+    mirror = Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0, Copies())
     for _ in range(8):
         gateway.chat.ask(bytes(MOST_COPIED // 4), lambda told: None)
     assert len(gateway.other.asked) == 4
@@ -160,13 +171,13 @@ def test_a_service_that_does_not_answer_gets_only_so_many_copies(tmp_path: Any) 
 
 def test_refused_requests_are_not_copied_and_refused_copies_leave_nothing(tmp_path: Any) -> None:
     gateway = Gateway(tmp_path)
-    mirror = Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0)
+    mirror = Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0, Copies())
     gateway.other.answers = lambda body: Refuse(1, "full", "full")
     gateway.answers(3)
     mirror.end()
     assert (len(gateway.other.asked), gateway.other.cancelled) == (3, [])
     gateway.chat.answers = lambda body: Refuse(1, "full", "full")
-    Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0)
+    Mirror(cast(Service, gateway.chat), cast(Service, gateway.other), 1.0, Copies())
     gateway.answers(3)
     assert len(gateway.other.asked) == 3
 
