@@ -205,12 +205,14 @@ class Live:
             stays = f"service {document.get('version_of')}" in declared  # until the new version serves
             if key not in target.documents and not stays:
                 self._own.pop(key.removeprefix("service "), None)
+                self._serving.pop(key, None)
                 self._running.remove(key.removeprefix("service "))
         for key, one in declared.items():
             if isinstance(one, Front):
                 await self._change_upstreams(one)
             else:
-                self._serving[key] = _together_with(key, before.documents)
+                if key not in self._serving or not self._running.is_changing(one.name):
+                    self._serving[key] = _together_with(key, before.documents)
                 self._running.change(one)
                 await self._serve_embeddings(one)
         if self.upstreams is not None:

@@ -284,6 +284,10 @@ class Running:
         else:
             self._check(changing)
 
+    def is_changing(self, name: str) -> bool:
+        """Whether a change of a service is in progress: the documents before it are those that serve."""
+        return name in self._changing
+
     async def settled(self, name: str) -> str:
         """Wait until no change of a service goes on. Returns the state of the latest one."""
         while (changing := self._changing.get(name)) is not None:
