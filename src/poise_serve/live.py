@@ -96,12 +96,14 @@ class Live:
         self._environment = environment
         self._say = say
         self._lock = asyncio.Lock()
-        self._serving: dict[str, dict[str, Document]] = {}
-        """The documents to go back to if a change of a service fails: its own, and of a model those of all versions."""
+        self._serving = dict(saved.serving)
+        """For each service whose change is in progress, the documents that serve, to go back to if the change fails:
+        its own, and of a model those of all versions.
+        """
         self.upstreams: Upstreams | None = None
         running.on_trial = self._trial_ended
-        running.on_switch = self._write
-        running.on_change = self._remove_others
+        running.on_switch = self._switched
+        running.on_change = self._done
         running.on_failure = self._go_back
 
     @property
@@ -111,8 +113,14 @@ class Live:
         return front.drain if front is not None else 0
 
     async def start(self) -> None:
-        """Start all services and upstreams. Raises `InputError` if one is invalid."""
-        declared = [self._declare(document) for document in self._state.documents.values()]
+        """Start all services and upstreams. A change that was in progress when another gateway was killed goes on: its
+        old version serves until then. Raises `InputError` if one is invalid.
+        """
+        documents = dict(self._state.documents)
+        for key, serving in self._serving.items():
+            dropped = _together_with(key, documents)
+            documents = {one: document for one, document in documents.items() if one not in dropped} | serving
+        declared = [self._declare(document) for document in documents.values()]
         services = [one for one in declared if isinstance(one, DeclaredService)]
         for service in services:
             self._running.prepare(service)
@@ -126,6 +134,9 @@ class Live:
             for name in self._state.drained:
                 self.upstreams.drain(name, draining=True)
         await self._running.cancel_leftovers()
+        for document in [self._state.documents[key] for key in self._serving if key in self._state.documents]:
+            if isinstance(one := self._declare(document), DeclaredService):
+                await self._change_service(one)
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -211,10 +222,8 @@ class Live:
             if isinstance(one, Front):
                 await self._change_upstreams(one)
             else:
-                if key not in self._serving or not self._running.is_changing(one.name):
-                    self._serving[key] = _together_with(key, before.documents)
-                self._running.change(one)
-                await self._serve_embeddings(one)
+                self._serving.setdefault(key, _together_with(key, before.documents))
+                await self._change_service(one)
         if self.upstreams is not None:
             for name in {*before.drained, *target.drained}:
                 self.upstreams.drain(name, draining=name in target.drained)
@@ -230,7 +239,8 @@ class Live:
         else:
             await self.upstreams.change(front, chooser(front))
 
-    async def _serve_embeddings(self, declared: DeclaredService) -> None:
+    async def _change_service(self, declared: DeclaredService) -> None:
+        self._running.change(declared)
         if declared.openai and declared.name not in self._own:
             self._own[declared.name] = self._running.embeddings(declared)
             if self.upstreams is None:
@@ -242,7 +252,7 @@ class Live:
         self._write()
 
     def _write(self) -> None:
-        saved = Saved(self._base, self._state, self._running.versions, tuple(self._history))
+        saved = Saved(self._base, self._state, self._running.versions, tuple(self._history), self._serving)
         try:
             write_whole(self._path, msgspec.json.encode(saved), 0o600)
         except OSError as error:
@@ -250,14 +260,33 @@ class Live:
 
     # --- what happens by itself --------------------------------------------------------------------------------------
 
+    def _switched(self, name: str) -> None:
+        """Note that the new version of a service serves. Its trial, if any, has not begun yet."""
+        key = f"service {name}"
+        if key in self._serving and key in self._state.documents:
+            documents = _together_with(key, self._state.documents)
+            self._serving[key] = documents | {key: _stable(documents[key])}
+        self._write()
+
+    def _done(self, name: str) -> None:
+        """Note that a change of a service is done."""
+        if self._serving.pop(f"service {name}", None) is not None:
+            self._write()
+        self._remove_others(name)
+
     def _trial_ended(self, name: str, promoted: bool) -> None:
         key = f"service {name}"
-        document = self._state.documents.get(key)
+        changing = self._serving.get(key)
+        document = (self._state.documents if changing is None else changing).get(key)
         if document is None or "canary" not in document:
             return
-        stable = {field: value for field, value in document.items() if field != "canary"}
-        before = msgspec.structs.replace(self._state, documents=self._state.documents | {key: stable})
+        stable = _stable(document)
         after = _promoted(stable, document["canary"]) if promoted else stable
+        if changing is not None:  # the change has ended the trial, and may have the next one
+            self._serving[key] = changing | {key: after}
+            self._write()
+            return
+        before = msgspec.structs.replace(self._state, documents=self._state.documents | {key: stable})
         self._state = msgspec.structs.replace(self._state, documents=self._state.documents | {key: after})
         outcome = f"the canary of {name} was {'promoted' if promoted else 'rolled back'}"
         self._note("the trial", (outcome,), before, settled=not promoted)
@@ -265,14 +294,15 @@ class Live:
     def _go_back(self, name: str, why: str) -> None:
         """Keep the documents of the versions that serve, after another one could not start."""
         key, before = f"service {name}", self._state
-        restored, dropped = self._serving.get(key, {}), _together_with(key, before.documents)
+        restored, dropped = self._serving.pop(key, {}), _together_with(key, before.documents)
         documents = {one: document for one, document in before.documents.items() if one not in dropped} | restored
         if key not in restored:
             self._own.pop(name, None)
         self._state = msgspec.structs.replace(before, documents=documents)
         for one, document in restored.items():
-            if one != key and document != before.documents.get(one):
-                self._change_service(document)
+            declared = self._declare(document)
+            if one != key and document != before.documents.get(one) and isinstance(declared, DeclaredService):
+                self._running.change(declared)
         self._remove_others(name)
         self._say(f"{name} stays as it was: {why}")
         self._note("the gateway", (f"{name} stays as it was: {why}",), before, settled=True)
@@ -282,11 +312,6 @@ class Live:
         for other in tuple(self._running.models.get(name, {}).values()):
             if f"service {other}" not in self._state.documents:
                 self._running.remove(other)
-
-    def _change_service(self, document: Document) -> None:
-        declared = self._declare(document)
-        if isinstance(declared, DeclaredService):
-            self._running.change(declared)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
@@ -349,6 +374,11 @@ def _together_with(key: str, documents: Mapping[str, Document]) -> dict[str, Doc
     """Return a document, and those of all versions if it is that of a model."""
     model = key.removeprefix("service ")
     return {one: document for one, document in documents.items() if one == key or document.get("version_of") == model}
+
+
+def _stable(document: Document) -> Document:
+    """Return the document of a service without its canary."""
+    return {field: value for field, value in document.items() if field != "canary"}
 
 
 def _promoted(stable: Document, canary: Mapping[str, object]) -> Document:

@@ -140,7 +140,7 @@ class Running:
         self.changes: dict[str, str] = {}
         self.on_trial: Callable[[str, bool], None] = lambda name, promoted: None
         """Called when a trial has ended and its winner serves …"""
-        self.on_switch: Callable[[], None] = lambda: None
+        self.on_switch: Callable[[str], None] = lambda name: None
         """… when another version of a service serves …"""
         self.on_change: Callable[[str], None] = lambda name: None
         """… when a change of a service is done …"""
@@ -284,10 +284,6 @@ class Running:
         else:
             self._check(changing)
 
-    def is_changing(self, name: str) -> bool:
-        """Whether a change of a service is in progress: the documents before it are those that serve."""
-        return name in self._changing
-
     async def settled(self, name: str) -> str:
         """Wait until no change of a service goes on. Returns the state of the latest one."""
         while (changing := self._changing.get(name)) is not None:
@@ -351,7 +347,7 @@ class Running:
         old = self._current[name]
         self._serves(name, fresh)
         self._ask_of(name, fresh.asked)
-        self.on_switch()
+        self.on_switch(name)
         self._retire(old)
 
     async def _fresh(self, name: str, declared: DeclaredService) -> _Kept:

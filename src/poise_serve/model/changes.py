@@ -46,13 +46,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 class Saved(msgspec.Struct, frozen=True):
     """The file of a gateway. `base`: the documents with which it was started. `versions`: the name of the serving
-    version of each service.
+    version of each service. `serving`: for each document whose change is in progress, the documents that serve.
     """
 
     base: dict[str, Document]
     state: State
     versions: dict[str, str] = {}
     history: tuple[Entry, ...] = ()
+    serving: dict[str, dict[str, Document]] = {}
 
 
 class UpstreamReport(msgspec.Struct, frozen=True, kw_only=True):
