@@ -11,11 +11,14 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
+from poise.decoding import json_decoder
 from poise_serve.replica import JSON, Line, Model, Worker, is_out_of_memory, told_of
-from poise_serve.wire import EVENTS, Answer, Answers, Broken, Drop, FromReplica, Part, Work, framed
+from poise_serve.wire import EVENTS, Answer, Answers, Broken, Drop, ErrorBody, FromReplica, Part, Work, framed
+
+_failed = json_decoder(ErrorBody).decode
 
 
 class Calls:
@@ -79,7 +82,8 @@ class Calls:
 
     def _ended(self, number: int, ended: "Future[None]", line: Line) -> None:
         if ended.cancelled():
-            self._fail(number, InterruptedError("its client has gone"), line)
+            has_gone = (line, number) in self._dropped  # otherwise the model has cancelled itself
+            self._fail(number, InterruptedError("its client has gone") if has_gone else CancelledError(), line)
         self._running.pop((line, number), None)
         self._dropped.discard((line, number))
         self._worker.busy = bool(self._running)
@@ -132,7 +136,7 @@ class Calls:
         told = self._model.answer(value)
         body = bytes(told.body)
         if told.status != 200:
-            raise ValueError(body.decode())
+            raise ValueError(_failed(body).error.message)
         now = EVENTS if told.kind == JSON else told.kind
         if kind and now != kind:
             raise ValueError(f"a value is {now}, and those before it were {kind}")
