@@ -174,7 +174,7 @@ class Client:
         found = self._servers.get(url)
         if found is None:
             parsed = URL(url)
-            host = parsed.authority.rpartition("@")[2].encode()
+            host = parsed.raw_authority.rpartition("@")[2].encode()
             dialled = aiohttp.ClientRequest("GET", parsed, loop=asyncio.get_running_loop())
             found = self._servers[url] = _Server(dialled, host, parsed.raw_path.rstrip("/").encode())
         return found

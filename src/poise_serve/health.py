@@ -127,13 +127,14 @@ class Prober:
         url, within = member.told.url, self.rules.timeout
         within = min(within, DOUBTED) if is_doubted or is_hurried else within
         try:
-            went_well = await self._ask(member, within)
-        except (*FAILURES, TimeoutError):
-            went_well = False
+            why = await self._ask(member, within)
+        except (*FAILURES, TimeoutError) as error:
+            why = type(error).__name__
         if member.told.url != url:  # changed meanwhile
             return
+        member.probed = why
         was_healthy = member.health.state == "healthy"
-        member.health.on_probe(self._now(), went_well, is_doubted=is_doubted)
+        member.health.on_probe(self._now(), not why, is_doubted=is_doubted)
         is_healthy = member.health.state == "healthy"
         if is_healthy != was_healthy and member in self._pool.members:
             self._tell(Probed(member.name, is_healthy))
@@ -146,9 +147,9 @@ class Prober:
         self._metrics.healthy.labels(member.name).set(is_healthy)
         self._pool.wake()
 
-    async def _ask(self, member: Member, within: int) -> bool:
-        """Return whether the member answers well within these nanoseconds; discover its models unless they were
-        configured.
+    async def _ask(self, member: Member, within: int) -> str:
+        """Return why the member does not answer well within these nanoseconds; empty if it does. Discover its models
+        unless they were configured.
         """
         told, rules = member.told, self.rules
         status, answer = await self._client.get(told, rules.path, within)
@@ -158,8 +159,8 @@ class Prober:
             found = _models(answer)
             if member.told == told:
                 member.models = found
-            return bool(found)
-        return status == 200
+            return "" if found else f"{MODELS} lists none"
+        return "" if status == 200 else f"{rules.path} answers {status}"
 
     async def _ask_for_cache(self, member: Member) -> None:
         """Ask how many tokens of prompts the server keeps, unless that was configured."""

@@ -71,6 +71,8 @@ class Member:
         self.breaker = Breaker(front.ejection)
         self.health = Health(front.health, now)
         self.concurrency = None if told.concurrency is None else Concurrency(told.concurrency, told.limit, now)
+        self.probed = ""
+        """Why the latest probe has failed; empty if it has not."""
         self._limit.set(self.limit)
         self.others = 0
         """Requests that other gateways have in flight there."""
@@ -160,6 +162,11 @@ class Member:
         if self.health.state != "healthy":
             return self.health.state
         return "asked us to wait" if now < self.resting else "ejected after it failed"
+
+    def why_in_full(self, now: int) -> str:
+        """Return why it gets no requests, with the reason of its probe."""
+        why = self.why_not(now)
+        return f"{why} ({self.probed})" if self.probed and why == self.health.state else why
 
 
 class Place(NamedTuple):
@@ -782,7 +789,7 @@ class Pool:
             members = self._serving(question)
         except Refused as unknown:
             return unknown
-        said = ", ".join(f"`{member.name}` is {member.why_not(now)}" for member in members[:10]) or "none is known"
+        said = ", ".join(f"`{member.name}` is {member.why_in_full(now)}" for member in members[:10]) or "none is known"
         back = [
             max(member.breaker.until, member.resting) - now for member in members if member.health.state == "healthy"
         ]

@@ -78,23 +78,55 @@ def test_the_answer_is_passed_on_as_it_came() -> None:
             assert ours.headers["content-type"] == theirs.headers["content-type"]
 
 
-def test_headers_are_passed_on_but_for_those_that_cannot_be_sent() -> None:
-    head = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-name: Zürich\r\nx-odd: a\x01b\r\nconnection: close\r\n\r\n{}"
+@contextlib.contextmanager
+def raw_server(answer: bytes, host: str = "127.0.0.1") -> Iterator[tuple[str, list[bytes]]]:
+    """A server that answers each request with these bytes, on a connection of its own: its URL, and the requests."""
+    seen: list[bytes] = []
 
     def serve(listening: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 with listening.accept()[0] as connection:
-                    connection.recv(65_536)
-                    connection.sendall(head.encode())
+                    seen.append(connection.recv(65_536))
+                    connection.sendall(answer)
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listening:
         threading.Thread(target=serve, args=(listening,), daemon=True).start()
-        with front([f"127.0.0.1:{listening.getsockname()[1]}"], each={"models": ["m"]}) as (_, url):
-            answer = ask(url)
+        yield f"[{host}]:{listening.getsockname()[1]}" if ":" in host else f"{host}:{listening.getsockname()[1]}", seen
+
+
+def test_headers_are_passed_on_but_for_those_that_cannot_be_sent() -> None:
+    head = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-name: Zürich\r\nx-odd: a\x01b\r\nconnection: close\r\n\r\n{}"
+    with raw_server(head.encode()) as (server, _), front([server], each={"models": ["m"]}) as (_, url):
+        answer = ask(url)
     assert answer.status_code == 200
     assert (b"x-name", "Zürich".encode()) in answer.headers.raw
     assert "x-odd" not in answer.headers
+
+
+def test_a_server_at_an_address_of_ipv6_gets_its_host_as_the_standard_says() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+    with raw_server(whole, "::1") as (server, seen), front([server], each={"models": ["m"]}) as (_, url):
+        assert ask(url).status_code == 200
+    assert all(f"\r\nhost: {server}\r\n".encode() in request for request in seen)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\nconnection: close\r\n\r\n", "/v1/models answers 503"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}", "/v1/models lists none"),
+        (b"", "ServerDisconnectedError"),
+    ],
+)
+def test_a_refusal_tells_why_the_probes_of_a_server_fail(answer: bytes, why: str) -> None:
+    with raw_server(answer) as (server, _), front([server], hold="0s") as (_, url):
+        assert f"`u0` is starting ({why})" in ask(url).json()["error"]["message"]
 
 
 def test_the_key_of_an_upstream_takes_the_place_of_the_clients() -> None:
