@@ -363,6 +363,12 @@ class Ruling:
     def _notice(
         self, rule: str, subject: str, have: str, now: int, targets: tuple[str, ...] = (), *, over: bool = False
     ) -> None:
+        """Record news of a subject. It has one symptom of all rules, which is over with the last of them."""
+        if over and any(
+            of == subject and name != rule and not firing.over and ("notify" in firing.actions or _asks(firing))
+            for name, of, firing in self._ledger.rules.firings()
+        ):
+            return
         text, known = f"rule {rule}: {have}", self.engine.rule(rule) if self.engine is not None else None
         service = known is not None and known.scope == "service"
         if service:

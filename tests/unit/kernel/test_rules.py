@@ -199,6 +199,20 @@ def test_a_question_is_over_with_its_answer_or_with_its_rule(answer: bool | None
     assert [event.over for event in world.log if isinstance(event, Noticed)] == [False, True]
 
 
+def test_the_notice_of_a_subject_is_over_with_the_last_rule() -> None:
+    """Or the incident of one rule would close when another rule is over."""
+    short = FULL | {"actions": [{"notify": True}]}
+    long = FULL | {"name": "long", "clear": "cpu_reserved < 10%", "sustained_for": "5m", "actions": [{"notify": True}]}
+    world = load(World().nodes(1, cpu=4), rules(short, long))
+    minutes(busy(world), 7)
+    world.finish("a")
+    minutes(world, 3)
+    assert changed(world) == [("done", "full", "n1"), ("done", "long", "n1"), ("over", "full", "n1")]
+    assert [event.over for event in world.log if isinstance(event, Noticed)] == [False, False]
+    minutes(world, 4)
+    assert [event.over for event in world.log if isinstance(event, Noticed)] == [False, False, True]
+
+
 def test_the_budget_bounds_what_rules_do_in_an_hour() -> None:
     world = load(World().nodes(4, cpu=4), rules(FULL | {"cool_down": "0s"}, budget=2))
     for name in "abcd":
