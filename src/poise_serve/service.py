@@ -20,7 +20,7 @@ from poise.model.servicefile import MOST_AT_ONCE
 from poise.model.serving import Limits
 from poise.model.spec import check_name
 from poise.units import MILLISECOND, SECOND, format_duration
-from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
+from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace, process_of
 from poise_serve.kernel.lanes import gives_way
 from poise_serve.kernel.quarantine import LOSSES, Quarantine, digest
 from poise_serve.kernel.scaler import Seen
@@ -552,7 +552,7 @@ class Service:
 
     def _send(self, batch: Batch, now: int) -> None:
         requests = [self._pending[number] for number in batch.requests]
-        turns = self.turns_of(_process_of(batch.replica))
+        turns = self.turns_of(process_of(batch.replica))
         if turns is None:
             self._begin(batch, requests, now)
             return
@@ -574,7 +574,7 @@ class Service:
 
     def _leave(self, name: str, *, lost: bool = False) -> None:
         """End the turn of a replica in its process. `lost`: it has disconnected."""
-        if (turns := self.turns_of(_process_of(name))) is not None:
+        if (turns := self.turns_of(process_of(name))) is not None:
             turns.leave((self.name, name), lost=lost)
 
     def _refuse(self, refuse: Refuse) -> None:
@@ -747,14 +747,9 @@ def _for_how_long(held: int) -> str:
     return f"it is refused for {format_duration(held)}"
 
 
-def _process_of(name: str) -> str:
-    """Return the name of the process of a replica, or of a slot of it."""
-    return name.partition("#")[0]
-
-
 def _epoch_of(name: str) -> int:
     """Return the epoch at the end of the name of a replica, or of a slot of it."""
-    epoch = _process_of(name).rpartition(".")[2]
+    epoch = process_of(name).rpartition(".")[2]
     return int(epoch) if epoch.isdecimal() and len(epoch) < 20 else 0
 
 

@@ -17,7 +17,7 @@ Instants and durations are in nanoseconds. Every method returns the effects to c
 """
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import islice
 from math import exp
@@ -160,6 +160,11 @@ class Replica(msgspec.Struct):
         if self.next is None:
             return self.busy
         return self.busy + int(self.curve.takes(min(len(self.next_requests), self.curve.largest)))
+
+
+def process_of(name: str) -> str:
+    """Return the name of the process of a replica, or of a slot of it (`j1.main.1#3`)."""
+    return name.partition("#")[0]
 
 
 class Batcher:
@@ -423,15 +428,27 @@ class Batcher:
         effects: list[Effect] = []
         self._ask_at = now + LOOK_EVERY if self.waiting or self.serving else 0
         idle = [replica for replica in self.replicas.values() if not replica.batch and not replica.draining]
-        if len(idle) > 1:
-            idle.sort(key=lambda replica: replica.curve.takes(1))
-        for replica in idle:
+        for replica in self._fastest_first(idle):
             batch = self._next_batch(replica, now, effects)
             if batch is not None:
                 effects.append(batch)
         if self.ahead and not self._again and self.waiting:
             effects += filter(None, [self._sent_ahead(replica, now) for replica in self.replicas.values()])
         return effects
+
+    def _fastest_first(self, idle: list[Replica]) -> list[Replica]:
+        """Sort replicas by the time that they take for a request. The requests of a process share it: with each one
+        more, all of them are expected to take longer by the time of one.
+        """
+        if len(idle) < 2 or not idle[0].alone:
+            return sorted(idle, key=lambda replica: replica.curve.takes(1))
+        shared = Counter(process_of(replica.name) for replica in self.replicas.values() if replica.batch)
+        takes: dict[str, tuple[float, int]] = {}  # a replica that has not answered yet takes no time
+        for replica in idle:
+            process = process_of(replica.name)
+            shared[process] += 1
+            takes[replica.name] = shared[process] * replica.curve.takes(1), shared[process]
+        return sorted(idle, key=lambda replica: takes[replica.name])
 
     def _sent_ahead(self, replica: Replica, now: int) -> Batch | None:
         """Return the batch that this replica gets before it has answered the current one, if there is one."""
@@ -675,4 +692,4 @@ def _expired(request: Request) -> Refuse:
     return _refused(request, "expired", f"not answered within {(request.due - request.came) / SECOND:g} s")
 
 
-__all__ = ["Batch", "Batcher", "Effect", "Refuse", "Replace"]
+__all__ = ["Batch", "Batcher", "Effect", "Refuse", "Replace", "process_of"]

@@ -71,6 +71,23 @@ def test_who_came_before_the_first_replica_waited_for_its_start_and_who_came_beh
     assert batcher.started(5 * SECOND) > 5 * SECOND
 
 
+@pytest.mark.parametrize(("slower", "expected"), [(0.0, "abab"), (1.0, "abab"), (9.0, "aaaa")])
+def test_requests_served_one_by_one_are_divided_among_replicas_by_their_speed(slower: float, expected: str) -> None:
+    """A replica has a slot for each request that it serves at once, and those share its process. At first, nothing is
+    known of the speeds.
+    """
+    batcher = Batcher(Limits())
+    for name, takes in (("a", 10.0), ("b", 10.0 * slower)):
+        for slot in range(4):
+            batcher.up(f"{name}#{slot}", 0, [(1, takes * MILLISECOND)] if slower else [], alone=True)
+    sent = [name for number in range(2) for name, _ in batches(batcher.arrive(number, 0))]
+    batcher.gather()
+    for number in range(2, 4):
+        batcher.arrive(number, 0)
+    sent += [name for name, _ in batches(batcher.gathered(0))]
+    assert "".join(name[0] for name in sent) == expected
+
+
 def test_a_slow_replica_takes_what_the_quicker_would_be_later_with_however_many_wait() -> None:
     """`a` is busy until 10 ms and then takes 10 ms each: `b` leaves it those that are done there before its 35 ms."""
     batcher = Batcher(Limits(batch=1))
