@@ -106,6 +106,8 @@ class Replicas:
         self._address = address
         self.ordered = 0
         """Replicas that rules add to the target count, within its limits; negative: remove."""
+        self._leaving: list[str] = []
+        """Surplus replicas that get no more requests, and end once they have answered those that they have."""
         self._since: dict[str, int] = {}
         self._submitting: asyncio.Future[None] | None = None
         self._told: dict[str, str] = {}
@@ -213,11 +215,13 @@ class Replicas:
             now = time.monotonic_ns()
             wanted = self._scaler.look(now, self.start_up(now))
         wanted = with_orders(wanted, self.ordered, self._declared.rules)
-        while len(self._jobs) < wanted and time.monotonic() >= self._not_before:
+        while len(self._jobs) - len(self._leaving) < wanted and time.monotonic() >= self._not_before:
             self._submitting = asyncio.ensure_future(self._submit())
             await asyncio.shield(self._submitting)
-        for job in self._jobs[wanted:]:
+        for job in [job for job in self._jobs if job not in self._leaving][wanted:]:
             self._service.drain(job)
+            self._leaving.append(job)
+        for job in [job for job in self._leaving if not self._service.is_busy(job)]:
             await self.replace(job)
         self._learn_start_up()
         await asyncio.sleep(LOOK_EVERY / SECOND)
@@ -227,6 +231,7 @@ class Replicas:
             self._service.leave_behind(job, epoch)
         if ended:
             self.notes.noted.jobs = [job for job in self._jobs if job not in ended]
+            self._leaving = [job for job in self._leaving if job not in ended]
             self.notes.write()
             self._back_off([job for job in ended if self._since.pop(job, 0)])
 
@@ -343,6 +348,7 @@ class Replicas:
         job = name.partition(".")[0]
         if job in self._jobs:
             self._jobs.remove(job)
+            self._leaving = [one for one in self._leaving if one != job]
             self.notes.write()
             self._since.pop(job, None)
             await self._cancel(job)

@@ -11,7 +11,7 @@ from poise.client import Client
 from poise.errors import Unreachable
 from poise.model.reports.services import OrdersReport, ServiceLeftOut, ServiceOrder
 from poise.model.served import GatewayNews, Served, ServiceNews
-from poise.model.servicefile import compile_service
+from poise.model.servicefile import DeclaredService, compile_service
 from poise.units import MINUTE, SECOND
 from poise_serve.kernel.batcher import Refuse
 from poise_serve.kernel.scaler import with_orders
@@ -210,3 +210,61 @@ def test_without_an_answer_the_last_orders_stay(tmp_path: Any, monkeypatch: pyte
     assert set(gateway.reported) == set(gateway.news()[0].services), "its report goes with the question"
     assert gateway.said.count("chat: rules get no signals of it: there is no job") == 1
     assert gateway.replicas.ordered == 0
+
+
+class Busy:
+    """Stands for a service whose replicas `j1` and `j2` are ready, and are busy until the test ends that."""
+
+    path = Path("unused")
+    ever_ready = True
+
+    def __init__(self) -> None:
+        self.watchers: list[Any] = []
+        self.busy, self.drained, self.cancelled = {"j1", "j2"}, list[str](), list[str]()
+
+    def note_start_up(self, took: int) -> None: ...
+
+    def leave_behind(self, job: str, epoch: int) -> None: ...
+
+    def has(self, job: str) -> bool:
+        return True
+
+    def is_busy(self, job: str) -> bool:
+        return job in self.busy
+
+    def drain(self, job: str) -> None:
+        self.drained.append(job)
+
+
+def test_a_surplus_replica_ends_once_it_has_answered_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream may take minutes, and the grace of a cancelled job is seconds."""
+    service, notes = Busy(), Notes(tmp_path / "chat.json")
+    notes.noted.jobs, notes.noted.ready = ["j1", "j2"], True
+
+    async def cancel(job: str) -> None:
+        service.cancelled.append(job)
+
+    async def submit() -> None:
+        notes.noted.jobs.append("j3")
+
+    async def nothing_is_over(_: object) -> bool:
+        return False
+
+    def declared(replicas: int) -> DeclaredService:
+        return compile_service({"kind": "service", "name": "chat", "model": "app.py:Model", "replicas": replicas})
+
+    replicas = Replicas(declared(1), cast(Any, service), cast(Any, None), {"env": {}}, "ann", print, notes)
+    monkeypatch.setattr("poise_serve.replicas.LOOK_EVERY", 0)
+    for name, made in (("_cancel", cancel), ("_submit", submit), ("_ask", nothing_is_over)):
+        monkeypatch.setattr(replicas, name, made)
+    for _ in range(2):
+        asyncio.run(replicas._look())
+    assert (service.drained, service.cancelled, notes.noted.jobs) == (["j2"], [], ["j1", "j2"])
+    replicas.become(declared(2))
+    asyncio.run(replicas._look())
+    assert notes.noted.jobs == ["j1", "j2", "j3"], "a drained one does not count"
+    service.busy.clear()
+    asyncio.run(replicas._look())
+    assert (service.cancelled, notes.noted.jobs) == (["j2"], ["j1", "j3"])
