@@ -1,6 +1,7 @@
 """`poise reserve`: nodes and devices that are kept for a tenant, or for maintenance."""
 
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,16 +98,27 @@ def apply(file: Path, as_json: bool) -> int:
 @click.option("--until", metavar="DATE", help="End of recurring events that have none: 2027-06-30.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def import_(file: Path, until: str | None, as_json: bool, **wanted: Any) -> int:
-    """Make a reservation of each event of an iCalendar FILE, all or none."""
+    """Make a reservation of each event of an iCalendar FILE, all or none. Events that have begun and will not begin
+    again are left out, and so are cancelled ones.
+    """
+    from poise.drivers.calendar import shifts
     from poise.drivers.textfile import read_text
-    from poise.model.icalendar import read_events
+    from poise.model.icalendar import has_begun, read_events, with_own_names
+    from poise.model.reservations import Zones
 
-    entries = [_entry(wanted) | event for event in read_events(read_text(file, hint="import fewer events at a time"))]
-    for entry in entries:
-        rule = str(entry.get("every", "")).upper()
+    zones = Zones(time.time(), shifts)
+    text = read_text(file, hint="import fewer events at a time")
+    with located(lambda _: str(file)):
+        events = with_own_names(read_events(text, zones))
+    for event in events:
+        rule = str(event.get("every", "")).upper()
         if until is not None and rule and "COUNT=" not in rule and "UNTIL=" not in rule:
-            entry["every"] = f"{rule};UNTIL={until.replace('-', '')}"
-    return _send(entries, as_json)
+            event["every"] = f"{rule};UNTIL={until.replace('-', '')}"
+    entries = [_entry(wanted) | event for event in events if not has_begun(event, zones)]
+    if left_out := len(events) - len(entries):
+        what = "1 event that has begun" if left_out == 1 else f"{left_out} events that have begun"
+        say(f"poise: {what} and will not begin again: left out")
+    return _send(entries, as_json) if entries else 0
 
 
 @reserve.command()

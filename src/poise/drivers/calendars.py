@@ -24,7 +24,7 @@ def read_calendar(path: Path, now: float) -> tuple[CalendarEvent, ...]:
             return compile_calendar(document, zones)
     text = read_text(path)
     with located(lambda _: str(path)):
-        return compile_calendar(events_in(text), zones)
+        return compile_calendar(events_in(text, zones), zones)
 
 
 def with_calendar(document: dict[str, Any], folder: Path, now: float) -> dict[str, Any]:

@@ -95,10 +95,10 @@ def compile_calendar(document: Any, zones: Zones) -> tuple[CalendarEvent, ...]:
     return tuple(sorted(made, key=lambda one: one.announced[0].at))
 
 
-def events_in(text: str) -> dict[str, Any]:
+def events_in(text: str, zones: Zones) -> dict[str, Any]:
     """Return the events of an iCalendar file as the document of a calendar. Raises `SpecError`."""
     events = []
-    for place, read in enumerate(read_events(text, described=True)):
+    for place, read in enumerate(read_events(text, zones, described=True)):
         told: dict[str, Any] = {}
         for line in read.pop("description").splitlines():
             name, colon, value = line.partition(":")

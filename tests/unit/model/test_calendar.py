@@ -172,7 +172,7 @@ LAUNCH = (
 
 def test_a_calendar_program_has_the_effect_in_the_description() -> None:
     text = ical(*LAUNCH, "DESCRIPTION:Do not forget\\, all of you:\\nload: x3\\nService: chat\\nhost: ann")
-    [made] = compile_calendar(events_in(text), Zones(NOW, shifts))
+    [made] = compile_calendar(events_in(text, Zones(NOW, shifts)), Zones(NOW, shifts))
     begins = at("2026-12-01T08:00Z")
     assert (made.by, made.of) == ("service", "chat")
     assert made.announced == (Announced(begins, 0.0, begins + 3 * HOUR, 3.0, 0, "Launch-of-chat"),)
@@ -180,6 +180,6 @@ def test_a_calendar_program_has_the_effect_in_the_description() -> None:
 
 def test_an_event_without_an_effect_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
-        events_in(ical(*LAUNCH))
+        events_in(ical(*LAUNCH), Zones(NOW, shifts))
     assert caught.value.record.field == "event 1: DESCRIPTION"
     assert "load: x3" in (caught.value.record.hint or "")
