@@ -138,3 +138,11 @@ def test_what_is_no_file_is_refused_where_it_is_asked_for_by_its_name(left: Path
 def test_a_deep_folder_is_replaced_by_what_came(deep: Path, left: Path) -> None:
     kept(archive(left, "out/a"), deep / "d", 2**30, force=True)
     assert (deep / "d").read_bytes() == b"1" * 100_000
+
+
+def test_a_link_that_is_left_out_has_its_own_name(
+    left: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (left / "out" / "link").symlink_to("/etc/passwd")
+    kept(archive(left, "out"), tmp_path / "got", 2**30)
+    assert capsys.readouterr().err == "poise: 'got/link' is left out: a link that leads elsewhere\n"

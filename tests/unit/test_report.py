@@ -396,6 +396,12 @@ def test_the_command_reads_a_stopped_home(home: Home, tmp_path: Path, capsys: py
     assert re.search(r"^makespan +11\.0 s$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_usage_counts_by_each_field_once(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert home.log.exists()
+    assert main(["usage", "--since", "2000-01-01", "--by", "tenant, tenant", "-o", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("tenant,attempts,")
+
+
 def test_incidents_of_the_period_are_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

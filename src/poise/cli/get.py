@@ -74,7 +74,7 @@ def kept(pieces: Iterator[bytes], place: Path, limit: int, *, force: bool = Fals
     number of files and their bytes. Raises SpecError if nothing in it can be kept, such as a link that leads elsewhere.
     """
     with tempfile.TemporaryDirectory(prefix=".poise-get-", dir=place.parent) as draft:
-        files, size = _unpacked(pieces, Path(draft), limit)
+        files, size = _unpacked(pieces, Path(draft), place, limit)
         made = next(Path(draft).iterdir(), None)
         if made is None:
             what, need = "there is nothing to copy", "a file or a folder; no pipe, and no link that leads elsewhere"
@@ -113,8 +113,10 @@ class _Reader(io.RawIOBase):
         return count
 
 
-def _unpacked(pieces: Iterator[bytes], folder: Path, limit: int) -> tuple[int, int]:
-    """Unpack an archive inside a folder. Return the number of files and their bytes."""
+def _unpacked(pieces: Iterator[bytes], folder: Path, place: Path, limit: int) -> tuple[int, int]:
+    """Unpack an archive inside a folder, as `files`; messages call it by the name of `place`. Return the number of
+    files and their bytes.
+    """
     files = size = 0
     reader = io.BufferedReader(_Reader(pieces, limit), 1 << 20)
     try:
@@ -123,8 +125,9 @@ def _unpacked(pieces: Iterator[bytes], folder: Path, limit: int) -> tuple[int, i
                 entry.name = "files" + entry.name[len(entry.name.split("/")[0]) :]
                 try:
                     archive.extract(entry, folder, filter="data")
-                except tarfile.FilterError as error:
-                    say(f"poise: {entry.name!a} is left out: {error}")
+                except tarfile.FilterError:
+                    what = "a link that leads elsewhere" if entry.issym() or entry.islnk() else "no file and no folder"
+                    say(f"poise: {place.name + entry.name.removeprefix('files')!a} is left out: {what}")
                     continue
                 files, size = files + entry.isfile(), size + entry.size
         while reader.read(1 << 20):

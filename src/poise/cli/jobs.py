@@ -194,7 +194,8 @@ def _job_shown(report: JobReport) -> Shown:
     elif report.idle_since:
         head.append(f"idle since {ago(report.idle_since)} ago")
     if report.hold:
-        head.append(f"on hold: what runs continues, and nothing else starts; `poise release {report.id}`")
+        ends = "`poise usage --budgets`" if report.budget else f"`poise release {report.id}`"
+        head.append(f"on hold: what runs continues, and nothing else starts; {ends}")
     tasks, graph = report.tasks, len(report.critical_path) > 0
     return Shown(
         report,

@@ -184,6 +184,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 — for as long as this process lives
     try:
         return _run(sys.argv[1:])
+    except KeyboardInterrupt:  # also during imports
+        return 130
     finally:
         gc.freeze()
 
@@ -224,8 +226,6 @@ def _run(given: list[str]) -> int:
         return _usage_error(error.format_message(), name, given)
     except BrokenPipeError:
         return broken_pipe()
-    except KeyboardInterrupt:
-        return 130
     except Exception as error:
         from poise.errors import PoiseError
 

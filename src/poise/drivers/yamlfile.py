@@ -230,7 +230,7 @@ def _at_line(text: str, number: int) -> str:
 
 def place_in_file(path: Path) -> Place:
     """Return a function from fields of a YAML file to line and column; a missing field gets those of its parent. The
-    file is read at the first call.
+    file is read again at the first call, unless it is a pipe or a device.
     """
     marks: dict[str, tuple[int, int]] = {}
 
@@ -247,8 +247,10 @@ def place_in_file(path: Path) -> Place:
 def _marks(path: Path) -> dict[str, tuple[int, int]]:
     """Return line and column by path, of a key or of an item of a list."""
     made: dict[str, tuple[int, int]] = {"": (0, 0)}
+    if not path.is_file():
+        return made
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         _check_bounds(text, str(path))
         ahead = [("", yaml.compose(text, _Loader))]
     except (OSError, ValueError, yaml.YAMLError, SpecError):  # it was readable before: not worth another error

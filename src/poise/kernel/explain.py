@@ -133,6 +133,7 @@ def job_report(
         tree=job.tree.hash if job.tree is not None else "",
         secrets=tuple(sorted({*job.secrets}.union(*(unit.spec.secrets for unit in job.units)))),
         hold=job.hold and not job.ended,
+        budget=job.budget if job.hold and not job.ended else "",
         calls=_calls_report(job.calls) if job.calls is not None else None,
         training=tuple(
             TrainingReport(unit=unit.id, heard=ledger.leader.wall(known.at), said=known.said)

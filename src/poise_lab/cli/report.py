@@ -22,6 +22,7 @@ from poise.model.history import (
     basis_of_co2,
     price_of_electricity,
 )
+from poise.model.spec import check_name
 from poise.units import HOUR, format_duration, format_energy
 
 FEW = 8
@@ -40,14 +41,18 @@ FEW = 8
     "--since", metavar="TIME", help="Begin here: 7d (seven days ago), 2026-12-01, … [default: the log's start]"
 )
 @click.option("--until", metavar="TIME", help="End here. [default: now]")
-@click.option(
-    "--tenant", default="", metavar="NAME", help="Only this tenant's work, without names of other tenants' work."
-)
+@click.option("--tenant", metavar="NAME", help="Only this tenant's work, without names of other tenants' work.")
 @CO2
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def report(
-    jobs: tuple[str, ...], page: Path | None, since: str | None, until: str | None, tenant: str, co2: float, form: str
+    jobs: tuple[str, ...],
+    page: Path | None,
+    since: str | None,
+    until: str | None,
+    tenant: str | None,
+    co2: float,
+    form: str,
 ) -> int:
     """Report on each JOB, or on all, for a period. The figures are run times, waiting, and use of the nodes by tenant;
     waste by cause; energy and cost by node, tenant and job. The page adds a timeline of attempts, failures,
@@ -55,13 +60,15 @@ def report(
     """
     if form == "json" and page == Path("-"):
         raise click.UsageError("`-o json` and `--html -` both want stdout")
+    if tenant is not None:
+        check_name(tenant, "--tenant")  # an empty one would report on all tenants
     begin = time_of(since, "--since") if since is not None else 0.0
     end = time_of(until, "--until") if until is not None else time.time()
     if end <= begin:
         raise SpecError("the end is not after the beginning", field="--until", have=until or "now", hint="`--since 7d`")
     from poise.cli import offline
 
-    told = offline.report(current_home(), jobs, begin, end, tenant, rates_of(current_home(), co2))
+    told = offline.report(current_home(), jobs, begin, end, tenant or "", rates_of(current_home(), co2))
     if page is not None:
         from poise_lab.report import render
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -145,3 +146,20 @@ def test_what_is_waited_for_runs_once(flags: tuple[str, ...], capsys: pytest.Cap
 
 def test_uninstall_is_no_command_and_names_the_steps() -> None:
     assert "pip uninstall poise-scheduler" in suggested("uninstall")
+
+
+def test_ctrl_c_during_imports_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_given: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("poise.cli.main._run", interrupted)
+    monkeypatch.setattr("poise.cli.main.gc", Mock())
+    assert main() == 130
+
+
+@pytest.mark.parametrize("command", ["report", "usage", "usage --budgets"])
+def test_an_empty_tenant_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--tenant "$TEAM"` without `TEAM` told of all tenants."""
+    assert main([*command.split(), "--tenant", "", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["field"]) == ("E107", "--tenant")

@@ -1,5 +1,6 @@
 """Errors of files tell the line and column of each field."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -125,3 +126,13 @@ def test_a_number_that_is_not_finite_is_named(value: str) -> None:
     have = {record.field: record.have for record in caught.value.record.all()}
     assert set(have) == {"time-limit", "at_most", "resources.cpu"}
     assert all(value in one for one in have.values())
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_not_read_again_for_places(kind: str, tmp_path: Path) -> None:
+    """`poise serve /dev/zero` read until the memory was full, and a named pipe was waited for without end."""
+    path = Path("/dev/zero")
+    if kind == "pipe":
+        path = tmp_path / "job.yaml"
+        os.mkfifo(path)
+    assert place_in_file(path)("run") == ""

@@ -7,7 +7,7 @@ import pytest
 
 from poise.errors import PoiseError, SpecError
 from poise.kernel.accounts import Accounts
-from poise.kernel.explain import budget_report
+from poise.kernel.explain import budget_report, job_report
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import HoldJob
 from poise.kernel.visible import Sight
@@ -71,6 +71,8 @@ def test_a_spent_budget_holds_new_work_until_it_is_renewed() -> None:
     with pytest.raises(PoiseError, match="the budget `research` holds"):
         world.ask(HoldJob(request=world.request(), job="j4", on=False))
     assert report(world).holding == 2
+    told = [job_report(world.ledger, world.ledger.jobs[job], world.now, tasks=False) for job in ("j3", "j4")]
+    assert [(job.hold, job.budget) for job in told] == [(False, ""), (True, "research")]
     world.finish("a").after("47m").round()
     assert [world.status(name) for name in ("late", "big")] == ["placed", "placed"]
     assert (report(world).holding, reached(world)) == (0, [50, 80, 100])
@@ -90,6 +92,8 @@ def test_a_raised_or_removed_budget_releases_and_the_sum_stays() -> None:
     assert world.status("c") == "waiting"
     world.budgets().after("1s").round()
     assert (world.status("c"), len(world.ledger.budgets)) == ("placed", 0)
+    overs = [event.text for event in world.log if isinstance(event, Noticed) and event.over]
+    assert overs[-1] == "budget research was removed or covers other work", "its incident closes"
 
 
 def test_a_hold_of_a_user_stays_when_the_budget_is_renewed() -> None:

@@ -27,6 +27,7 @@ from poise.model.events import (
     Configured,
     Event,
     IncidentTold,
+    Noticed,
     QuotaSet,
     SharesSet,
     TokenAdded,
@@ -80,8 +81,14 @@ class Administration:
         return self.ledger.revision
 
     def _set_budgets(self, message: SetBudgets, now: int) -> int:
-        if tuple(state.budget for state in self.ledger.budgets.values()) != message.budgets:
+        budgets = self.ledger.budgets
+        if tuple(state.budget for state in budgets.values()) != message.budgets:
+            alerting = [name for name, state in budgets.items() if state.reached]
             self._commit(BudgetsSet(at=now, budgets=message.budgets, by=message.bearer.token))
+            for name in alerting:
+                if name not in budgets or not budgets[name].reached:
+                    text = f"budget {name} was removed or covers other work"
+                    self._commit(Noticed(at=now, kind="budget-reached", subject=name, text=text, over=True))
         return self.ledger.revision
 
     def configure(self, message: Configure, now: int) -> int:

@@ -105,7 +105,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     unfinished. `note` is the note that the user got at submission, and `user` the display name that the client sent.
     `retries` is described in `PlanReport`. `secrets` has the names of the secrets. `remaining` is the expected run time
     of the rest of the critical path; None if a run time in it is unknown. `hold` means that the job is on hold: tasks
-    that have not started do not start. `unnotified` has the notices that could not be delivered, each with the reason.
+    that have not started do not start. `budget` is the spent budget that holds it, if one does. `unnotified` has the
+    notices that could not be delivered, each with the reason.
     `tree` is the hash of the files that the job brings along. `array` is set if the parts of the job exist only while
     they wait or run. `idle_since` is the time of the last use of a session that is idle, in seconds since 1970 (0: it
     is in use, or has no idle limit), and `suspended` is whether it is suspended.
@@ -137,6 +138,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     array: "ArrayReport | None" = None
     idle_since: float = 0.0
     suspended: bool = False
+    budget: str = ""
 
 
 class PartReport(msgspec.Struct, frozen=True, kw_only=True):
