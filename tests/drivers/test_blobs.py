@@ -210,3 +210,19 @@ def test_the_log_of_a_put_without_room_is_given_back(tmp_path: Path) -> None:
         store.put("", [os.urandom(PIECE) for _ in range(8)])
     assert path.with_name("fetched.db-wal").stat().st_size == 0
     assert store.put("", [b"small"]) == 1
+
+
+def test_files_of_a_control_plane_leave_room_for_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant could fill the disk with files, and then the log took nothing more of anybody for an hour."""
+    store = Blobs(tmp_path / "files.db", spare=module.FREE)
+    free, small = 2 * module.FREE, 4 * PIECE
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1000 * module.FREE, free=free))
+    old = registered(store, "ann", os.urandom(PIECE))
+    free = module.FREE + small
+    store.put("ann", [os.urandom(PIECE)])
+    free = module.FREE + PIECE // 2
+    with pytest.raises(StoreFull, match="free for the log"):
+        store.put("ann", [os.urandom(PIECE)])
+    real = module._now
+    monkeypatch.setattr(module, "_now", lambda: real() + module.AT_HAND + 1)
+    assert store.tidy(set()) == 1 and not store.has("ann", old)

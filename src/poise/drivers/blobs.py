@@ -7,7 +7,7 @@ tenant, or to a Unix account of a tenant (`owner_of`): others cannot see them. A
 and all its pieces are stored, and stays complete until it is removed as a whole. All acknowledged data is on disk; each
 call can be repeated.
 
-The file has a size limit. A tree that no job needs is removed when it has not been used for `KEPT`, or, when the file
+The file has a size limit, and leaves free a part of the disk for the log. A tree that no job needs is removed when it has not been used for `KEPT`, or, when the file
 is full, for `AT_HAND`, the oldest first. A piece is removed with the last tree that has it.
 
 As a process it reads requests from its standard input and answers on its standard output, each as a 4-byte length and
@@ -15,6 +15,7 @@ MessagePack. It exits at the end of its input. So the control plane's event loop
 """
 
 import contextlib
+import math
 import os
 import shutil
 import sqlite3
@@ -35,6 +36,9 @@ from poise.units import format_bytes
 
 LIMIT = 32 * 2**30
 """Maximum bytes of the file of a control plane or a node."""
+
+FREE = 2**30
+"""Bytes of the disk that the file of a control plane leaves free for the log."""
 
 OF_ONE = 2
 """One tenant may use the limit divided by this number."""
@@ -73,11 +77,13 @@ _needed = msgpack_decoder(list[tuple[str, bytes]])
 
 
 class Blobs:
-    """The SQLite file. Several processes may have it open."""
+    """The SQLite file. Several processes may have it open. It leaves `spare` bytes of the disk free, or a twentieth of
+    the disk if that is less.
+    """
 
-    def __init__(self, path: Path, limit: int = LIMIT) -> None:
+    def __init__(self, path: Path, limit: int = LIMIT, spare: int = 0) -> None:
         self._path = path
-        self._limit = limit
+        self._limit, self._spare = limit, spare
         self._awaited: dict[tuple[str, bytes], dict[bytes, int]] = {}  # missing pieces of trees, until the next `tidy`
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -205,7 +211,7 @@ class Blobs:
         for tenant, tree, used in rows:
             idle = _now() - used
             if (tenant, tree) not in needed and (
-                idle > KEPT or (idle > AT_HAND and self._size() > self._limit * 3 // 4)
+                idle > KEPT or (idle > AT_HAND and self._size() > self._room(self._spare) * 3 // 4)
             ):
                 with self._writing():
                     self._db.execute("DELETE FROM trees WHERE tenant = ? AND hash = ?", (tenant, tree))
@@ -234,9 +240,8 @@ class Blobs:
         half of the limit, and all trees. The limit is lower if the disk has less free space, not counting a reserve of
         a twentieth.
         """
-        disk, size = shutil.disk_usage(self._path.parent), self._size()
-        limit = min(self._limit, size + max(0, disk.free - disk.total // SPARE))
-        if size <= limit * 3 // 4:
+        limit = self._room(math.inf)
+        if self._size() <= limit * 3 // 4:
             return
         rows = self._db.execute("SELECT id, size FROM pieces ORDER BY used DESC").fetchall()
         total, drop = 0, []
@@ -280,6 +285,8 @@ class Blobs:
 
     def _check_room(self, tenant: str, more: int) -> None:
         size = self._size() + more
+        if self._spare and self._room(self._spare) < size <= self._limit:
+            raise _full("room on the disk of the state directory, beside what stays free for the log")
         if size > self._limit:
             raise _full(f"at most {format_bytes(self._limit)} of files")
         if size <= self._limit // OF_ONE:
@@ -290,6 +297,13 @@ class Blobs:
         (held,) = self._db.execute(query, (whole,)).fetchone()
         if tenant and held + more > self._limit // OF_ONE:
             raise _full(f"at most {format_bytes(self._limit // OF_ONE)} of files of one tenant")
+
+    def _room(self, spare: float) -> int:
+        """Return the limit of the file. It is lower if the disk has less free space, not counting `spare` bytes, or a
+        twentieth of the disk if that is less.
+        """
+        disk = shutil.disk_usage(self._path.parent)
+        return min(self._limit, self._size() + max(0, disk.free - int(min(spare, disk.total // SPARE))))
 
     def _size(self) -> int:
         pages, free, size = (
@@ -433,7 +447,7 @@ def main() -> int:
     with contextlib.suppress(OSError):
         os.nice(5)  # the control plane takes precedence
     try:
-        blobs = Blobs(Path(sys.argv[1]), int(sys.argv[2]))
+        blobs = Blobs(Path(sys.argv[1]), int(sys.argv[2]), FREE)
     except (OSError, sqlite3.Error) as error:
         sys.stderr.write(f"the files of jobs cannot be opened: {error}\n")
         return InputError.exit_code
