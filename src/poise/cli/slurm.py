@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from poise.errors import ErrorRecord
+from poise.model.arrays import MAX_PARTS
 from poise.units import duration_of_slurm, parse_duration
 
 _VARIABLE = re.compile(r"\bSLURM_[A-Z0-9_]+\b")
 _JOB = re.compile(r"[0-9]+|[A-Za-z][A-Za-z0-9_.-]*")
 _LINE = re.compile(r"#SBATCH\s+(.*)")
+_PER_CPU = "mem-per-cpu="
 
 
 class Read(NamedTuple):
@@ -42,8 +44,10 @@ def of_slurm(head: Sequence[str]) -> list[Read]:
             whole = f"{name}={int(tasks) * int(amount)}"
             found = [_replaced(read, f"{name}=" if name in words else "workers=", whole) for read in found]
     found = [_replaced(read, "workers=") for read in found]
+    found = [_replaced(read, _PER_CPU, _memory_of_all(words, found)) for read in found]
     if "sweep" in words or "parts" in words:
-        found = [read._replace(words=tuple(map(_for_each, read.words))) for read in found]
+        number = "${i}" if "sweep" in words else "%r"
+        found = [read._replace(words=tuple(_for_each(word, number) for word in read.words)) for read in found]
     return found
 
 
@@ -68,9 +72,20 @@ def variables_of_slurm(script: str, spec: Mapping[str, Any]) -> tuple[dict[str, 
     }
     if "parts" in spec or "sweep" in spec:
         number = "$POISE_PART" if "parts" in spec else "$POISE_SWEEP_I"
+        own = f"$((${{POISE_JOB#j}} * {MAX_PARTS} + POISE_PART))"  # each task has its own id, as in Slurm
+        known |= {"SLURM_JOB_ID": own, "SLURM_JOBID": own}
         known |= {"SLURM_ARRAY_TASK_ID": number, "SLURM_ARRAY_JOB_ID": "${POISE_JOB#j}"}
     used = list(dict.fromkeys(_VARIABLE.findall(script)))
     return {name: known[name] for name in used if name in known}, [name for name in used if name not in known]
+
+
+def _memory_of_all(words: Mapping[str, str], found: Sequence[Read]) -> str:
+    """Return the directive for the memory of all CPUs; empty if the memory of the job is given."""
+    cpus = next((word[4:] for read in found for word in read.words if word.startswith("cpu=")), "1")
+    each = re.fullmatch("([0-9]+)(.*)", words.get(_PER_CPU[:-1], ""))
+    if each is None or "memory" in words or not _is_whole(cpus):
+        return ""
+    return f"memory={int(each[1]) * int(cpus)}{each[2]}"
 
 
 def _replaced(read: Read, begins: str, by: str = "") -> Read:
@@ -148,11 +163,13 @@ def flags_of_others(option: str, given: Sequence[str]) -> str:
     return f"`{flags}`" if flags else ""
 
 
-def _for_each(directive: str) -> str:
-    """Give each task its own output file."""
+def _for_each(directive: str, number: str) -> str:
+    """Give each task its own output file: by its number in the array where the name has one."""
     name, _, path = directive.partition("=")
-    if name != "output" or "%r" in path:
+    if name != "output":
         return directive
+    if "%r" in path:
+        return directive.replace("%r", number)
     stem, dot, ending = path.rpartition(".")
     return f"output={stem}-%r.{ending}" if dot and "/" not in ending else f"output={path}-%r"
 
@@ -284,6 +301,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "gpus-per-node": _gpus,
     "gres": _gres,
     "mem": lambda text: f"memory={_memory(text)}",
+    "mem-per-cpu": lambda text: f"{_PER_CPU}{_memory(text)}",
     "cpus-per-task": lambda text: f"cpu={text}",
     "ntasks": lambda text: f"workers={text}",
     "time": _time_limit,
@@ -301,6 +319,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
 _TYPED: dict[str, Callable[[str], str]] = {
     "cpus": lambda text: f"cpu={text}",
     "m": lambda text: f"memory={_bytes(text)}",
+    "mem-per-cpu": lambda text: f"memory={_memory(text)}",
     "ram": lambda text: f"memory={_bytes(text)}",
     "walltime": lambda text: f"time-limit={_time(text)}",
     "timeout": lambda text: f"time-limit={_time(text)}",

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from poise.model.jobs import Array, Task, Unit, Work
-from poise.model.sweep import Combinations, in_env, in_words, names_of
+from poise.model.sweep import Combinations, in_env, in_output, in_words, names_of
 
 MAX_PARTS = 1_000_000
 """Maximum number of parts of an array."""
@@ -25,7 +25,7 @@ def part_of(array: Array, part: int) -> Unit:
     """
     like = array.like
     [whole] = like.tasks
-    argv, env = whole.argv, whole.env
+    argv, env, output = whole.argv, whole.env, like.output
     name = f"{like.name}[{part}]"
     if array.items:
         first, last = part * array.items // array.parts, (part + 1) * array.items // array.parts
@@ -34,8 +34,9 @@ def part_of(array: Array, part: int) -> Unit:
         values = Combinations(array.axes)[part]
         argv = in_words(argv, values, shell=array.shell)
         env = in_env(env, values) | names_of(values)
+        output = in_output(output, values)
     task = Task(name=name, argv=argv, env=env, part=part, parts=array.parts)
-    return msgspec.structs.replace(like, name=name, tasks=(task,))
+    return msgspec.structs.replace(like, name=name, tasks=(task,), output=output)
 
 
 def shared_out(unit: Unit, items: int, parts: int) -> Unit:

@@ -799,7 +799,7 @@ def _units(
         if_late=due.if_late,
         idle=idle,
         if_idle=if_idle,
-        output=found.get("", _output, spec.output, f"{field}output", several=parts > 0 or most > 1),
+        output=found.get("", _output, spec.output, f"{field}output", size.sweep, several=parts > 0 or most > 1),
         secrets=compiled_secrets(spec.secrets, {*inherited.env, *spec.env}, f"{field}secrets", found)
         if spec.secrets
         else {},
@@ -901,9 +901,12 @@ def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[
     return made[0].name, made[0].argv, made[0].shape, tuple(made[1:])
 
 
-def _output(pattern: str, field: str, *, several: bool) -> str:
+def _output(pattern: str, field: str, sweep: Combinations, *, several: bool) -> str:
     """Check an output pattern: its placeholders are known, and no two tasks write to one file."""
     check_text(pattern, field)
+    if sweep:
+        check_placeholders([pattern], sweep[0], field)
+        several = several and not all(f"{{{name}}}" in pattern for name in sweep[0])
     signs = re.findall("%(.?)", pattern)
     if unknown := [sign for sign in signs if sign not in tuple("jtra%")]:
         need = "%j, %t, %r, %a or %%"

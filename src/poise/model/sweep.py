@@ -5,7 +5,7 @@
     sweep: [{lr: 0.1, seed: 1}, {lr: 0.01, seed: 7}]        as listed
 
 Each combination becomes a part of the task. The part finds its values in `POISE_SWEEP_LR`, `POISE_SWEEP_SEED`, and
-`${lr}` or `{lr}` in the task's command and environment stands for them.
+`${lr}` or `{lr}` in the task's command, environment and output file stands for them.
 """
 
 import re
@@ -134,6 +134,11 @@ def in_env(env: Mapping[str, str], values: Combination) -> dict[str, str]:
     """Return an environment with `${lr}` and `{lr}` replaced by their values."""
     pattern = _pattern(values)
     return {name: pattern.sub(lambda match: values[match[1]], text) for name, text in env.items()}
+
+
+def in_output(pattern: str, values: Combination) -> str:
+    """Return the pattern of an output file with `${lr}` and `{lr}` replaced by their values."""
+    return _pattern(values).sub(lambda match: values[match[1]].replace("%", "%%"), pattern)
 
 
 def check_placeholders(texts: Iterable[str], names: Iterable[str], field: str) -> None:

@@ -120,3 +120,12 @@ def test_a_placeholder_that_is_nearly_a_name_of_the_sweep_is_refused(word: str) 
     assert (record.field, record.hint) == ("run", "did you mean `lr`?")
     assert refused({"lr": [1, 2]}, env={"OUT": word}).field == "env.OUT"
     tried({"lr": [1, 2]}, run="echo ${lrr}")  # a variable of the shell's own
+
+
+def test_an_output_file_can_be_named_by_the_values() -> None:
+    spec = {"run": ["true"], "sweep": {"lr": [0.1, "5%"], "seed": "1..2"}, "output": "out/${lr}_{seed}.log"}
+    units = compile_spec(spec, wall=0.0).units
+    assert [unit.output for unit in units] == ["out/0.1_1.log", "out/0.1_2.log", "out/5%%_1.log", "out/5%%_2.log"]
+    for output, said in (("{lr}.log", "write to the same file"), ("{lr}_{seeds}_%r", "no sweep has this name")):
+        with pytest.raises(SpecError, match=said):
+            compile_spec(spec | {"output": output}, wall=0.0)
