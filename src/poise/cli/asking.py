@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from poise.cli.render import say
-from poise.errors import ErrorRecord, PoiseError
+from poise.errors import ErrorRecord, PoiseError, SpecError
 from poise.model.changing import CHANGEABLE
 from poise.model.document import above
 from poise.model.fields import Flag
@@ -110,8 +110,14 @@ def needed(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     return _said(_IN_SERVICE, flags, environ)
 
 
-def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
-    """Return the job fields that the flags set. Folders are relative to the working directory."""
+def asked(flags: dict[str, Any], environ: dict[str, str], *, clears: bool = False) -> dict[str, Any]:
+    """Return the job fields that the flags set. Folders are relative to the working directory. An empty value is
+    refused, unless it `clears` a field: `--after "$LAST"` without `LAST` would start the job at once.
+    """
+    for name, (_, flag) in FLAGS.items() if not clears else ():
+        given, optional = flags.get(name), flag.metavar.startswith("[")
+        if not optional and (given == "" or (isinstance(given, tuple) and "" in given)):
+            raise SpecError("the value is empty", field=flag.name, need=flag.metavar, hint=f"leave out `{flag.name}`")
     spec = _said(FLAGS, flags, environ)
     if isinstance(spec.get("sync"), str):
         spec["sync"] = str(Path(spec["sync"]).expanduser().absolute())

@@ -149,7 +149,7 @@ def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
     restriction to nodes. Running tasks keep their resources, except for the memory limit; priority, deadline, weight
     and time limit change at once.
     """
-    spec = asked(dict.fromkeys(FLAGS) | flags, dict(os.environ))
+    spec = asked(dict.fromkeys(FLAGS) | flags, dict(os.environ), clears=True)
     spec |= {name: nothing for name, nothing in _NOTHING.items() if spec.get(name) == "none"}
     if preempt is not None:
         spec["preemptible"] = preempt

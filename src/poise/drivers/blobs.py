@@ -7,8 +7,9 @@ tenant, or to a Unix account of a tenant (`owner_of`): others cannot see them. A
 and all its pieces are stored, and stays complete until it is removed as a whole. All acknowledged data is on disk; each
 call can be repeated.
 
-The file has a size limit, and leaves free a part of the disk for the log. A tree that no job needs is removed when it has not been used for `KEPT`, or, when the file
-is full, for `AT_HAND`, the oldest first. A piece is removed with the last tree that has it.
+The file has a size limit, and leaves free a part of the disk for the log. A tree that no job needs is removed when it
+has not been used for `KEPT`, or, when the file is full, for `AT_HAND`, the oldest first. A piece is removed with the
+last tree that has it.
 
 As a process it reads requests from its standard input and answers on its standard output, each as a 4-byte length and
 MessagePack. It exits at the end of its input. So the control plane's event loop never waits for hashing or the disk.

@@ -793,7 +793,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
         Field(
             "A file on the node, relative to the folder of the job, that gets a copy of both output streams while the "
             "command writes them. `%j` stands for the id of the job, `%t` for the task, `%r` for the rank or the "
-            "number of the part, `%a` for the attempt, `%%` for `%`, and `{lr}` for a value of a `sweep`. A retry "
+            "number of the part, `%a` for the attempt, `%%` for `%`. `{lr}` stands for a value of a `sweep`. A retry "
             "appends, unless `%a` is in the name. It does not apply to the `merge`. `poise logs` shows the output as "
             "well.",
             example="out/%j.log",

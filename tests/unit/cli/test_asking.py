@@ -1,5 +1,6 @@
 """Flags say what a job file says."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -220,3 +221,12 @@ def test_a_time_limit_of_zero_or_a_number_of_seconds_is_read(value: str | int) -
 def test_an_option_of_slurm_suggests_ours(given: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", *given.split(), "--", "true"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"hint: {hint}"
+
+
+@pytest.mark.parametrize("flag", ["--after", "--node", "--label", "--image", "--name"])
+def test_an_empty_value_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--after "$LAST"` without `LAST` started the job at once, and `--image ""` ran it outside of a container."""
+    for command in ("submit", "plan"):
+        assert main([command, flag, "", "--json", "--", "true"]) == 1
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["message"], error["field"]) == ("the value is empty", flag)
