@@ -8,6 +8,7 @@ import click
 from poise.cli.asking import FLAGS, asked, changing, note_units, told_as_flags
 from poise.cli.jobs import ENDED
 from poise.cli.render import FEW, in_turn, print_json, say
+from poise.cli.words import filled
 from poise.client import Client, current_home
 from poise.control.start import UNTIL_IDLE, connected, ensure_up
 from poise.model.changing import fields_in
@@ -78,8 +79,10 @@ def retry(job: str, quiet: bool, as_json: bool) -> int:
 @click.option(
     "--status", "statuses", type=click.Choice(ENDED), multiple=True, help=f"{_ONLY} with this status. Repeatable."
 )
-@click.option("--name", default="", metavar="PATTERN", help=f"{_ONLY} with such a name or id, e.g. 'train-*'.")
-@click.option("--user", default="", metavar="NAME", help=f"{_ONLY} of this user.")
+@click.option(
+    "--name", default="", callback=filled, metavar="PATTERN", help=f"{_ONLY} with such a name or id, e.g. 'train-*'."
+)
+@click.option("--user", default="", callback=filled, metavar="NAME", help=f"{_ONLY} of this user.")
 @click.option("--older-than", metavar="TIME", help="Remove only jobs that ended at least this long ago, e.g. 7d.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, metavar="JOB...")

@@ -10,6 +10,7 @@ from poise.cli.moments import time_of
 from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import shorten
+from poise.cli.words import filled
 from poise.client import current_home
 from poise.model.document import some
 from poise.model.rounds import Decided, Made
@@ -33,7 +34,13 @@ WIDE = 100
     metavar="N",
     help="Show at most the latest N rounds.",
 )
-@click.option("--node", default="", metavar="NODE", help="Only decisions for which this node was chosen or weighed.")
+@click.option(
+    "--node",
+    default="",
+    callback=filled,
+    metavar="NODE",
+    help="Only decisions for which this node was chosen or weighed.",
+)
 @output.forms("table", "wide", "json")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def decisions(jobs: tuple[str, ...], since: str | None, limit: int, node: str, form: str) -> int:

@@ -25,6 +25,7 @@ from poise.cli.render import (
     status_text,
     unstarted,
 )
+from poise.cli.words import filled
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked
@@ -53,8 +54,14 @@ _PATTERN = re.compile(r"[*?]")
     multiple=True,
     help="List only jobs with this status. Repeatable.",
 )
-@click.option("--name", default="", metavar="PATTERN", help="List only jobs whose name or id matches, e.g. 'train-*'.")
-@click.option("--user", default="", metavar="NAME", help="List only jobs of this user.")
+@click.option(
+    "--name",
+    default="",
+    callback=filled,
+    metavar="PATTERN",
+    help="List only jobs whose name or id matches, e.g. 'train-*'.",
+)
+@click.option("--user", default="", callback=filled, metavar="NAME", help="List only jobs of this user.")
 @click.option("--limit", type=WholeRange(min=1), metavar="N", help="List at most the latest N jobs.")
 @at_moment
 @output.rows
@@ -351,10 +358,13 @@ def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
 @click.option(
     "--name",
     default="",
+    callback=filled,
     metavar="PATTERN",
     help="Cancel only jobs of your tenant with such a name or id, e.g. 'train-*'.",
 )
-@click.option("--user", default="", metavar="NAME", help="Cancel only jobs of your tenant of this user.")
+@click.option(
+    "--user", default="", callback=filled, metavar="NAME", help="Cancel only jobs of your tenant of this user."
+)
 @click.option("--all-tenants", is_flag=True, help="Cancel every unfinished job of all tenants, as an operator.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, metavar="JOB...")

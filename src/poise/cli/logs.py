@@ -11,6 +11,7 @@ from poise.cli.jobs import report_of
 from poise.cli.moments import time_of
 from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, unstarted
+from poise.cli.words import filled
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
 from poise.model.reports.streams import LogPiece
@@ -40,7 +41,9 @@ LONGEST = 64 * 1024
     default=None,
     help="Begin each line with its rank in the gang, or its task. [default: for a gang, unless one rank is selected]",
 )
-@click.option("--task", default="", metavar="NAME", help="Only this task of the job, as JOB.NAME does.")
+@click.option(
+    "--task", default="", callback=filled, metavar="NAME", help="Only this task of the job, as JOB.NAME does."
+)
 @click.option(
     "--json",
     "as_json",

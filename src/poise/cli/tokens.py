@@ -10,6 +10,7 @@ from poise.cli import output
 from poise.cli.numbers import Whole
 from poise.cli.output import Column, Shown
 from poise.cli.render import ago, in_turn, print_json, say
+from poise.cli.words import filled
 from poise.client import current_home
 from poise.control.start import connected
 from poise.decoding import json_decoder
@@ -33,11 +34,12 @@ def token() -> None:
 @token.command()
 @click.option("--tenant", required=True, metavar="NAME", help="Tenant of the token.")
 @click.option("--role", required=True, type=click.Choice(ROLES), help="Role of the token.")
-@click.option("--name", default="", metavar="NAME", help="Name of its holder, for the audit.")
+@click.option("--name", default="", callback=filled, metavar="NAME", help="Name of its holder, for the audit.")
 @click.option("--expires", metavar="TIME", help="Lifetime, e.g. 30d. [default: until it is revoked]")
 @click.option(
     "--account",
     default="",
+    callback=filled,
     metavar="NAME",
     help="Unix account that runs its commands, on nodes whose agent is root. [default: the user of the agent]",
 )

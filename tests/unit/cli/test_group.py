@@ -163,3 +163,14 @@ def test_an_empty_tenant_is_refused(command: str, capsys: pytest.CaptureFixture[
     assert main([*command.split(), "--tenant", "", "--json"]) == 1
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], error["field"]) == ("E107", "--tenant")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["cancel --status running --name", "rm --status done --name", "rm --all --user", "cancel --user", "ls --name",
+     "logs j1 --task", "decisions --node", "token add --tenant a --role viewer --account"],
+)  # fmt: skip
+def test_an_empty_value_selects_nothing(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`poise rm --status done --name "$RUN"` without `RUN` removed all jobs that were done."""
+    assert main([*typed.split(), ""]) == 1
+    assert f"invalid value for '{typed.split()[-1]}': it is empty" in capsys.readouterr().err
