@@ -22,7 +22,7 @@ import msgspec
 
 from poise.cli.asking import FLAGS, asked, merged
 from poise.cli.render import say
-from poise.cli.slurm import Read, of_slurm, variables_of_slurm
+from poise.cli.slurm import Read, of_slurm, tasks_of_slurm, variables_of_slurm
 from poise.drivers.textfile import read_text
 from poise.drivers.yamlfile import parse_yaml
 from poise.errors import ErrorRecord, Place, SpecError, placed, together
@@ -97,7 +97,7 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any], *, for
         raise together([msgspec.structs.replace(one, others=()) for one in wrong])
     if not slurm:
         return Script(_command(path, lines), spec, place)
-    variables, unknown = variables_of_slurm("\n".join(lines[code:]), asks)
+    variables, unknown = variables_of_slurm("\n".join(lines[code:]), asks, tasks_of_slurm(lines[:code]))
     lost = [f"`{name}` (line {read.line})" for read in slurm for name in read.lost] + [f"`${name}`" for name in unknown]
     if lost:
         say(f"poise: ignored, nothing here is the same: {', '.join(dict.fromkeys(lost))}")

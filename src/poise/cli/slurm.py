@@ -14,7 +14,7 @@ from poise.units import duration_of_slurm, parse_duration
 _VARIABLE = re.compile(r"\bSLURM_[A-Z0-9_]+\b")
 _JOB = re.compile(r"[0-9]+|[A-Za-z][A-Za-z0-9_.-]*")
 _LINE = re.compile(r"#SBATCH\s+(.*)")
-_PER_CPU = "mem-per-cpu="
+_PER_CPU, _PER_NODE = "mem-per-cpu=", "ntasks-per-node="
 
 
 class Read(NamedTuple):
@@ -32,18 +32,17 @@ def of_slurm(head: Sequence[str]) -> list[Read]:
     """Translate the `#SBATCH` lines at the head of a script. As in Slurm, the script runs once, however many tasks it
     requests: it gets the CPUs and devices of all of them.
     """
-    matches = ((number, _LINE.fullmatch(line.strip())) for number, line in enumerate(head, start=1))
-    found = [_read(number, match[1]) for number, match in matches if match]
-    words = dict(word.partition("=")[::2] for read in found for word in read.words)
+    found, words = _lines(head)
     each = {"cpu": "1"} | {name: words[name] for name in ("cpu", "gpu") if name in words}
     if not any("gpus-per-task" in line for line in head):
         each.pop("gpu", None)
-    tasks = words.get("workers", "1")
-    for name, amount in each.items() if _is_whole(tasks) and int(tasks) > 1 else ():
+    count = "workers=" if "workers" in words else _PER_NODE
+    tasks = _tasks(words)
+    for name, amount in each.items() if tasks > 1 else ():
         if _is_whole(amount):
-            whole = f"{name}={int(tasks) * int(amount)}"
-            found = [_replaced(read, f"{name}=" if name in words else "workers=", whole) for read in found]
-    found = [_replaced(read, "workers=") for read in found]
+            whole = f"{name}={tasks * int(amount)}"
+            found = [_replaced(read, f"{name}=" if name in words else count, whole) for read in found]
+    found = [_replaced(_replaced(read, "workers="), _PER_NODE) for read in found]
     found = [_replaced(read, _PER_CPU, _memory_of_all(words, found)) for read in found]
     if "sweep" in words or "parts" in words:
         number = "${i}" if "sweep" in words else "%r"
@@ -51,18 +50,27 @@ def of_slurm(head: Sequence[str]) -> list[Read]:
     return found
 
 
-def variables_of_slurm(script: str, spec: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+def tasks_of_slurm(head: Sequence[str]) -> int:
+    """Return the number of tasks that the `#SBATCH` lines at the head of a script request."""
+    return _tasks(_lines(head)[1])
+
+
+def variables_of_slurm(script: str, spec: Mapping[str, Any], tasks: int = 1) -> tuple[dict[str, str], list[str]]:
     """Return the Slurm variables that a script uses: those with an equivalent, with their values in shell syntax, and
-    the names of the others.
+    the names of the others. Each of the `tasks` of the script has an equal share of its CPUs.
     """
     resources = spec.get("resources", {})
+    cpu = str(resources.get("cpu", 1))
+    each = str(max(1, int(cpu) // tasks)) if _is_whole(cpu) else cpu
     known = {
         "SLURM_JOB_ID": "${POISE_JOB#j}",
         "SLURM_JOBID": "${POISE_JOB#j}",
         "SLURM_JOB_NAME": shlex.quote(str(spec.get("name", ""))),
-        "SLURM_CPUS_PER_TASK": str(resources.get("cpu", 1)),
-        "SLURM_CPUS_ON_NODE": str(resources.get("cpu", 1)),
-        "SLURM_NTASKS": "1",
+        "SLURM_CPUS_PER_TASK": each,
+        "SLURM_CPUS_ON_NODE": cpu,
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_NPROCS": str(tasks),
+        "SLURM_NTASKS_PER_NODE": str(tasks),
         "SLURM_NNODES": "1",
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_PROCID": "0",
@@ -77,6 +85,18 @@ def variables_of_slurm(script: str, spec: Mapping[str, Any]) -> tuple[dict[str, 
         known |= {"SLURM_ARRAY_TASK_ID": number, "SLURM_ARRAY_JOB_ID": "${POISE_JOB#j}"}
     used = list(dict.fromkeys(_VARIABLE.findall(script)))
     return {name: known[name] for name in used if name in known}, [name for name in used if name not in known]
+
+
+def _lines(head: Sequence[str]) -> tuple[list[Read], dict[str, str]]:
+    """Return the `#SBATCH` lines, and all of their directives."""
+    matches = ((number, _LINE.fullmatch(line.strip())) for number, line in enumerate(head, start=1))
+    found = [_read(number, match[1]) for number, match in matches if match]
+    return found, dict(word.partition("=")[::2] for read in found for word in read.words)
+
+
+def _tasks(words: Mapping[str, str]) -> int:
+    tasks = words.get("workers", words.get(_PER_NODE[:-1], "1"))
+    return max(1, int(tasks)) if _is_whole(tasks) else 1
 
 
 def _memory_of_all(words: Mapping[str, str], found: Sequence[Read]) -> str:
@@ -272,6 +292,13 @@ def _gpus(text: str) -> str:
     return f"gpu={words[-1] if _is_whole(words[-1]) else 1}{model}"
 
 
+def _one_node(text: str) -> str:
+    """Translate one node: a script runs on one. More are not translated."""
+    if text not in ("1", "1-1"):
+        raise ValueError(text)
+    return ""
+
+
 def _nodes(field: str, text: str) -> str:
     """Translate `a,b`; ranges (`a[1-3]`) are not translated."""
     if "[" in text:
@@ -304,6 +331,8 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "mem-per-cpu": lambda text: f"{_PER_CPU}{_memory(text)}",
     "cpus-per-task": lambda text: f"cpu={text}",
     "ntasks": lambda text: f"workers={text}",
+    "ntasks-per-node": lambda text: f"{_PER_NODE}{_whole(text)}",
+    "nodes": _one_node,
     "time": _time_limit,
     "job-name": _name,
     "array": _array,
@@ -324,6 +353,7 @@ _TYPED: dict[str, Callable[[str], str]] = {
     "walltime": lambda text: f"time-limit={_time(text)}",
     "timeout": lambda text: f"time-limit={_time(text)}",
     "time": lambda text: _time_limit(text) if _is_whole(text) else f"time-limit={_time(text)}",
+    "ntasks-per-node": lambda text: f"workers={_whole(text)} together=node",
     "retry": lambda text: f"retries={_whole(text)}",
     "restart": lambda text: f"retries={_whole(text.removeprefix('on-failure:'))}",
     "e": _variable,

@@ -154,6 +154,9 @@ LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x", "lots", "co
         ("-o out/%A_%a.log -a 0-3", "output=out/%j_%r.log parts=4"),
         ("-n 2 --mem-per-cpu=100M -c 3", "memory=600MiB cpu=6"),
         ("--mem-per-cpu=2G", "memory=2GiB"),
+        ("-N 1 --ntasks-per-node=4 -c 2", "cpu=8"),
+        ("--ntasks-per-node=4", "cpu=4"),
+        ("-n 2 --ntasks-per-node=4", "cpu=2"),
         ("--mem-per-cpu=2G --mem=1G", "memory=1GiB"),
         ("--output=%x.log -n 2", "cpu=2"),
         ("--mem=2GB -n 2", "memory=2GiB cpu=2"),
@@ -255,6 +258,9 @@ def test_slurms_variables_have_their_values_where_the_script_uses_them(
     variables = {"POISE_SWEEP_I": "2", "POISE_PART": "1", "POISE_JOB": "j17", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(made.command, env=variables, check=True, capture_output=True, text=True)
     assert done.stdout == "2 of 17000001, 2\n", "each task of an array has its own id"
+    made = read(tmp_path, "#SBATCH -n 4 -c 2", "echo $SLURM_NTASKS $SLURM_CPUS_PER_TASK $SLURM_CPUS_ON_NODE")
+    done = subprocess.run(made.command, env={"PATH": "/bin"}, check=True, capture_output=True, text=True)
+    assert done.stdout == "4 2 8\n", "`mpirun -np $SLURM_NTASKS` starts all tasks"
     made = read(tmp_path, "#SBATCH --array=0-9", "echo $SLURM_ARRAY_TASK_ID $SLURM_TASKS_PER_NODE")
     done = subprocess.run(
         made.command, env={"POISE_PART": "7", "PATH": "/bin"}, check=True, capture_output=True, text=True
