@@ -362,6 +362,30 @@ def test_rules_are_read_as_git_reads_them(lines: list[str], found: list[list[str
     assert {path for path in asked if out(path)} == by_git, text
 
 
+@pytest.mark.parametrize(
+    ("text", "left_out"),
+    [
+        ("Icon\r\r\n", {"Icon\r"}),
+        ("b\r\n", {"b"}),
+        ("\ufeffb\n", {"b"}),
+        ("a\x0cb\n", set()),
+        ("?\n", {"b"}),
+        ("[!a]\n", {"b"}),
+        ("??\n", {"é"}),
+        ("é\n", {"é"}),
+        ("*é*\n", {"é"}),
+    ],
+)
+def test_lines_and_bytes_are_those_of_git(tree: Path, text: str, left_out: set[str]) -> None:
+    """The template for a Mac has the line `Icon\\r\\r`, which left out every folder called `Icon`."""
+    names = {"Icon", "Icon\r", "b", "é"}
+    git(tree, "init", "-q")
+    made(tree, **{name: "1" for name in names}, **{".gitignore": text})
+    listed = subprocess.run(["git", "ls-files", "-oz", "--exclude-standard"], cwd=tree, capture_output=True, check=True)
+    by_git = {*listed.stdout.decode().split("\0")} - {"", ".gitignore"}
+    assert {*paths(seen(tree))} - {".gitignore"} == by_git == names - left_out
+
+
 def test_the_index_is_found_by_the_path_of_the_tree(tree: Path) -> None:
     made(tree, a="1")
     seen(tree)

@@ -2,7 +2,7 @@
 
 The syntax and the precedence are those of Git: the last matching rule decides, rules of a deeper folder come after
 those of the folders above, and the contents of an ignored folder are not checked. Within a folder the rules of
-`.poiseignore` come after those of `.gitignore`.
+`.poiseignore` come after those of `.gitignore`. As in Git, a line ends at a newline only, and `?` stands for a byte.
 """
 
 import re
@@ -16,7 +16,7 @@ FILES = (".gitignore", IGNORED_BY)
 
 
 class Rule(NamedTuple):
-    """One line: `matches` is applied to the path below the folder `base` (empty, or ends in a slash)."""
+    """One line: `matches` is applied to the bytes of the path below the folder `base` (empty, or ends in a slash)."""
 
     text: str
     file: str
@@ -26,14 +26,16 @@ class Rule(NamedTuple):
     folders_only: bool
 
     def applies(self, path: str, *, is_folder: bool) -> bool:
-        return (is_folder or not self.folders_only) and self.matches.fullmatch(path, len(self.base)) is not None
+        if self.folders_only and not is_folder:
+            return False
+        return self.matches.fullmatch(_in_bytes(path), len(_in_bytes(self.base))) is not None
 
 
 def rules_of(text: str, file: str, base: str) -> list[Rule]:
     """Return the rules in a file of the folder `base`, in order."""
     found = []
-    for line in text.splitlines():
-        pattern = _stripped(line)
+    for line in text.removeprefix("\ufeff").split("\n"):
+        pattern = _in_bytes(_stripped(line))
         includes = pattern.startswith("!")
         pattern = pattern[includes:]
         if not pattern or line.startswith("#"):
@@ -46,12 +48,14 @@ def rules_of(text: str, file: str, base: str) -> list[Rule]:
 
 
 def line_for(path: str) -> str:
-    r"""Return the line that leaves out a path. `?` stands for each character that cannot be typed.
+    r"""Return the line that leaves out a path. `?` stands for each byte of a character that cannot be typed.
 
     >>> line_for("#a *.log"), line_for("a\nb")
     ('\\#a \\*.log', 'a?b')
     """
-    line = "".join(f"\\{one}" if one in "\\*?[" else one if one.isprintable() else "?" for one in path)
+    line = "".join(
+        f"\\{one}" if one in "\\*?[" else one if one.isprintable() else "?" * len(_in_bytes(one)) for one in path
+    )
     line = f"\\{line}" if line.startswith(("#", "!")) else line
     return f"{line[:-1]}\\ " if line.endswith(" ") else line
 
@@ -64,9 +68,14 @@ def deciding(rules: Sequence[Rule], path: str, *, is_folder: bool) -> Rule | Non
     return None
 
 
+def _in_bytes(text: str) -> str:
+    """Return a text with a character for each of its bytes."""
+    return text if text.isascii() else text.encode(errors="surrogateescape").decode("latin-1")
+
+
 def _stripped(line: str) -> str:
     """Return the line without trailing spaces; keep one that is escaped."""
-    line = line.rstrip("\r\n")
+    line = line.removesuffix("\r")  # one only: `Icon\r\r` stands for the file `Icon\r` of a Mac
     stripped = line.rstrip(" ")
     escapes = len(stripped) - len(stripped.rstrip("\\"))
     return stripped + " " if escapes % 2 and len(line) > len(stripped) else stripped
