@@ -380,7 +380,7 @@ def test_lines_and_bytes_are_those_of_git(tree: Path, text: str, left_out: set[s
     """The template for a Mac has the line `Icon\\r\\r`, which left out every folder called `Icon`."""
     names = {"Icon", "Icon\r", "b", "é"}
     git(tree, "init", "-q")
-    made(tree, **{name: "1" for name in names}, **{".gitignore": text})
+    made(tree, **dict.fromkeys(names, "1"), **{".gitignore": text})
     listed = subprocess.run(["git", "ls-files", "-oz", "--exclude-standard"], cwd=tree, capture_output=True, check=True)
     by_git = {*listed.stdout.decode().split("\0")} - {"", ".gitignore"}
     assert {*paths(seen(tree))} - {".gitignore"} == by_git == names - left_out

@@ -332,6 +332,14 @@ def test_what_came_after_a_removed_job_goes_on() -> None:
         world.job("e", after=["c"])
 
 
+def test_a_job_comes_after_a_whole_job() -> None:
+    world = World().nodes(1).job("grid", parts=3)
+    for name in ("grid.main[1]", "j1.main"):
+        with pytest.raises(NotFound, match="after a whole job") as refused:
+            world.job("next", after=[name])
+        assert "tasks of one job have `needs`" in refused.value.record.hint
+
+
 def test_a_tenant_removes_and_sees_removals_of_its_own_only() -> None:
     world = World().nodes(1).job("a", tenant="ann").job("b").cancel("j1").cancel("j2")
     with pytest.raises(NotFound):

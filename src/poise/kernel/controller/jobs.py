@@ -177,13 +177,12 @@ class JobRequests:
         """
         job = self.ledger.jobs.find(name, bearer)
         if job is None:
-            raise NotFound(
-                f"there is no job `{name}`",
-                code="E105",
-                field=field,
-                have=name,
-                hint="`poise ls --all` lists the jobs",
-            )
+            what, hint = f"there is no job `{name}`", "`poise ls --all` lists the jobs"
+            whole = name.partition(".")[0]
+            if self.ledger.jobs.find(whole, bearer) is not None:
+                what = f"a job comes after a whole job, and `{name}` is a task"
+                hint = f"{field}: [{whole}]; tasks of one job have `needs`"
+            raise NotFound(what, code="E105", field=field, have=name, hint=hint)
         return job
 
     def _cancel(self, message: Cancel, now: int) -> str:
