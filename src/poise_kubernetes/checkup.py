@@ -1,6 +1,7 @@
 """Check whether Poise can run on a Kubernetes cluster, for `poise doctor --on kubernetes`."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -9,12 +10,15 @@ from poise.drivers.kubernetes.credentials import find_access
 from poise.drivers.kubernetes.watching import Watched
 from poise.errors import PoiseError
 from poise.model.document import some
+from poise.model.messages import Attempt, Launch
 from poise.model.reports.nodes import Check
+from poise.model.resources import Shape
 from poise.units import format_bytes, format_cpu
 from poise_kubernetes import manifests
 from poise_kubernetes.claims import GROUP, VERSION
 from poise_kubernetes.offers import PILOT_MEMORY, Grant
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of, is_device, left_of
+from poise_kubernetes.security import create_task
 from poise_kubernetes.settings import Settings
 
 OLDEST = (1, 19)
@@ -85,10 +89,9 @@ def checks(settings: Settings) -> Iterator[Check]:
         return
     try:
         yield from _nodes(api, settings)
-        if not settings.scheduler:
-            yield from _quotas(api, space)
-            yield from _named(api, settings, space)
-            yield _trial(api, settings, space)
+        yield from _quotas(api, space)
+        yield from _named(api, settings, space)
+        yield _trial(api, settings, space)
     except (Away, Refused) as error:
         yield Check("cluster", "fail", str(error), "try again")
 
@@ -189,18 +192,29 @@ def _limits_pods(name: str) -> bool:
 
 
 def _trial(api: Api, settings: Settings, space: str) -> Check:
-    """Have the API server and the webhooks of the cluster check a small Pod, without creating it."""
+    """Have the API server and the webhooks of the cluster check a small Pod, without creating it: that of a pilot, or
+    of a task with an image.
+    """
     name = f"a pod in {space}"
     owner = {"name": manifests.home_name("doctor"), "uid": "doctor"}
-    body = manifests.pod("doctor", owner, Grant("", 100, 2 * PILOT_MEMORY), 0, settings)
+    path = f"/api/v1/namespaces/{quote(space)}/pods"
+    shape = Shape(cpu=100, memory=2 * PILOT_MEMORY)
+    restricted = False
     try:
-        api.create(f"/api/v1/namespaces/{quote(space)}/pods", body, dryRun="All")
+        if settings.scheduler:
+            launch = Launch(attempt=Attempt("doctor", 1), argv=("true",), shape=shape, slots=1, image=settings.image)
+            task = partial(manifests.task_pod, "doctor", owner, launch, "", "", {}, settings)
+            _, restricted = create_task(api, path, task, False, dryRun="All")
+        else:
+            body = manifests.pod("doctor", owner, Grant("", shape.cpu, shape.memory), 0, settings)
+            api.create(path, body, dryRun="All")
     except Refused as refused:
         if refused.status == 400 and "dry run" in refused.message:
             return Check(name, "warn", f"not checked: {refused}")
         hint = f"`kubectl create namespace {space}`" if refused.status == 404 else "an administrator allows such Pods"
         return Check(name, "fail", f"would be refused: {refused}", hint)
-    return Check(name, "ok", "would be accepted")
+    more = ", as `restricted`: the image of a task must have a user that is not root" if restricted else ""
+    return Check(name, "ok", f"would be accepted{more}")
 
 
 def _named(api: Api, settings: Settings, space: str) -> Iterator[Check]:

@@ -16,6 +16,7 @@ from poise.drivers.devices import Part
 from poise.model.messages import Launch
 from poise.ports import Contact
 from poise.units import SECOND
+from poise_kubernetes import security
 from poise_kubernetes.offers import PILOT_MEMORY, Grant
 from poise_kubernetes.records import NodeObject, Toleration, taint_against
 from poise_kubernetes.settings import Settings
@@ -117,20 +118,14 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "shareProcessNamespace": True,  # its first process reaps orphans
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**security.PROFILE, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
         "containers": [
             {
                 "name": PILOT,
                 "image": settings.image,
                 "command": ["python", "-m", "poise_kubernetes.pilot", BASE],
                 "resources": {"requests": held, "limits": held},
-                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                "securityContext": security.CONTAINER,
                 "readinessProbe": {"exec": {"command": ["/bin/sh", "-c", fresh]}, "periodSeconds": 5},
                 "volumeMounts": mounts,
                 "env": [
@@ -229,8 +224,11 @@ def task_pod(
     device: str,
     notes: Mapping[str, str],
     settings: Settings,
+    restricted: bool = False,
 ) -> dict[str, Any]:
-    """Return the manifest of the Pod of an attempt, already placed on its node."""
+    """Return the manifest of the Pod of an attempt, already placed on its node. A `restricted` one complies with that
+    profile of Pod Security.
+    """
     shape, attempt = launch.shape, launch.attempt
     held = {"cpu": f"{shape.cpu}m"} | ({"memory": str(shape.memory)} if shape.memory else {})
     held |= {device: str(len(launch.devices))} if launch.devices else {}
@@ -262,6 +260,9 @@ def task_pod(
             }
         ],
     }
+    if restricted:
+        spec["securityContext"] = security.PROFILE
+        spec["containers"][0]["securityContext"] = security.CONTAINER
     if device:
         spec["tolerations"] = [{"key": device, "operator": "Exists"}]
     if launch.time_limit:

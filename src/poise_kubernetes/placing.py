@@ -73,7 +73,9 @@ from poise_kubernetes.records import (
     admits,
     amounts,
     device_of,
+    most_added,
     requested,
+    requested_by,
 )
 from poise_kubernetes.volumes import VolumeChanges, VolumeClaim, Volumes
 
@@ -108,10 +110,9 @@ UNKNOWN = 30 * SECOND
 AVOIDED = 30 * SECOND
 """A node that has refused a Pod gets no such Pod for this long."""
 
-NEVER_BEGINS = ("InvalidImageName", "ErrImageNeverPull")
-BEGINS_LATE = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "Create", "RunContainer")
-"""How the reasons begin for which a kubelet does not start a container: it will never start, or only if somebody
-changes something, such as an image in a registry.
+TASKS = "tasks"
+"""In place of the label of a kind of Pods: tasks with an image, on a node with too little room for what is added to
+them.
 """
 
 BEGIN = 300 * SECOND
@@ -251,6 +252,11 @@ class _Placed(msgspec.Struct, eq=False):
         return self.launch.argv[0] != RUN
 
     @property
+    def is_being_created(self) -> bool:
+        """Whether it is a task whose Pod is being created."""
+        return self.is_task and self.state == "binds" and self.pod is None
+
+    @property
     def attempt(self) -> Attempt:
         return self.launch.attempt
 
@@ -356,6 +362,7 @@ class Placer:
         self._full: dict[str, int] = {}  # the largest number of Pods that a gang has had on nodes
         self._again: dict[str, tuple[int, str]] = {}  # Pods whose job was refused, until when they wait, and why
         self._avoided: dict[tuple[str, str], int] = {}
+        self._extra: dict[str, int] = {}  # what the cluster adds to the Pod of a task
         self._refused: dict[str, tuple[int, str]] = {}  # nodes that refused a Pod, until when, and why
         self._kept: dict[Attempt, PodObject] = {}  # Pods of ended tasks, until their ends are durable
         self._rounds: dict[str, int] = {}
@@ -565,6 +572,8 @@ class Placer:
     def _pair(self, placed: _Placed, pod: PodObject) -> None:
         """An attempt has this Pod."""
         placed.pod = pod
+        if placed.is_task:
+            self._extra = most_added(self._extra, pod, requested_by(pod, TASK))
         self._by_pod[pod.metadata.uid] = placed
         self._count(pod.metadata.uid, None)
         self._changed_nodes[placed.node] = None
@@ -680,7 +689,11 @@ class Placer:
         name, size, (free, ports) = node.metadata.name, self._size(known, node), self._left(known, node)
         others, device = self._used(name, held), device_of(size)
         more = self._spare(held, device)
-        offer = {of: max(0, size.get(of, 0) - others.get(of, 0)) + amount for of, amount in more.items()}
+        added = self._extra if (name, TASKS) in self._avoided else {}
+        offer = {
+            of: max(0, max(0, size.get(of, 0) - others.get(of, 0)) + amount - added.get(of, 0))
+            for of, amount in more.items()
+        }
         taken = {index for placed in held for index in placed.launch.devices}
         admitted = {
             label: "yes"
@@ -711,17 +724,27 @@ class Placer:
         )
 
     def _spare(self, held: Sequence[_Placed], device: str) -> dict[str, int]:
-        """Return what the ledger counts for these places, and their Pods do not request. A place of a gang is as large
-        as its largest Pod, each place has at least a thousandth of a CPU, and an unused one has no Pod.
+        """Return what the ledger counts for these places, and their Pods do not request; below 0 if they request more.
+        A place of a gang is as large as its largest Pod, each place has at least a thousandth of a CPU, and an unused
+        one has no Pod. The cluster adds something to the Pod of a task.
         """
         found = dict.fromkeys(("cpu", "memory", device), 0)
         for placed in held:
-            shape = placed.launch.shape
-            booked = {"cpu": shape.cpu, "memory": shape.memory, device: len(placed.launch.devices)}
+            booked = _booked(placed.launch, device)
             if placed.unused or placed.pod is not None:
                 requests = self._holds(placed.pod)[0] if placed.pod is not None else {}
-                for of, amount in booked.items():
-                    found[of] += max(0, amount - requests.get(of, 0))
+            elif placed.is_being_created:
+                requests = self._with_extra(booked)
+            else:
+                continue
+            for of, amount in booked.items():
+                found[of] += amount - requests.get(of, 0)
+        return found
+
+    def _with_extra(self, booked: Mapping[str, int]) -> dict[str, int]:
+        """Return what the Pod of a task requests that has these amounts, with all that the cluster adds to it."""
+        found = {"pods": 1, **booked}
+        _add(found, self._extra)
         return found
 
     def _left(
@@ -735,8 +758,10 @@ class Placer:
             if placed.pod is not None and placed is not without and placed.state != "vacant":
                 held, used = self._holds(placed.pod)
                 ports.update(used)
-                for of, amount in held.items():
-                    free[of] = free.get(of, 0) - amount
+                _add(free, {of: -amount for of, amount in held.items()})
+            elif placed.is_being_created:
+                held = self._with_extra(_booked(placed.launch, device_of(self._size(known, node))))
+                _add(free, {of: -amount for of, amount in held.items()})
         return free, frozenset(ports)
 
     def _size(self, known: _Machine, node: NodeObject) -> Mapping[str, int]:
@@ -950,8 +975,29 @@ class Placer:
             self._end_all(waits, Ending(outcome="unstartable", note=NO_IMAGE), now)
             return
         for placed in waits:
+            if short := self._lacks_for_task(placed, placed.node):
+                self._avoided[placed.node, TASKS] = now + AVOIDED
+                self._changed_nodes[placed.node] = None
+                never = all(self._lacks_for_task(placed, node, empty=True) for node in self._nodes)
+                note = f"{short}: {'no node has' if never else f'{placed.node} has not'} enough for its Pod"
+                note += ", with what the cluster adds to it"
+                self._end_all(waits, Ending(outcome="unstartable" if never else "returned", note=note), now)
+                return
+        for placed in waits:
             placed.state, placed.seen = "binds", now
             self._bind(placed)
+
+    def _lacks_for_task(self, placed: _Placed, name: str, empty: bool = False) -> str:
+        """Return the amount that a node has too little of for the Pod of a task, or would have if it were empty. The
+        ledger does not know what the cluster adds to a Pod.
+        """
+        known = self._machines.get(name)
+        if known is None or known.object is None or not self._extra:
+            return ""
+        size = self._size(known, known.object)
+        free = size if empty else self._left(known, known.object)[0]
+        needs = self._with_extra(_booked(placed.launch, device_of(size)))
+        return next((of for of, amount in needs.items() if amount > max(0, free.get(of, 0))), "")
 
     def _refusal(self, placed: _Placed, pod: PodObject, now: int) -> str:
         """Why a Pod cannot be bound there, as of the latest copy; empty if it can."""
@@ -1134,7 +1180,7 @@ class Placer:
         elif pod.status.phase == "Running" and not placed.runs:
             placed.runs = True
             self._feed(placed.node, Changed(running=(Running(attempt=placed.attempt, pid=0),)), now)
-        elif not placed.runs and _cannot_begin(pod, now - placed.since):
+        elif not placed.runs and pod.cannot_begin(now - placed.since > BEGIN):
             placed.ending = Ending(outcome="unstartable", note=pod.waits_for)
             self._delete(placed)
 
@@ -1425,12 +1471,6 @@ def _ending_of(pod: PodObject, stopped: bool, ran: int) -> Ending:
     return Ending(outcome="failed", code=code, run=ran, note=note)
 
 
-def _cannot_begin(pod: PodObject, age: int) -> bool:
-    """Return whether the container of a task cannot start, `age` nanoseconds after its Pod was created."""
-    why = pod.waits_for
-    return why.startswith(NEVER_BEGINS) or (why.startswith(BEGINS_LATE) and age > BEGIN)
-
-
 def launch_of(pod: PodObject) -> Launch | None:
     """Return the launch of the attempt that a Pod was placed for; None if Poise has not placed it."""
     with contextlib.suppress(msgspec.MsgspecError):
@@ -1451,6 +1491,12 @@ def _devices(node: NodeObject, total: int, offered: int, taken: set[int]) -> tup
     free = [index for index in range(total) if index not in taken]
     indices = sorted([*taken, *free[: max(0, offered - len(taken))]])
     return tuple(device_at(node, index) for index in indices)
+
+
+def _booked(launch: Launch, device: str) -> dict[str, int]:
+    """Return the amounts that the ledger counts for an attempt on a node whose accelerators have this name."""
+    held = {"cpu": launch.shape.cpu, "memory": launch.shape.memory}
+    return held | ({device: len(launch.devices)} if device else {})
 
 
 def _add(total: dict[str, int], more: Mapping[str, int]) -> None:

@@ -40,6 +40,15 @@ REFUSALS = (
 )
 """How the reasons begin with which a kubelet refuses a Pod that was placed on it."""
 
+NEVER_BEGINS = ("InvalidImageName", "ErrImageNeverPull")
+BEGINS_LATE = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "Create", "RunContainer")
+"""How the reasons begin for which a kubelet does not start a container: it will never start, or only if somebody
+changes something, such as an image in a registry.
+"""
+
+ROOT = "runAsNonRoot"
+"""Part of the reason for which a kubelet never starts an image: it runs as root, and must not."""
+
 LACKS_ROOM = ("insufficient ", "too many pods")
 LACKS_NO_ROOM = ("nodes are available", "persistentvolumeclaim")
 """Parts of the messages of kube-scheduler, in lower case: a node has too little room; and the reasons of all nodes.
@@ -335,6 +344,11 @@ class PodObject(Known, frozen=True):
                 return f"{waiting.reason}: {waiting.message}" if waiting.message else waiting.reason
         return ""
 
+    def cannot_begin(self, is_late: bool) -> bool:
+        """Whether its node cannot start its container: never, or, once it `is_late`, not without a change elsewhere."""
+        why = self.waits_for
+        return why.startswith(NEVER_BEGINS) or ROOT in why or (is_late and why.startswith(BEGINS_LATE))
+
     @property
     def priority(self) -> int:
         return self.spec.priority or 0
@@ -504,6 +518,19 @@ def requested(pod: PodObject) -> dict[str, int]:
     total |= _of(pod.spec.resources)
     _add(total, amounts(pod.spec.overhead))
     return total
+
+
+def requested_by(pod: PodObject, container: str) -> dict[str, int]:
+    """Return what one container of a Pod requests."""
+    return next((_of(one.resources) for one in pod.spec.containers if one.name == container), {})
+
+
+def most_added(before: Mapping[str, int], pod: PodObject, held: Mapping[str, int]) -> dict[str, int]:
+    """Return the most that the cluster adds to a Pod, such as the overhead of a runtime, or another container: what it
+    has added `before`, or what this Pod requests beyond `held`, whichever is more.
+    """
+    more = {name: amount - held.get(name, 0) for name, amount in requested(pod).items() if name != "pods"}
+    return dict(before) | {name: amount for name, amount in more.items() if amount > before.get(name, 0)}
 
 
 def left_of(node: NodeObject, pods: Iterable[PodObject]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -51,6 +52,7 @@ from poise_kubernetes.owner import ensure_owner
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written
 from poise_kubernetes.published import DEVICES, MOUNTS, Published
 from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
+from poise_kubernetes.security import create_task
 from poise_kubernetes.settings import Settings
 from poise_kubernetes.volumes import VolumeChanges, VolumeClaim, provision
 
@@ -217,6 +219,7 @@ class Scheduler:
         self._events = Events()
         self._reasons: dict[str, str] = {}  # why jobs and Pods wait, as far as only this process knows, by name
         self._home_id, self._space = own, settings.namespace or access.namespace
+        self._restricted = False  # whether the Pods of tasks must comply with a profile of Pod Security
         self._owned: dict[str, str] = {}
         self._owned_at = 0
         self._owning = threading.Lock()
@@ -496,13 +499,14 @@ class Scheduler:
         why, after, made = "", 0, None
         outcome: Written = "bound"
         try:
-            body = manifests.task_pod(self._home_id, self._owner(api), launch, node, device, notes, self._settings)
+            parts = self._home_id, self._owner(api), launch, node, device, notes, self._settings
+            body = partial(manifests.task_pod, *parts)
             try:
-                made = api.create(f"{space}/pods", body)
+                made, self._restricted = create_task(api, f"{space}/pods", body, self._restricted)
             except Refused as refused:
                 if refused.reason != "AlreadyExists":
                     raise
-                made = api.get(f"{space}/pods/{quote(body['metadata']['name'])}")
+                made = api.get(f"{space}/pods/{quote(manifests.task_name(self._home_id, launch))}")
         except Away as error:
             why, outcome = str(error), "again"
         except Refused as refused:

@@ -30,6 +30,10 @@ _PAIRS = {
 """Settings that can be repeated: their format, and parts of the error and its hint."""
 
 
+OF_PILOTS = ("image", "pods", "waiting", "idle", "grace", "claim", "select", "tolerate")
+"""Settings that have no meaning for a scheduler, which creates no pilots and takes all nodes."""
+
+
 class Settings(NamedTuple):
     """The cluster (`context`; empty: the current one, or the one around this Pod), and how much of it may be used: at
     most `pods` Pods at a time, on nodes that have all labels in `select`, and no taints except those in `tolerate` (an
@@ -41,7 +45,8 @@ class Settings(NamedTuple):
     `runtime`, the service account `account`, the Secret `pull` for the registry, and these `labels` and `annotations`.
     Checkpoints are stored in the volume of `claim`.
 
-    With a `scheduler`, Poise creates no Pods: it places those that name this scheduler.
+    With a `scheduler`, Poise creates no pilots: it places the Pods that name this scheduler. Its own Pods are those of
+    tasks with an image, in the same `namespace` and with the same classes, account, Secret, labels and annotations.
     """
 
     context: str = ""
@@ -96,6 +101,10 @@ def parse_settings(argument: str) -> Settings:
         else:
             known = ("image", "pods", "waiting", "idle", "grace", *_PAIRS, *NAMES)
             raise _wrong(argument, f"there is no setting `{name}`", near(name, known) or f"known: {', '.join(known)}")
+    useless = [name for name in OF_PILOTS if name in found or pairs.get(name)]
+    if "scheduler" in found and useless:
+        names = ", ".join(f"`{name}`" for name in useless)
+        raise _wrong(argument, f"a scheduler has no pilots, so it does not use {names}", "omit them, or `scheduler=`")
     return Settings(
         select=tuple(pairs["select"]),
         tolerate=tuple(pairs["tolerate"]),

@@ -172,7 +172,7 @@ class KubernetesApi:
                     return self._bound(namespace, name, body)
                 case "create" if query.get("dryRun"):
                     assert body is not None
-                    self._check_quotas(namespace, body)
+                    self._check(namespace, body)
                     return body
                 case "create":
                     assert body is not None
@@ -247,7 +247,7 @@ class KubernetesApi:
         if key in self.objects[collection]:
             raise Refusal(409, "AlreadyExists", f'{collection} "{key[1]}" already exists')
         if collection == "pods":
-            self._check_quotas(namespace, body)
+            self._check(namespace, body)
         one = _copy(body)
         one["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": _moment()}
         if namespace:
@@ -260,8 +260,12 @@ class KubernetesApi:
             self._bind_all()
         return one
 
-    def _check_quotas(self, namespace: str, body: Object) -> None:
-        """Refuse a Pod beyond a quota of CPUs."""
+    def _check(self, namespace: str, body: Object) -> None:
+        """Refuse a Pod beyond a quota of CPUs, or one that a profile of Pod Security does not allow."""
+        space = self.objects["namespaces"].get(("", namespace), {"metadata": {}})["metadata"].get("labels", {})
+        if space.get("pod-security.kubernetes.io/enforce") == "restricted" and not _is_restricted(body["spec"]):
+            why = f'pods "{body["metadata"]["name"]}" is forbidden: violates PodSecurity "restricted:latest": '
+            raise Refusal(403, "Forbidden", f"{why}allowPrivilegeEscalation != false")
         for (space, name), quota in self.objects["resourcequotas"].items():
             there = [one for (of, _), one in self.objects["pods"].items() if of == space == namespace]
             pods = [pod for pod in (msgspec.convert(one, PodObject) for one in there) if not pod.ended]
@@ -449,6 +453,17 @@ def _selected(one: Object, namespace: str, query: dict[str, str]) -> bool:
             if fields[name] != value:
                 return False
     return True
+
+
+def _is_restricted(spec: Object) -> bool:
+    """Whether a Pod complies with the profile `restricted` of Pod Security."""
+    of = spec.get("securityContext") or {}
+    plain = of.get("runAsNonRoot") and of.get("seccompProfile", {}).get("type") == "RuntimeDefault"
+    contexts = [one.get("securityContext") or {} for one in spec["containers"]]
+    return bool(plain) and all(
+        one.get("allowPrivilegeEscalation") is False and one.get("capabilities", {}).get("drop") == ["ALL"]
+        for one in contexts
+    )
 
 
 def _of_claim(one: Object, body: Object, below: str) -> Object:

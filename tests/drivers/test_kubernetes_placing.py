@@ -542,20 +542,27 @@ def test_no_pod_of_a_task_is_created_twice_though_answers_are_lost_and_the_sched
     assert set(world.jobs().values()) == {"placed"}, "no kubelet has started them"
 
 
-@pytest.mark.parametrize(("reason", "least", "most"), [("InvalidImageName", 0, 5), ("ImagePullBackOff", 290, 320)])
+@pytest.mark.parametrize(
+    ("reason", "message", "least", "most"),
+    [
+        ("InvalidImageName", "no image x", 0, 5),
+        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", 0, 5),
+        ("ImagePullBackOff", "no image x", 290, 320),
+    ],
+)
 def test_a_task_whose_container_cannot_start_says_why_and_is_given_up(
-    reason: str, least: int, most: int, world: Scheduled
+    reason: str, message: str, least: int, most: int, world: Scheduled
 ) -> None:
     world.run(2)
     world.job(name="task", image="x", retry={"limit": 0})
     world.run(2)
     [name] = world.on()
-    waiting = [{"name": "task", "state": {"waiting": {"reason": reason, "message": "no image x"}}}]
+    waiting = [{"name": "task", "state": {"waiting": {"reason": reason, "message": message}}}]
     world.api.patch("pods", name, {"status": {"containerStatuses": waiting}}, "ml")
     if least:
         world.run(least)
         [why] = [of.why for of in world.placer.waiting()]
-        assert why.endswith(f": {reason}: no image x")
+        assert why.endswith(f": {reason}: {message}")
         assert world.jobs() == {"task": "placed"}
     world.run(most - least)
     assert world.api.get("pods", name, "ml")["metadata"]["deletionTimestamp"]
@@ -564,7 +571,7 @@ def test_a_task_whose_container_cannot_start_says_why_and_is_given_up(
     assert world.jobs() == {"task": "failed"}
     assert world.home.host is not None
     ending = world.home.host.ledger.jobs["j1"].units[0].tasks[0].ending
-    assert ending is not None and (ending.outcome, ending.note) == ("unstartable", f"{reason}: no image x")
+    assert ending is not None and (ending.outcome, ending.note) == ("unstartable", f"{reason}: {message}")
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, "done"), (3, "failed")])
@@ -738,3 +745,45 @@ def test_a_binding_whose_answer_was_lost_counts_though_the_pod_has_ended() -> No
         assert outcome_of(pod, notes | {HOME: "another"}, "a") == "gone"
     assert outcome_of(PodObject(metadata=Meta(), status=PodStatus(phase="Failed")), notes, "a") == "gone"
     assert outcome_of(PodObject(metadata=Meta()), notes, "a") == "refused"
+
+
+@pytest.mark.parametrize("adds", ["overhead", "container"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_pods_of_tasks_leave_room_for_what_the_cluster_adds_to_them(
+    killed: bool, adds: str, world: Scheduled
+) -> None:
+    """Nodes have four CPUs: four tasks of one CPU and a quarter each for a runtime or a proxy do not fit."""
+
+    def mutate(pod: dict[str, Any]) -> None:
+        if adds == "overhead":
+            pod["spec"]["overhead"] = {"cpu": "250m"}
+        else:
+            pod["spec"]["containers"].append({"name": "proxy", "resources": {"requests": {"cpu": "250m"}}})
+
+    world.api.mutate = mutate
+    world.run(2)
+    world.job(name="first", image="x")
+    world.run(2)
+    if killed:
+        world.kill_placer()
+        world.run(2)
+    for number in range(6):
+        world.job(name=f"task-{number}", image="x")
+    world.job(name="large", image="x", resources={"cpu": 4})
+    world.run(40)
+    assert sorted(world.on().values()) == ["a"] * 3 + ["b"] * 3
+    assert len(world.created) == 6, "no Pod is created that its node would refuse"
+    assert world.home.host is not None
+    large = next(job for job in world.home.host.ledger.jobs.values() if job.name == "large")
+    ending = large.units[0].tasks[0].ending
+    assert ending is None or ending.note == "cpu: no node has enough for its Pod, with what the cluster adds to it"
+    for name in world.names():
+        world.end(name)
+    world.run(5)
+    [where] = world.on().values()
+    assert large.units[0].tasks[0].ending is not None, "it fits nowhere, and gets no Pod"
+    world.api.mutate = lambda pod: None
+    world.pod("theirs", "4")
+    world.run(35)
+    assert world.on()["theirs"] != where, "a Pod of somebody else may have all of a node"
+    assert len(world.created) == 7
