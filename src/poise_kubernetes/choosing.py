@@ -82,7 +82,7 @@ class _Place:
             bounds.append(self.memory // work.memory)
         if work.gpus:
             bounds.append(self.number // work.gpus)
-        return max(0, min(bounds)) if self.admits(work) else 0
+        return max(0, min(bounds)) if self.memory >= 0 and self.admits(work) else 0
 
     def give(self, work: Demand, tasks: int) -> None:
         """Assign tasks. Work without a memory request gets the same fraction of the memory as of the CPUs."""

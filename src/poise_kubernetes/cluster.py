@@ -43,6 +43,7 @@ from poise_kubernetes.records import (
     PodObject,
     amounts,
     device_of,
+    most_added,
     requested,
     taint_against,
 )
@@ -64,6 +65,9 @@ BEGIN_SECONDS = 600.0
 """Startup timeout, counted from when the Pod was first seen; it includes the image pull. The Pod is removed
 after it.
 """
+
+IMAGE_SECONDS = 60.0
+"""Startup timeout of a Pod whose image its node cannot pull: nodes retry a pull after 10 s, 20 s and 40 s."""
 
 LENT_SECONDS = 5.0
 """Idle time after which a Pod is given back if others need its room."""
@@ -176,6 +180,7 @@ class KubernetesCluster:
         self._extra: dict[str, int] = {}  # what the cluster adds to a Pod: the overhead of a runtime, more containers
         self._cap: dict[str, int] = {}  # the largest Pod that the API server may accept, after it refused a larger one
         self._again_at = 0.0
+        self._not_begun = 0  # how often Pods were not asked for because none could begin
         self._in_vain: dict[str, _Avoided] = {}  # gangs, by key, that got only some of their Pods
         self._busy: Mapping[str, int] = {}
         self._delays = delays or Delays()
@@ -288,7 +293,7 @@ class KubernetesCluster:
     def _count(self) -> None:
         """Sum what all Pods hold of each node, including our Pods that are about to be placed there."""
         before, self._needs, self._used = self._needs, {}, {}
-        placed = [(pod, pod.spec.node_name) for pod in self._others]
+        placed = [(pod, pod.spec.node_name or pod.status.nominated_node_name) for pod in self._others]
         placed += [(one.pod, one.pod.spec.node_name or one.grant.node) for one in self._own.values()]
         for pod, node in placed:
             known = before.get(pod.metadata.uid)
@@ -375,14 +380,26 @@ class KubernetesCluster:
                 self._avoid(one.grant.node, f"it was not placed: {pod.unschedulable or 'no scheduler has answered'}")
                 self._delays.give_up(*_kind_of(one.grant.node), age)
                 self._delete(one)
-            elif pod.spec.node_name and not one.runs and age > BEGIN_SECONDS:
+            elif pod.spec.node_name and not one.runs and (age > BEGIN_SECONDS or pod.cannot_begin(age > IMAGE_SECONDS)):
                 self._avoid(one.grant.node, f"it did not begin: {pod.waits_for or 'its node says nothing'}")
                 self._delays.give_up(*_kind_of(one.grant.node), age)
                 self._delete(one)
+                self._pause_if_none_begins(pod)
             elif one.runs and uid in self._unwanted and now - self._idle.get(uid, now) > self._settings.idle + 60:
                 self._delete(one)  # its node never joined, or it would have been released
             if one.runs and pod.ready:
                 self._avoided.pop(one.grant.node, None)
+                self._not_begun = 0
+
+    def _pause_if_none_begins(self, pod: PodObject) -> None:
+        """Ask for no Pods for a while if this one could not begin for a reason that concerns all nodes: an image that
+        nodes cannot pull, as far as no other Pod runs it.
+        """
+        if not pod.cannot_begin(True) or self._ticks() < self._again_at or any(of.runs for of in self._own.values()):
+            return
+        pause = PAUSES[min(self._not_begun, len(PAUSES) - 1)]
+        self._not_begun += 1
+        self._pause(f"no pod begins: {pod.waits_for}", pause)
 
     def _avoid(self, node: str, why: str) -> None:
         times = self._avoided[node].times if node in self._avoided else 0
@@ -537,11 +554,8 @@ class KubernetesCluster:
 
     def _learn_extra(self, pod: PodObject, grant: Grant) -> bool:
         """Note what the cluster has added to a Pod; return whether that is more than was known."""
-        held, before = grant.amounts() | {"pods": 1}, self._extra
-        more = {name: amount - held.get(name, 0) for name, amount in requested(pod).items()}
-        grown = {name: amount for name, amount in more.items() if amount > before.get(name, 0)}
-        self._extra = before | grown
-        return bool(grown)
+        before, self._extra = self._extra, most_added(self._extra, pod, grant.amounts())
+        return self._extra != before
 
     def _why_unused(self, node: NodeObject) -> str:
         return manifests.why_unused(node, device_of(self._size(node)), self._settings)
@@ -800,8 +814,10 @@ def _mark(pod: PodObject) -> str:
 
 
 def _waits(pod: PodObject) -> bool:
-    """Whether a Pod waits only for room. Pods that depend on other Pods are left to their scheduler."""
-    return pod.waits_for_room and not pod.needs_others
+    """Whether a Pod waits only for room. Pods that depend on other Pods are left to their scheduler, and so are those
+    that it has made room for.
+    """
+    return pod.waits_for_room and not (pod.needs_others or pod.status.nominated_node_name)
 
 
 def _fits(needs: Mapping[str, int], left: Mapping[str, int]) -> bool:

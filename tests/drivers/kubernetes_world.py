@@ -42,14 +42,14 @@ class World:
 
     def __init__(self, api: KubernetesApi, folder: Path) -> None:
         self.api, self.now = api, 1000.0
-        self._folder, self._watched = folder, list[Any]()
+        self.folder, self._watched = folder, list[Any]()
         self._devices: Published[DeviceChanges] | None = None
         self.cluster = self.keeper()
 
     def keeper(self, **settings: Any) -> KubernetesCluster:
         """A new process; the one before it was killed."""
         self.close()
-        access = find_access("", {"KUBECONFIG": str(self.api.kubeconfig(self._folder / "config"))})
+        access = find_access("", {"KUBECONFIG": str(self.api.kubeconfig(self.folder / "config"))})
         own = {"labelSelector": manifests.selector(HOME)}
 
         def copy(path: str, kind: Any, query: dict[str, str] | None = None) -> Any:

@@ -2,6 +2,8 @@
 
 import base64
 from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,13 @@ import pytest
 
 from drivers.kubernetes_api import Dropped, Refusal, kubernetes_api, node, pod
 from drivers.kubernetes_world import CONTACT, HOME, NOTHING, World, until, waits
+from poise.drivers.kubernetes.api import Api, Refused
+from poise.drivers.kubernetes.credentials import find_access
 from poise.errors import Fault, InputError
+from poise.model.messages import Attempt, Launch
 from poise.model.reports.demand import DemandReport
 from poise.model.reports.nodes import Check
+from poise.model.resources import Shape
 from poise.ports import Contact
 from poise.units import SECOND
 from poise_kubernetes import manifests
@@ -27,7 +33,10 @@ from poise_kubernetes.cluster import (
     START_GUESS,
     open_cluster,
 )
+from poise_kubernetes.security import create_task
 from poise_kubernetes.settings import Settings, parse_settings
+
+PODS, SECURITY = "/api/v1/namespaces/ml/pods", "pod-security.kubernetes.io"
 
 
 @pytest.fixture
@@ -119,6 +128,80 @@ def test_a_pod_that_is_not_placed_or_does_not_begin_is_removed(world: World) -> 
     assert any("ImagePullBackOff" in request.text for request in unmet)
     world.want(waits(), BEGIN_SECONDS)
     assert one["metadata"]["uid"] not in {of["metadata"]["uid"] for of in world.pods() if _stays(of)}
+
+
+def test_a_pod_that_cannot_begin_lets_go_soon_and_the_next_one_is_asked_for_later_and_later(world: World) -> None:
+    """Both nodes have room, and the image is wrong for both."""
+    begun = world.now
+    asked, told, rounds = list[float](), 0, 0
+    while len(asked) < 4:
+        unmet, rounds = world.want(waits(), 5), rounds + 1
+        for one in world.pods():
+            if not one["status"].get("containerStatuses"):
+                asked.append(world.now - begun)
+                reason = {"reason": "ErrImagePull", "message": "no such image"}
+                world.change(one["metadata"]["name"], containerStatuses=[{"state": {"waiting": reason}}])
+            elif not _stays(one):
+                world.api.remove("pods", one["metadata"]["name"], "ml")
+        told += any("ErrImagePull: no such image" in one.text for one in unmet)
+        assert len(world.pods()) <= 1
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert told >= rounds - len(asked)
+    assert pauses == sorted(pauses), "each pause is as long as the one before, or longer"
+    assert pauses[0] < 60 + 30
+    assert 300 < pauses[-1] < 400
+
+
+def test_a_pod_whose_image_has_no_valid_name_lets_go_at_once(world: World) -> None:
+    world.want(waits())
+    [one] = world.pods()
+    reason = {"reason": "InvalidImageName", "message": "couldn't parse it"}
+    world.change(one["metadata"]["name"], containerStatuses=[{"state": {"waiting": reason}}])
+    unmet = world.want(waits(), 3)
+    assert not [of for of in world.pods() if _stays(of)]
+    assert any("no pod begins: InvalidImageName: couldn't parse it" in of.text for of in unmet)
+
+
+def test_an_image_that_one_node_cannot_pull_concerns_that_node_alone(world: World) -> None:
+    world.want(waits(4), 5)
+    world.begin()
+    [busy] = [pilot.node for pilot in world.cluster.pilots()]
+    more = waits(4, {busy: 10**12})
+    world.want(more, 5)
+    second = next(one for one in world.pods() if one["status"]["phase"] == "Pending")
+    reason = {"reason": "ImagePullBackOff", "message": "its network is broken"}
+    world.change(second["metadata"]["name"], containerStatuses=[{"state": {"waiting": reason}}])
+    unmet = world.want(more, 65)
+    assert second["metadata"]["uid"] not in {one["metadata"]["uid"] for one in world.pods() if _stays(one)}
+    assert any(f"no pod on {second['spec']['nodeName']} for a while" in one.text for one in unmet)
+    assert not any("no pod begins" in one.text for one in unmet)
+
+
+def test_the_room_that_a_scheduler_has_made_for_others_is_left_to_them(world: World) -> None:
+    """Room for the Pod was made on `b`: other Pods there are ending, or have ended."""
+    theirs = pod(cpu="4", schedulerName="other")
+    world.api.put("pods", "theirs", "team", **theirs)
+    status = {"phase": "Pending", "nominatedNodeName": "b", "conditions": [_unschedulable()]}
+    world.api.patch("pods", "theirs", {"status": status}, "team")
+    unmet = world.want(waits(8), 5)
+    assert [one["spec"]["nodeName"] for one in world.pods()] == ["a"], unmet
+    world.begin()
+    world.want(waits(8), LENT_SECONDS + 3)
+    assert all(_stays(one) for one in world.pods()), "what is idle elsewhere would not help"
+
+
+def test_a_node_with_less_memory_than_a_pilot_needs_gets_none(world: World) -> None:
+    for name in ("a", "b"):
+        world.api.put("pods", f"on-{name}", "team", **pod(cpu="1", memory="7936Mi", nodeName=name))
+    world.want(waits(), 5)
+    assert [one["metadata"]["name"] for one in world.pods()] != []
+    for one in world.pods():
+        world.api.remove("pods", one["metadata"]["name"], "ml")
+    for name in ("a", "b"):
+        world.api.put("pods", f"on-{name}", "team", **pod(cpu="1", memory="8000Mi", nodeName=name))
+    unmet = world.want(waits(), 40)
+    assert world.pods() == []
+    assert any("others hold the room" in one.text for one in unmet)
 
 
 def test_the_room_of_others_is_counted_and_what_they_wait_for_is_left_to_them(world: World) -> None:
@@ -537,6 +620,44 @@ def test_checks_name_each_right_that_is_missing(world: World, tmp_path: Path, mo
     assert "does not list nodes" in str(refused.value)
 
 
+def test_checks_of_a_scheduler_try_the_pod_of_a_task(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+    def found(**settings: Any) -> dict[str, Check]:
+        return {check.name: check for check in checks(Settings(scheduler="poise", **settings))}
+
+    assert found()["a pod in ml"].text == "would be accepted"
+    assert found(runtime="kata")["runtime kata"].status == "fail"
+    world.api.put("namespaces", "ml", metadata={"name": "ml", "labels": {f"{SECURITY}/enforce": "restricted"}})
+    assert "as `restricted`: the image of a task must have a user" in found()["a pod in ml"].text
+    world.api.put("resourcequotas", "tiny", "ml", spec={"hard": {"requests.cpu": "0"}})
+    assert "would be refused: 403 Forbidden: exceeded quota: tiny" in found()["a pod in ml"].text
+    assert world.api.all("pods") == []
+
+
+def test_a_task_runs_as_its_image_says_unless_its_namespace_is_restricted(world: World) -> None:
+    shape = Shape(cpu=100)
+    launch = Launch(attempt=Attempt("j1.main", 1), argv=("true",), shape=shape, slots=1, image="x")
+    owner = {"name": "poise-home", "uid": "owner"}
+    task = partial(manifests.task_pod, HOME, owner, launch, "a", "", {}, Settings(scheduler="poise"))
+    api = Api(find_access("", {"KUBECONFIG": str(world.api.kubeconfig(world.folder / "other"))}))
+    made, restricted = create_task(api, PODS, task, False)
+    assert (restricted, made["spec"].get("securityContext")) == (False, None)
+    assert "securityContext" not in made["spec"]["containers"][0]
+    world.api.remove("pods", made["metadata"]["name"], "ml")
+    world.api.put("namespaces", "ml", metadata={"name": "ml", "labels": {f"{SECURITY}/enforce": "restricted"}})
+    made, restricted = create_task(api, PODS, task, False)
+    assert restricted and made["spec"]["securityContext"]["runAsNonRoot"]
+    world.api.calls.clear()
+    with pytest.raises(Refused, match="AlreadyExists"):
+        create_task(api, PODS, task, True)
+    assert [method for method, _ in world.api.calls] == ["POST"]
+    world.want(waits(1))
+    assert len(world.pods()) == 2, "pilots always comply"
+
+
 def test_settings_are_read_and_mistakes_are_told() -> None:
     text = "arn:aws:eks:eu:1:cluster/ml,pods=4,select=pool:gpu,image=r.io/poise:2,idle=2m,priority=low"
     found = parse_settings(text)
@@ -560,6 +681,17 @@ def test_settings_are_read_and_mistakes_are_told() -> None:
     ):
         with pytest.raises(InputError):
             parse_settings(wrong)
+
+
+def test_settings_that_only_pilots_use_are_refused_beside_a_scheduler() -> None:
+    found = parse_settings("scheduler=poise,namespace=ml,priority=low,label=queue:team,account=a,pull=r,runtime=k")
+    assert (found.scheduler, found.labels) == ("poise", (("queue", "team"),))
+    with pytest.raises(InputError) as refused:
+        parse_settings("pods=4,scheduler=poise,select=pool:gpu,image=r.io/poise:2,claim=disk")
+    assert "does not use `image`, `pods`, `claim`, `select`" in str(refused.value)
+    for setting in ("waiting=1", "idle=60s", "grace=60s", "tolerate=spot"):
+        with pytest.raises(InputError):
+            parse_settings(f"scheduler=poise,{setting}")
 
 
 def away(method: str, path: str) -> None:
