@@ -636,7 +636,9 @@ class KubernetesCluster:
         self._tell_secret(contact)
         pod = self._own[machine.id].pod
         known = labels_of(self._nodes[pod.spec.node_name]) | {ALLOCATED: pod.metadata.name}
-        self._order(machine.id, Orders(node=node, contact=digest(contact), labels=known))
+        grace = pod.spec.termination_grace_period_seconds
+        grace = self._settings.grace if grace is None else grace
+        self._order(machine.id, Orders(node=node, contact=digest(contact), labels=known, grace=grace))
 
     def has_begun(self, pilot: Pilot) -> bool:
         """A Pod holds its resources from the moment it has a node."""

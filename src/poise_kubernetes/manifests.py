@@ -47,7 +47,8 @@ BEAT_SECONDS = 20
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Orders to a pilot: serve as this `node`, with these `labels`. `restarts` and `released` count the orders to start
-    another agent, and to end unless commands run. `contact` is a digest of the current contact.
+    another agent, and to end unless commands run. `contact` is a digest of the current contact. `grace` is the time in
+    seconds that the Pod has once it is told to end; the cluster may give it less than the settings ask for.
     """
 
     node: str
@@ -55,6 +56,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     restarts: int = 0
     released: int = 0
+    grace: int = 30
 
 
 def digest(contact: Contact) -> str:
@@ -128,10 +130,7 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
                 "securityContext": security.CONTAINER,
                 "readinessProbe": {"exec": {"command": ["/bin/sh", "-c", fresh]}, "periodSeconds": 5},
                 "volumeMounts": mounts,
-                "env": [
-                    {"name": "POISE_PART", "value": msgspec.json.encode(part).decode()},
-                    {"name": "POISE_GRACE", "value": str(settings.grace)},
-                ],
+                "env": [{"name": "POISE_PART", "value": msgspec.json.encode(part).decode()}],
             }
         ],
         "volumes": volumes,

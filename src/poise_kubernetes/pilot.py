@@ -37,9 +37,11 @@ ALONE_SECONDS = 600.0
 """A pilot whose control plane does not answer for this long ends, unless commands run."""
 
 SPARE_SECONDS = 10.0
-"""Time before the Pod is killed at which the pilot ends its agent itself."""
+"""Time before the Pod is killed at which the pilot ends its agent itself; half of a grace period that is shorter than
+twice this.
+"""
 
-HIDDEN = ("KUBERNETES_", "POISE_PART", "POISE_GRACE")
+HIDDEN = ("KUBERNETES_", "POISE_PART")
 """Variables of the Pod that commands must not see."""
 
 _log = logging.getLogger("poise.pilot")
@@ -51,7 +53,6 @@ class Pilot:
     def __init__(self, base: Path, environ: Mapping[str, str]) -> None:
         self._base, self.root = base, base / "node"
         self._part = json_decoder(Part).decode(environ["POISE_PART"])
-        self._grace = float(environ["POISE_GRACE"])
         self._agent: AgentKeeper | None = None
         self._followed: Orders | None = None
         self._contact: Contact | None = None
@@ -61,16 +62,19 @@ class Pilot:
         self._share_checkpoints()
         heard = knocked = time.monotonic()
         killed_at: float | None = None
+        spare = SPARE_SECONDS
         while True:
             self._beat()
             with contextlib.suppress(queue.Empty):
                 signals.get(timeout=LOOK_SECONDS)
                 if killed_at is None:
-                    killed_at = time.monotonic() + max(0.0, self._grace - SPARE_SECONDS)
+                    grace = self._followed.grace if self._followed is not None else 0
+                    killed_at = time.monotonic() + grace
+                    spare = min(SPARE_SECONDS, grace / 2)
                     if self._end():
                         return
             now = time.monotonic()
-            if killed_at is not None and now > killed_at:
+            if killed_at is not None and now > killed_at - spare:
                 break
             if self._look():
                 return
@@ -82,7 +86,7 @@ class Pilot:
                     _log.info("no control plane answers, and nothing runs: the pod ends")
                     return
         if self._agent is not None:
-            self._agent.leave("its pod is being removed", SPARE_SECONDS - 1.0)
+            self._agent.leave("its pod is being removed", 0.9 * spare)
 
     def _look(self) -> bool:
         """Follow changed orders; return whether the pilot must end."""

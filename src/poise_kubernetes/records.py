@@ -262,6 +262,7 @@ class PodSpec(Record, frozen=True):
     resource_claims: tuple[PodClaim, ...] | None = None
     volumes: tuple[PodVolume, ...] | None = None
     active_deadline_seconds: int | None = None
+    termination_grace_period_seconds: int | None = None
 
 
 class Waiting(Record, frozen=True):

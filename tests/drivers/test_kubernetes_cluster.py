@@ -102,6 +102,17 @@ def test_a_pod_is_a_machine_when_it_runs_and_its_token_is_in_the_secret_alone(wo
     assert world.orders(one["metadata"]["name"]).contact == manifests.digest(moved)
 
 
+def test_a_pilot_knows_the_grace_period_that_the_cluster_gives_its_pod(world: World) -> None:
+    world.keeper(grace=90)
+    world.want(waits(4), 5)
+    world.begin()
+    assert [world.orders(one["metadata"]["name"]).grace for one in world.pods()] == [90]
+    world.api.mutate = lambda pod: pod["spec"].update(terminationGracePeriodSeconds=25)
+    world.want(waits(4, {pilot.node: 10**12 for pilot in world.cluster.pilots()}), 5)
+    world.begin()
+    assert sorted(world.orders(one["metadata"]["name"]).grace for one in world.pods()) == [25, 90]
+
+
 def test_a_node_that_refuses_a_pod_gets_no_other_for_a_while_and_another_node_does(world: World) -> None:
     world.want(waits())
     [first] = world.pods()
