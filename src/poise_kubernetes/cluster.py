@@ -287,6 +287,11 @@ class KubernetesCluster:
         for known in (self._orders, self._seen, self._deleted, self._idle):
             for uid in known.keys() - self._own.keys():
                 del known[uid]
+        for name in self._offers.keys() - self._nodes.keys():
+            del self._offers[name]
+        for name in self._avoided.keys() - self._nodes.keys() - {""}:
+            if self._avoided[name].until < now:
+                del self._avoided[name]
         self._unwanted &= self._own.keys()
         self._starting &= self._own.keys()
 

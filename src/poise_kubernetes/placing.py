@@ -134,6 +134,9 @@ ASKED_AT_ONCE = 50
 CHECKED = 2 * SECOND
 """Interval between checks whether jobs of Pods that wait have ended, as after `poise cancel`. No node hears of that."""
 
+DELETE_AGAIN = 10 * SECOND
+"""Interval of requests to delete the Pod of a task that has ended."""
+
 KIND = 600 * SECOND
 """Nodes keep the label of a kind of Pod for this long after the last such Pod. Each change of the label is a message
 from each node, so Pods that arrive one after another must not change it.
@@ -204,8 +207,10 @@ class Doors(Protocol):
         """
         ...
 
-    def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
-        """Create a Pod for a task on a node, with these annotations: `bound`, with the Pod."""
+    def create(self, attempt: Attempt, launch: Launch, node: str, device: str, notes: Mapping[str, str]) -> None:
+        """Create a Pod for a task on a node, with accelerators of this name, and these annotations: `bound`, with the
+        Pod.
+        """
         ...
 
     def fetch(self, attempt: Attempt, pod: PodObject) -> None:
@@ -365,6 +370,7 @@ class Placer:
         self._extra: dict[str, int] = {}  # what the cluster adds to the Pod of a task
         self._refused: dict[str, tuple[int, str]] = {}  # nodes that refused a Pod, until when, and why
         self._kept: dict[Attempt, PodObject] = {}  # Pods of ended tasks, until their ends are durable
+        self._over_at: dict[str, int] = {}  # Pods whose ends are durable, by uid, and when their deletion was asked for
         self._rounds: dict[str, int] = {}
         self._changed_pods: dict[str, None] = {}  # what the next look has to look at
         self._changed_groups: dict[str, None] = {}
@@ -528,6 +534,13 @@ class Placer:
             if until <= now:
                 del self._refused[name]
                 self._changed_nodes[name] = None
+        for uid, at in list(self._over_at.items()):
+            pod = self._pods.get(uid)
+            if pod is None or pod.is_deleted:
+                del self._over_at[uid]
+            elif now - at > DELETE_AGAIN:  # the request was lost
+                self._over_at[uid] = now
+                self._doors.delete(pod)
         self._ask_anew(now)
         self._check_jobs(now)
         for label, kind in list(self._kinds.items()):
@@ -659,6 +672,7 @@ class Placer:
             self._doubted = now
             if not held:
                 del self._machines[name]
+                self._here.pop(name, None)
                 self._doors.leave(name)
                 return
         if node is not None and node is not known.object:
@@ -922,6 +936,7 @@ class Placer:
                     for attempt in effect.attempts:
                         if (pod := self._kept.pop(attempt, None)) is not None:
                             self._doors.delete(pod)
+                            self._over_at[pod.metadata.uid] = now
                 case _:  # nothing here has a lease, orders or another time limit
                     pass
         self._note_due(name)
@@ -1026,7 +1041,8 @@ class Placer:
         launch = msgspec.structs.replace(placed.launch, env={}, secrets={}, folder="")
         notes = {HOME: self._home, ATTEMPT: msgspec.json.encode(launch).decode()}
         if placed.is_task:
-            self._doors.create(placed.attempt, placed.launch, placed.node, notes)
+            device = device_of(self._machines[placed.node].size) if launch.devices else ""
+            self._doors.create(placed.attempt, placed.launch, placed.node, device, notes)
         elif placed.pod is not None:
             unbound = self._volumes.of(placed.pod).waiting
             self._doors.bind(placed.attempt, placed.pod, placed.node, notes, placed.granted, unbound)

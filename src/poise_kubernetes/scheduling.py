@@ -51,7 +51,7 @@ from poise_kubernetes.lines import Line
 from poise_kubernetes.owner import ensure_owner
 from poise_kubernetes.placing import Asked, Placer, Waiting, Written
 from poise_kubernetes.published import DEVICES, MOUNTS, Published
-from poise_kubernetes.records import NodeObject, PodObject, amounts, device_of
+from poise_kubernetes.records import NodeObject, PodObject
 from poise_kubernetes.security import create_task
 from poise_kubernetes.settings import Settings
 from poise_kubernetes.volumes import VolumeChanges, VolumeClaim, provision
@@ -481,22 +481,20 @@ class Scheduler:
         """Return what a refused binding means: the Pod is bound already, gone, or free."""
         try:
             found = _pod.decode(api.raw(_path(pod), {}))
-        except Away:
+        except (Away, msgspec.DecodeError):
             return "again"
         except Refused as refused:
             return "gone" if refused.status == 404 else "again"
         return outcome_of(found, notes, node) if found.metadata.uid == pod.metadata.uid else "gone"
 
-    def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
-        device = device_of(
-            amounts(next(of for of in self._nodes.items() if of.metadata.name == node).status.allocatable)
-        )
-        self._writers.submit(self._create, attempt, launch, node, device if launch.devices else "", dict(notes))
+    def create(self, attempt: Attempt, launch: Launch, node: str, device: str, notes: Mapping[str, str]) -> None:
+        self._writers.submit(self._create, attempt, launch, node, device, dict(notes))
 
     def _create(self, attempt: Attempt, launch: Launch, node: str, device: str, notes: dict[str, str]) -> None:
         api: Api = self._own.api
         space = f"/api/v1/namespaces/{quote(self._space)}"
-        why, after, made = "", 0, None
+        why, after = "", 0
+        pod: PodObject | None = None
         outcome: Written = "bound"
         try:
             parts = self._home_id, self._owner(api), launch, node, device, notes, self._settings
@@ -507,14 +505,14 @@ class Scheduler:
                 if refused.reason != "AlreadyExists":
                     raise
                 made = api.get(f"{space}/pods/{quote(manifests.task_name(self._home_id, launch))}")
-        except Away as error:
+            pod = convert(made, PodObject)
+        except (Away, msgspec.ValidationError) as error:
             why, outcome = str(error), "again"
         except Refused as refused:
             why, after = str(refused), round(max(refused.after, REFUSED_SECONDS) * SECOND)
             outcome = "again" if refused.status in (*BUSY, 500) else "refused"
             outcome = "gone" if refused.status in (400, 413, 422) else outcome
             _log.warning("the pod of %s is refused: %s", attempt, refused)
-        pod = convert(made, PodObject) if made is not None else None
         self._answer(lambda: self.placer.bound(attempt, outcome, self._now(), why, after, pod))
 
     def _owner(self, api: Api) -> dict[str, str]:

@@ -336,15 +336,16 @@ class Scheduled:
             return outcome_of(msgspec.convert(found, PodObject), notes, node), self.now, why
         return "gone", self.now, why
 
-    def create(self, attempt: Attempt, launch: Launch, node: str, notes: Mapping[str, str]) -> None:
-        self.process.call_later(self.random.uniform(0.001, 0.05), self._create, attempt, launch, node, dict(notes))
+    def create(self, attempt: Attempt, launch: Launch, node: str, device: str, notes: Mapping[str, str]) -> None:
+        pause = self.random.uniform(0.001, 0.05)
+        self.process.call_later(pause, self._create, attempt, launch, node, device, dict(notes))
 
-    def _create(self, attempt: Attempt, launch: Launch, node: str, notes: dict[str, str]) -> None:
+    def _create(self, attempt: Attempt, launch: Launch, node: str, device: str, notes: dict[str, str]) -> None:
         answer, fault = partial(self.placer.bound, attempt), self.fault("create")
         if fault in ("refused", "away"):
             answer("refused" if fault == "refused" else "again", self.now, fault)
             return
-        body = manifests.task_pod("home", OWNER, launch, node, "", notes, Settings(scheduler=OURS))
+        body = manifests.task_pod("home", OWNER, launch, node, device, notes, Settings(scheduler=OURS))
         parts = ["api", "v1", "namespaces", "ml", "pods"]
         self.writes += 1
         try:

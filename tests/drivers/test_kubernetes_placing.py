@@ -787,3 +787,30 @@ def test_the_pods_of_tasks_leave_room_for_what_the_cluster_adds_to_them(
     world.run(35)
     assert world.on()["theirs"] != where, "a Pod of somebody else may have all of a node"
     assert len(world.created) == 7
+
+
+def test_the_pod_of_a_task_that_has_ended_is_deleted_though_the_first_request_was_lost(world: Scheduled) -> None:
+    """Another container of it runs on, so it holds room until it is deleted."""
+    world.run(2)
+    world.job(name="task", image="x")
+    world.run(2)
+    [name] = world.on()
+    world.fault = lambda what: "away" if what == "delete" else ""
+    over = {"name": "task", "state": {"terminated": {"exitCode": 0}}}
+    world.api.patch("pods", name, {"status": {"phase": "Running", "containerStatuses": [over]}}, "ml")
+    world.run(20)
+    assert world.jobs() == {"task": "done"}
+    assert not world.api.get("pods", name, "ml")["metadata"].get("deletionTimestamp")
+    world.fault = lambda what: ""
+    world.run(20)
+    assert world.api.get("pods", name, "ml")["metadata"]["deletionTimestamp"]
+
+
+def test_a_task_requests_the_accelerators_of_its_node_by_their_name_there(world: Scheduled) -> None:
+    world.api.put("nodes", "a", **node(devices={"nvidia.com/gpu": "2"}))
+    world.run(2)
+    world.job(name="task", image="x", resources={"gpu": 1})
+    while not world.on():
+        world.run(0.05)
+    [one] = world.api.all("pods")
+    assert one["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"] == "1"
