@@ -29,19 +29,22 @@ a connection that is being closed fail."""
 READ_BYTES = 64 * 1024
 """Read buffer of an answer; at most twice this is buffered while its client does not read."""
 
-NOT_ASKED_ON = frozenset(
+OF_CONNECTION = frozenset(
     {
-        b"host", b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-        b"transfer-encoding", b"upgrade", b"expect", b"content-length", b"cookie", b"authorization", b"x-api-key",
-        b"x-request-timeout-seconds", b"x-envoy-upstream-rq-timeout-ms", b"x-envoy-expected-rq-timeout-ms",
-        b"x-poise-lane",
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authentication-info", b"proxy-authorization",
+        b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     }
 )  # fmt: skip
+"""Headers that end at each connection, besides those that `Connection` names (RFC 9110, 7.6.1)."""
+
+NOT_ASKED_ON = OF_CONNECTION | {
+    b"host", b"expect", b"content-length", b"cookie", b"authorization", b"x-api-key",
+    b"x-request-timeout-seconds", b"x-envoy-upstream-rq-timeout-ms", b"x-envoy-expected-rq-timeout-ms",
+    b"x-poise-lane",
+}  # fmt: skip
 """Request headers that are not forwarded: those of the connection and of the front. A client's key is for the front."""
 
-NOT_ANSWERED_ON = frozenset(
-    {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"date", b"server"}
-)
+NOT_ANSWERED_ON = OF_CONNECTION | {b"date", b"server"}
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 
@@ -182,7 +185,8 @@ class Client:
 
 def asked_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return the request headers to forward to an upstream."""
-    return [(name, value) for name, value in headers if name not in NOT_ASKED_ON]
+    dropped = NOT_ASKED_ON | _named(headers)
+    return [(name, value) for name, value in headers if name not in dropped]
 
 
 def answered_on(answer: Response, member: Member) -> list[tuple[bytes, bytes]]:
@@ -190,8 +194,14 @@ def answered_on(answer: Response, member: Member) -> list[tuple[bytes, bytes]]:
     characters are left out: they cannot be sent.
     """
     headers = [(name.lower(), value) for name, value in answer.raw_headers]
-    kept = [(name, value) for name, value in headers if name not in NOT_ANSWERED_ON and not _CONTROL(value)]
+    dropped = NOT_ANSWERED_ON | _named(headers)
+    kept = [(name, value) for name, value in headers if name not in dropped and not _CONTROL(value)]
     return [*kept, (b"x-poise-upstream", member.name.encode())]
+
+
+def _named(headers: list[tuple[bytes, bytes]]) -> set[bytes]:
+    """Return the headers that `Connection` names, in lower case."""
+    return {one.strip().lower() for name, value in headers if name == b"connection" for one in value.split(b",")}
 
 
 def told_to_wait(answer: Response) -> float:

@@ -99,6 +99,8 @@ class Body(msgspec.Struct):
     cache_salt: msgspec.Raw = msgspec.Raw(b"")
     prompt_cache_key: Any = None
     user: Any = None
+    background: Any = None
+    conversation: Any = None
 
     def prompts(self) -> list[bytes]:
         """Return all that the model reads, as JSON."""
@@ -134,7 +136,8 @@ class Inputs(NamedTuple):
 
 class Question(NamedTuple):
     """A request: its model, whether it streams, its estimated size in tokens, its `key` (requests with the same key
-    should go to the same upstream, for its prompt cache), its prompt (None if nothing is generated), and its route.
+    should go to the same upstream, for its prompt cache), its prompt (None if nothing is generated), its route, and
+    whether the upstream keeps something of it, so that a repetition would be seen.
     """
 
     model: str
@@ -143,6 +146,7 @@ class Question(NamedTuple):
     key: str
     prompt: Prompt | None = None
     path: str = ""
+    is_kept: bool = False
 
 
 class Refused(Exception):
@@ -199,7 +203,8 @@ def read_question(path: str, body: bytes) -> Question:
         raise Refused(400, "`model` is empty; GET /v1/models lists what there is", code="invalid_body", param="model")
     prompt = _prompt(asked) if path in GENERATING else None
     size = _letters(asked) / LETTERS_PER_TOKEN if prompt is None else prompt.tokens + prompt.writes
-    return Question(asked.model, bool(asked.stream), max(1.0, size), _key(asked), prompt, path)
+    is_kept = path == RESPONSES and bool(asked.background or asked.conversation)
+    return Question(asked.model, bool(asked.stream), max(1.0, size), _key(asked), prompt, path, is_kept)
 
 
 def naming(body: bytes, model: str) -> bytes:

@@ -15,8 +15,9 @@ Rules:
   client that reads nothing for `stalled` is dropped. When a client disconnects, its upstream request is closed at once.
 * A request is retried on another upstream until the first byte of an answer is sent: after a failed connection, or 502,
   503 or 429; within the shared retry budget and `retries.most` per request. If a connection is lost after the request
-  was sent, or a proxy reports that (502), it is retried once at most: the request may have killed the upstream. A
-  prompt that lost two upstreams is quarantined (`poise_serve.kernel.quarantine`). A request is also retried after 401,
+  was sent, or a proxy reports that (502), it is retried once at most: the request may have killed the upstream. It is
+  not retried if the upstream keeps something of it (`Question.is_kept`). A prompt that lost two upstreams, or one of
+  them twice, is quarantined (`poise_serve.kernel.quarantine`). A request is also retried after 401,
   403 or 404 if another upstream has the model: the front's key or configuration may be wrong for the first. This retry
   is not charged to the budget, and counts as a failure only if another upstream then succeeds: otherwise the request is
   at fault. A started answer is never restarted: an interrupted stream ends with an error event, any other answer with a
@@ -45,7 +46,7 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.serving_upstreams import Discovery, Front, Upstream
-from poise.units import SECOND, format_bytes, format_duration
+from poise.units import MILLISECOND, SECOND, format_bytes, format_duration
 from poise_serve import reported
 from poise_serve.asgi import (
     ASK,
@@ -70,7 +71,7 @@ from poise_serve.discovery import Discoverer
 from poise_serve.embeddings import Embeddings
 from poise_serve.health import Prober
 from poise_serve.kernel.aliases import Aliases
-from poise_serve.kernel.quarantine import LOSSES, SAME_LOSS, Quarantine
+from poise_serve.kernel.quarantine import LOSSES, Quarantine
 from poise_serve.kernel.resilience import RetryBudget
 from poise_serve.metrics import Metrics
 from poise_serve.model.changes import UpstreamReport
@@ -123,6 +124,9 @@ LOST_BEHIND = 502
 
 FAULTY = frozenset({500, 502, 503, 504})
 """Status codes that count as failures of an upstream. 429 does not: it only means busy."""
+
+CLOSING = 100 * MILLISECOND
+"""Pause before a lost request is sent to the same upstream again: one that dies closes its connections one by one."""
 
 HUNG_UP = 499
 """Status in metrics for a request whose client disconnected; nginx uses the same code."""
@@ -448,6 +452,8 @@ class Upstreams:
         tried: set[str] = set()
         tries = 0  # without those whose connection was refused
         while True:
+            if request.lost_by and not self._is_another_open(request, tried):
+                await asyncio.sleep(CLOSING / SECOND)
             place = await self.pool.admit(
                 request.question,
                 due,
@@ -475,6 +481,8 @@ class Upstreams:
                 tries -= is_down
                 if is_final or not (is_down or (may_again and self._may_retry())):
                     message = f"The upstream `{name}` failed: {type(error).__name__}{_as_another(held)}"
+                    if is_final and request.question.is_kept:
+                        message += ". It may have carried it out, so the request is not repeated"
                     raise Refused(502, message, code="upstream_failed", reason=reason, final=is_final) from None
             except _Falls as refusal:
                 outcome = refusal.outcome
@@ -500,7 +508,7 @@ class Upstreams:
                 self.pool.lacks(place.member, path)
                 return "refused", "route"
             if status == LOST_BEHIND:
-                request.lost += 1
+                request.on_loss()
             may_again = may_again and request.lost < LOSSES and not _is_final(response)
             if status in RESTS:
                 self.pool.rest(place.member, told_to_wait(response))
@@ -564,12 +572,12 @@ class Upstreams:
 
     def _lost(self, request: "_Request", server: str) -> int:
         """Record an upstream that the request may have killed. Returns the quarantine time of its prompt."""
-        key, now = prompt_key(request.scope["path"], request.body), _now()
-        if server != request.lost_by or now - request.lost_at >= SAME_LOSS:
-            request.lost += 1
-        request.lost_by, request.lost_at = server, now
-        self._tell(Lost(key, server))
-        return self._quarantine.lost(key, now, server)
+        key = prompt_key(request.scope["path"], request.body)
+        request.on_loss()
+        by = f"{server} again" if server == request.lost_by else server
+        request.lost_by = server
+        self._tell(Lost(key, by))
+        return self._quarantine.lost(key, _now(), by)
 
     def _is_another_open(self, request: "_Request", tried: set[str]) -> bool:
         """Whether another upstream could take the request."""
@@ -649,9 +657,8 @@ class _Request:
         self.is_begun = self.is_over = self.is_gone = self.is_stream = self.is_deferred = False
         self.held = 0  # nanoseconds spent waiting for the client to read
         self.refused_by: list[Member] = []  # a failure only if another upstream succeeds
-        self.lost = 0  # number of upstreams lost with this request
-        self.lost_by = ""  # the latest of them
-        self.lost_at = 0
+        self.lost = 0  # number of losses of upstreams with this prompt
+        self.lost_by = ""  # the latest upstream lost with this request
         self._stalled = stalled
         self.end = b""
         """Last bytes of the answer."""
@@ -665,6 +672,10 @@ class _Request:
         self.first_by = self.began + min(timeout, first or timeout)
         self.due = self.began + timeout
         self.is_ours = timeout == usual and self.first_by == self.due
+
+    def on_loss(self) -> None:
+        """Count a lost upstream. None may follow if it perhaps keeps something of the request."""
+        self.lost += LOSSES if self.question.is_kept else 1
 
     @property
     def wrote(self) -> float:

@@ -105,6 +105,19 @@ def test_headers_are_passed_on_but_for_those_that_cannot_be_sent() -> None:
     assert "x-odd" not in answer.headers
 
 
+def test_headers_of_a_connection_end_at_the_front() -> None:
+    of_it = {"x-hop": "1", "keep-alive": "timeout=9", "te": "trailers", "trailer": "x-sum", "upgrade": "h2c"}
+    of_it |= {"proxy-connection": "close", "proxy-authenticate": "Basic", "proxy-authorization": "Basic eA=="}
+    said = of_it | {"connection": "close, X-Hop, te", "x-end": "2"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in said.items())
+    answer = f"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n{head}\r\n{{}}".encode()
+    with raw_server(answer) as (server, seen), front([server], each={"models": ["m"]}) as (_, url):
+        answered = WEB.post(f"{url}/v1/completions", json={"model": "m", "prompt": "x"}, headers=said).headers
+    asked = next(one for one in seen if one.startswith(b"POST")).lower()
+    assert answered["x-end"] == "2" and b"\r\nx-end: 2\r\n" in asked
+    assert [name for name in of_it if name in answered or f"\r\n{name}:".encode() in asked] == []
+
+
 def test_a_server_at_an_address_of_ipv6_gets_its_host_as_the_standard_says() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
@@ -258,6 +271,27 @@ def test_a_prompt_that_kills_its_server_kills_two_and_is_refused_from_then_on() 
             client(url, max_retries=2).completions.create(model="m", prompt="kill")
         assert sum(len(model.asked) for model in all_of_them) == 2
         assert ask(url).status_code == 200
+
+
+def test_a_prompt_that_kills_the_only_server_is_sent_to_it_twice() -> None:
+    with models("a") as ((a,), urls), front(urls) as (_, url):
+        a.dies_of = "kill"
+        lost = ask(url, prompt="kill")
+        assert lost.status_code == 502 and lost.headers["x-should-retry"] == "false"
+        assert ask(url, prompt="kill").status_code == 422
+        assert len(a.asked) == 2
+
+
+@pytest.mark.parametrize("more", [{"background": True}, {"conversation": "c1"}])
+def test_a_request_that_the_server_keeps_is_not_repeated_after_a_loss(more: dict[str, Any]) -> None:
+    with models("a", "b") as (both, urls), front(urls) as (_, url):
+        for model in both:
+            model.dies_of = "kill"
+        body = {"model": "m", "input": "x", "prompt": "kill"} | more
+        lost = WEB.post(f"{url}/v1/responses", json=body)
+        assert lost.status_code == 502 and lost.headers["x-should-retry"] == "false"
+        assert "may have carried it out" in lost.text
+        assert sum(len(model.asked) for model in both) == 1
 
 
 def test_a_prompt_that_two_servers_died_of_is_asked_of_no_more_even_if_one_of_them_was_behind_a_proxy() -> None:
