@@ -18,7 +18,7 @@ from poise.config import Home
 from poise.drivers.security import digest, own_account
 from poise.drivers.yamlfile import load_kind
 from poise.errors import Denied, PoiseError
-from poise.model.keys import SCOPES_OF, Key, compile_keys
+from poise.model.keys import SCOPES_OF, Allowance, Key, compile_keys
 from poise.model.reports.access import WhoReport
 from poise.model.tenants import Role
 from poise.units import SECOND
@@ -48,15 +48,19 @@ class Holder:
     """A key and its remaining allowances."""
 
     def __init__(self, key: Key, tenant: str, scopes: frozenset[str], now: int) -> None:
+        self._rate = self._tokens = None
+        self.become(key, tenant, scopes, now)
+        self.tell: Callable[[Spent], None] = lambda spent: None
+        """Tells other gateways what was spent."""
+
+    def become(self, key: Key, tenant: str, scopes: frozenset[str], now: int) -> None:
+        """Use the changed permissions and allowances of the key with this name."""
         self.name = key.name
         self.tenant = tenant
         self.scopes = scopes
         self._models = key.models
-        self._rate = Bucket(key.rate, now) if key.rate is not None else None
-        self._tokens = Bucket(key.tokens, now) if key.tokens is not None else None
-        self.key = key
-        self.tell: Callable[[Spent], None] = lambda spent: None
-        """Tells other gateways what was spent."""
+        self._rate = _changed(self._rate, key.rate, now)
+        self._tokens = _changed(self._tokens, key.tokens, now)
 
     @property
     def is_metered(self) -> bool:
@@ -162,9 +166,9 @@ class Keys:
             return
         keys = compile_keys(load_kind(file, "keys"))
         self._stamp = stamp
-        before = {holder.key: holder for holder in self._by_digest.values()}
+        before = {holder.name: holder for holder in self._by_digest.values()}
         self._by_digest = {
-            key.digest: before.get(key) or self._made(key, key.tenant, key.scopes or frozenset())
+            key.digest: self._made(before.get(key.name), key, key.tenant, key.scopes or frozenset())
             for key in keys
             if key.digest
         }
@@ -243,12 +247,14 @@ class Keys:
             scopes -= {"admin"}
         scopes = scopes if key.scopes is None else scopes & key.scopes
         tenant = key.tenant or who.tenant
-        held = self._holders.get(who.token)
-        if held is None or (held.key, held.tenant, held.scopes) != (key, tenant, scopes):
-            held = self._holders[who.token] = self._made(key, tenant, scopes)
+        held = self._holders[who.token] = self._made(self._holders.get(who.token), key, tenant, scopes)
         return held
 
-    def _made(self, key: Key, tenant: str, scopes: frozenset[str]) -> Holder:
+    def _made(self, before: Holder | None, key: Key, tenant: str, scopes: frozenset[str]) -> Holder:
+        """Return the holder of a key: the one before, with what it has left, or a new one."""
+        if before is not None:
+            before.become(key, tenant, scopes, self._now())
+            return before
         holder = Holder(key, tenant, scopes, self._now())
         if self._peers is not None:
             holder.tell = self._peers.tell
@@ -259,6 +265,13 @@ class Keys:
             for holder in (*self._by_digest.values(), *self._holders.values()):
                 if holder.name == news.key:
                     holder.hear(news, self._now())
+
+
+def _changed(bucket: Bucket | None, allowance: Allowance | None, now: int) -> Bucket | None:
+    if bucket is None or allowance is None:
+        return None if allowance is None else Bucket(allowance, now)
+    bucket.become(allowance, now)
+    return bucket
 
 
 def _exhausted(message: str, wait: int) -> Refused:

@@ -157,6 +157,34 @@ def test_a_file_that_changes_is_read_again_and_what_is_left_is_kept(
     assert gate.ask("sk-new").status == 200, "what is half written changes nothing"
 
 
+def test_what_was_spent_stays_spent_when_a_key_is_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise_serve.keys.LOOKED", 0)
+    gate = Gate(tmp_path, key("app", ", rate: 3/h"))
+    assert [gate.ask("sk-app").status for _ in range(4)] == [200, 200, 200, 429]
+    for turn, (more, statuses) in enumerate(
+        [(", rate: 3/h, models: [m]", [429]), (", rate: 5/h", [200, 200, 429]), (", rate: 2/d", [429])], 1
+    ):
+        gate.write(key("app", more))
+        os.utime(gate.file, ns=(turn, turn))
+        assert [gate.ask("sk-app").status for _ in statuses] == statuses, more
+    gate.write(f"name: app, sha256: {digest('sk-another')}, rate: 2/d")
+    os.utime(gate.file, ns=(9, 9))
+    assert [gate.ask(secret).status for secret in ("sk-app", "sk-another")] == [401, 429]
+
+
+def test_a_request_that_runs_while_its_key_is_edited_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poise_serve.keys.LOOKED", 0)
+    gate = Gate(tmp_path, key("app", ", tokens: 40/h"))
+    holder = asyncio.run(gate.keys.holder("sk-app"))
+    gate.write(key("app", ", tokens: 50/h"))
+    os.utime(gate.file, ns=(1, 1))
+    assert gate.ask("sk-app").status == 200
+    holder.spend(60, gate.keys._now())
+    assert gate.ask("sk-app").status == 429
+
+
 class Known:
     """Stands for a control plane that is asked whose token it is."""
 
@@ -321,6 +349,16 @@ def test_a_bucket_fills_evenly_and_makes_up_for_what_was_spent_beyond() -> None:
     assert bucket.wait(10 * MINUTE) == 0
     bucket.spend(60, 10 * MINUTE)
     assert bucket.wait(10 * MINUTE) > 0, "no more than one window's worth is kept"
+
+
+def test_a_smaller_bucket_makes_no_debt_larger() -> None:
+    bucket = Bucket(Allowance(600, MINUTE), 0)
+    bucket.spend(600, 0)
+    bucket.become(Allowance(60, MINUTE), 0)
+    assert bucket.wait(0) == pytest.approx(SECOND, rel=1e-6)
+    bucket.spend(1, 0)
+    bucket.become(Allowance(30, MINUTE), 0)
+    assert bucket.wait(0) == pytest.approx(4 * SECOND, rel=1e-6)
 
 
 @pytest.mark.parametrize(

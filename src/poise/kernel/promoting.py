@@ -46,7 +46,7 @@ def due(ledger: Ledger, trial: Promote, new: dict[str, Any], firing: Firing, now
     wanted = _wanted(trial, new, firing, now - began)
     if leader.policy == wanted.policy["policy"] or leader.policy not in (old.get("policy"), *promoted(firing)):
         return None
-    if leader.since > began and leader.policy != _wanted(trial, new, firing, leader.since - began).policy["policy"]:
+    if leader.since > began and leader.is_set_by_user:
         return None
     return wanted
 

@@ -344,7 +344,8 @@ class Ruling:
             if name == "notify":
                 self._notice(rule, subject, f"over: {have}", now, over=True)
             elif name in ("set_policy", "promote"):
-                if self._ledger.leader.policy not in promoted(firing):
+                leader = self._ledger.leader
+                if leader.policy not in promoted(firing) or leader.is_set_by_user:
                     continue
                 self._set_policy(rule, firing.before["before"], now, why=f"rule {rule} is over: {have}")
             elif name == "control":

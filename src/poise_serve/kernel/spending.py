@@ -11,6 +11,12 @@ class Bucket:
         self._left = float(allowance.amount)
         self._at = now
 
+    def become(self, allowance: Allowance, now: int) -> None:
+        """Use another allowance. Spent tokens stay spent, but the debt does not grow."""
+        self._refill(now)
+        self._left = max(allowance.amount - (self._allowance.amount - self._left), min(self._left, 0.0))
+        self._allowance = allowance
+
     def wait(self, now: int) -> int:
         """Return nanoseconds until one token is available; 0 if it is now."""
         self._refill(now)

@@ -244,6 +244,20 @@ def test_a_policy_is_set_and_set_back() -> None:
     assert [event.over for event in world.log if isinstance(event, Noticed)] == [False, True]
 
 
+def test_a_policy_that_a_user_sets_too_stays_when_the_rule_is_over() -> None:
+    rule = {"name": "crowd", "mode": "on", "trigger": "waiting > 2", "actions": [{"set_policy": "srtf"}]}
+    world = load(World().nodes(1, cpu=4), rules(rule), crowd={"policy": "srtf"})
+    for name in "abcd":
+        world.job(name, resources={"cpu": 4})
+    minutes(world.round(), 2)
+    world.ask(Configure(world.request(), "srtf", world.wall))
+    for name in "bcd":
+        world.cancel(name)
+    minutes(world, 2)
+    assert world.ledger.leader.policy == "srtf"
+    assert changed(world)[-1] == ("over", "crowd", "")
+
+
 CROWD: dict[str, Any] = {"name": "crowd", "mode": "on", "trigger": "waiting > 2", "clear": "waiting < 2"}
 
 
@@ -552,6 +566,19 @@ def test_a_policy_that_a_user_sets_ends_the_turns() -> None:
     world.ask(Configure(world.request(), "fifo", 1.0))
     minutes(world, 20)
     assert world.ledger.leader.policy == "fifo"
+
+
+def test_a_policy_that_a_user_sets_during_its_turn_is_for_good() -> None:
+    world = minutes(promoting(World().nodes(1, cpu=4)), 3)
+    assert world.ledger.leader.policy == "srtf"
+    world.ask(Configure(world.request(), "srtf", world.wall))
+    minutes(world, 4)
+    assert policies(world) == ["srtf", "srtf"]
+    for name in "abcd":
+        world.job(name, resources={"cpu": 4})
+    minutes(world.round(), 3)
+    assert world.ledger.leader.policy == "srtf"
+    assert changed(world)[-1] == ("over", "better", "")
 
 
 def rolled_back(world: World) -> World:

@@ -20,12 +20,13 @@ from poise.model.events import (
     Triggered,
     configured,
 )
+from poise.model.tenants import RULE
 from poise.policy.split import split_in
 
 
 class Leader(Room):
     """Set by the latest `Began`, and by later changes of the configuration. Owns `term`, `policy`, `history`, `began`,
-    `before`, `configured`, `memory` and `anchor_*`.
+    `before`, `configured`, `configured_by`, `memory` and `anchor_*`.
     """
 
     def __init__(self, state: State, queues: Queues) -> None:
@@ -86,6 +87,12 @@ class Leader(Room):
         return self._state.configured
 
     @property
+    def is_set_by_user(self) -> bool:
+        """Whether a user set the current policy, not a rule. False in old states."""
+        by = self._state.configured_by
+        return by is not None and not by.startswith(RULE)
+
+    @property
     def now(self) -> dict[str, Any]:
         """The current policy, with the fields of `Configured`; empty in an empty log and in old states."""
         began = self._state.began
@@ -141,7 +148,7 @@ class Leader(Room):
             self._queues.stretch_leases(state.now, event.at - state.now)
         self._keep_policy(event.policy)
         if state.began is not None and state.policy != event.policy:
-            state.configured = event.at
+            state.configured, state.configured_by = event.at, ""
         state.term, state.policy, state.began, state.history = event.term, event.policy, event, event.history
         state.memory = {}
         state.anchor_at, state.anchor_wall = event.at, event.wall
@@ -157,7 +164,7 @@ class Leader(Room):
         self._keep_policy(event.policy)
         if state.began is not None:
             state.began = configured(state.began, event)
-        state.configured = event.at
+        state.configured, state.configured_by = event.at, event.by
         if event.policy != state.policy:
             state.policy, state.memory = event.policy, {}
 

@@ -235,7 +235,8 @@ class State(msgspec.Struct):
     """All state in a checkpoint. `yielded` maps preempted units to the units that they made room for and that still
     wait. `quotas` are by tenant, `cordons` by the identity of a device, `firings` by `RULE/SUBJECT`. `actions_spent`
     are the instants of the actions of rules in the last hour. `debts` are by the name of a node of the `share_tree`.
-    `configured` is the instant at which the policy was last set, `before` is the previous one, as in `Configured`;
+    `configured` is the instant at which the policy was last set and `configured_by` the token that set it (None in
+    states of old versions), `before` is the previous one, as in `Configured`;
     `shadow_better` is as in `ShadowJudged`. `accounts`: whether a token has ever named a Unix account. `services` are
     by name, as in `ServicesMeasured`.
     """
@@ -279,6 +280,7 @@ class State(msgspec.Struct):
     budgets: dict[str, BudgetState] = {}
     services: dict[str, ServiceState] = {}
     configured: int = 0
+    configured_by: str | None = None
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """Return an independent copy, with all jobs or with these. It shares unchanging parts: ended jobs, and records
