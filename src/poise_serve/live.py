@@ -136,7 +136,7 @@ class Live:
         await self._running.cancel_leftovers()
         for document in [self._state.documents[key] for key in self._serving if key in self._state.documents]:
             if isinstance(one := self._declare(document), DeclaredService):
-                await self._change_service(one)
+                self._change_service(one)
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -187,16 +187,16 @@ class Live:
             at = next((at for at in reversed(range(len(self._history))) if not self._history[at].settled), None)
             if at is None:
                 raise Conflict("there is no change to undo", hint="`poise service show` lists the changes")
-            target = self._history[at].before
-            self._history[at] = msgspec.structs.replace(self._history[at], settled=True)
-            return await self._move(target, by, settled=True)
+            return await self._move(self._history[at].before, by, undoes=at)
 
     def end_trial(self, name: str, by: str, *, promoted: bool) -> None:
         """Promote a canary, or roll it back. Raises `NotFound` without one."""
         self._running.end_trial(name, f"by {by}", promoted=promoted)
 
-    async def _move(self, target: State, by: str, *, check: bool = False, settled: bool = False) -> Applied:
-        """Carry out the difference to another configuration."""
+    async def _move(self, target: State, by: str, *, check: bool = False, undoes: int | None = None) -> Applied:
+        """Carry out the difference to another configuration. `undoes`: place of the change that this undoes. Nothing
+        is recorded if the upstreams cannot be changed.
+        """
         before = self._state
         changed = [key for key, document in target.documents.items() if document != before.documents.get(key)]
         declared = {key: self._declare(target.documents[key]) for key in changed}
@@ -211,40 +211,46 @@ class Live:
         changes = differences(before, target)
         if check or not changes:
             return Applied(changes=changes)
-        self._state = target
+        removed = before.documents.keys() - target.documents
+        await self._change_upstreams(declared, has_none=UPSTREAMS in removed)
+        # trials may have ended meanwhile; from here on nothing else runs
+        documents = {key: one for key, one in self._state.documents.items() if key not in removed}
+        documents |= {key: target.documents[key] for key in declared}
+        self._state = msgspec.structs.replace(target, documents=documents)
         for key, document in before.documents.items():
             stays = f"service {document.get('version_of')}" in declared  # until the new version serves
-            if key not in target.documents and not stays:
+            if key in removed and key != UPSTREAMS and not stays:
                 self._own.pop(key.removeprefix("service "), None)
                 self._serving.pop(key, None)
                 self._running.remove(key.removeprefix("service "))
         for key, one in declared.items():
-            if isinstance(one, Front):
-                await self._change_upstreams(one)
-            else:
+            if isinstance(one, DeclaredService):
                 self._serving.setdefault(key, _together_with(key, before.documents))
-                await self._change_service(one)
+                self._change_service(one)
         if self.upstreams is not None:
             for name in {*before.drained, *target.drained}:
                 self.upstreams.drain(name, draining=name in target.drained)
         said = tuple(str(change) for change in changes)
         self._say(f"{by} changed: {'; '.join(said)}")
-        self._note(by, said, before, settled=settled)
+        if undoes is not None:
+            self._history[undoes] = msgspec.structs.replace(self._history[undoes], settled=True)
+        self._note(by, said, before, settled=undoes is not None)
         names = tuple(key.removeprefix("service ") for key in declared if key != UPSTREAMS)
         return Applied(changes=changes, pending=names)
 
-    async def _change_upstreams(self, front: Front) -> None:
-        if self.upstreams is None:
-            self.upstreams = await self._open(front)
-        else:
-            await self.upstreams.change(front, chooser(front))
+    async def _change_upstreams(self, declared: Mapping[str, DeclaredService | Front], *, has_none: bool) -> None:
+        """Use the declared upstreams, or none. Embedding models are served by the same application."""
+        front = no_upstreams() if has_none else next((one for one in declared.values() if isinstance(one, Front)), None)
+        if self.upstreams is not None:
+            if front is not None:
+                await self.upstreams.change(front, chooser(front))
+        elif front is not None or any(isinstance(one, DeclaredService) and one.openai for one in declared.values()):
+            self.upstreams = await self._open(front or no_upstreams())
 
-    async def _change_service(self, declared: DeclaredService) -> None:
+    def _change_service(self, declared: DeclaredService) -> None:
         self._running.change(declared)
         if declared.openai and declared.name not in self._own:
             self._own[declared.name] = self._running.embeddings(declared)
-            if self.upstreams is None:
-                self.upstreams = await self._open(no_upstreams())
 
     def _note(self, by: str, changes: tuple[str, ...], before: State, *, settled: bool = False) -> None:
         """Record a change, and write the file."""

@@ -125,6 +125,11 @@ class Replicas:
         return self.notes.noted.jobs
 
     @property
+    def wanted(self) -> int:
+        """Number of replicas, without surplus ones."""
+        return len(self._jobs) - len(self._leaving)
+
+    @property
     def outlook(self) -> Outlook | None:
         """The forecast of the scaler; None if there is no scaler, or no forecast yet."""
         return self._scaler.outlook if self._scaler is not None else None
@@ -215,7 +220,7 @@ class Replicas:
             now = time.monotonic_ns()
             wanted = self._scaler.look(now, self.start_up(now))
         wanted = with_orders(wanted, self.ordered, self._declared.rules)
-        while len(self._jobs) - len(self._leaving) < wanted and time.monotonic() >= self._not_before:
+        while self.wanted < wanted and time.monotonic() >= self._not_before:
             self._submitting = asyncio.ensure_future(self._submit())
             await asyncio.shield(self._submitting)
         for job in [job for job in self._jobs if job not in self._leaving][wanted:]:

@@ -88,7 +88,7 @@ class _Kept:
             objective=self.declared.limits.objective,
             waiting=batcher.waiting,
             ready=self.service.replicas,
-            wanted=len(jobs),
+            wanted=self.replicas.wanted,
         )
         return ServiceNews(service=name, job=jobs[0], state=state)
 

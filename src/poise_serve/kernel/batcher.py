@@ -20,7 +20,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import islice
-from math import exp
+from math import ceil, exp
 
 import msgspec
 
@@ -437,12 +437,10 @@ class Batcher:
         return effects
 
     def _fastest_first(self, idle: list[Replica]) -> list[Replica]:
-        """Sort replicas by the time that they take for a request. The requests of a process share it: with each one
-        more, all of them are expected to take longer by the time of one.
-        """
+        """Sort replicas by the time that they take for a request, with those that their process has already."""
         if len(idle) < 2 or not idle[0].alone:
             return sorted(idle, key=lambda replica: replica.curve.takes(1))
-        shared = Counter(process_of(replica.name) for replica in self.replicas.values() if replica.batch)
+        shared = self._busy_slots()
         takes: dict[str, tuple[float, int]] = {}  # a replica that has not answered yet takes no time
         for replica in idle:
             process = process_of(replica.name)
@@ -588,11 +586,25 @@ class Batcher:
         """
         own = replica.curve.takes(1)
         quicker = [
-            (other.curve, other.free)
+            other
             for other in self.replicas.values()
             if other.batch and not other.draining and other.busy > now and other.curve.takes(1) < own
         ]
-        return foreseen(now, waiting - 1, quicker) if quicker else 0
+        if not quicker:
+            return 0
+        if not replica.alone:
+            return foreseen(now, waiting - 1, [(other.curve, other.free) for other in quicker])
+        busy = self._busy_slots()
+        paces = {process_of(other.name): other.curve.takes(1) for other in quicker}
+        together = sum(1 / pace for pace in paces.values())
+        done = min(pace * (busy[name] + ceil(waiting / (pace * together))) for name, pace in paces.items())
+        return max(1, int(now + done - own * busy[process_of(replica.name)]))
+
+    def _busy_slots(self) -> "Counter[str]":
+        """Count the requests of each process, which share it: with each one more, all of them are expected to take
+        longer by the time of one.
+        """
+        return Counter(process_of(replica.name) for replica in self.replicas.values() if replica.batch)
 
     def _share(self, replica: Replica, now: int) -> float:
         """This replica's expected share of the request rate."""

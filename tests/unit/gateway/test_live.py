@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from poise.model.servicefile import DeclaredService, compile_service
+from poise.model.serving_upstreams import Front, compile_upstreams
 from poise_serve.live import Live, restored
 from poise_serve.model.changes import Document
 from poise_serve.running import Running
@@ -22,6 +23,7 @@ class Played:
         self.begun: list[str] = []
         self.changing: list[str] = []
         self.kept: list[Any] = []
+        self.removed: list[str] = []
         self.trials: dict[str, Any] = {}
         self.on_trial = self.on_switch = self.on_change = self.on_failure = lambda *_: None
 
@@ -37,7 +39,8 @@ class Played:
     def change(self, declared: DeclaredService) -> None:
         self.changing.append(declared.model)
 
-    def remove(self, name: str) -> None: ...
+    def remove(self, name: str) -> None:
+        self.removed.append(name)
 
     def switches(self) -> None:
         """The new version of `twice` serves."""
@@ -55,15 +58,43 @@ def document(model: str) -> Document:
     return {"kind": "service", "name": "twice", "model": f"app.py:{model}"}
 
 
-def gateway(tmp_path: Path, model: str) -> tuple[Live, Played]:
+class PlayedUpstreams:
+    """Stands for the upstreams: the URLs in use. `fails`: a change does not succeed. `then` is called during one."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+        self.fails = False
+        self.then: Any = lambda: None
+        self.states: list[Any] = []
+
+    async def change(self, front: Front, *_: object) -> None:
+        self.then()
+        if self.fails:
+            raise RuntimeError("nobody has expected this")
+        self.urls = [one.url for one in front.upstreams]
+
+    def drain(self, *_: object, **__: object) -> None: ...
+
+
+def compiled(document: Document) -> DeclaredService | Front:
+    return compile_upstreams(document) if document["kind"] == "upstreams" else compile_service(document)
+
+
+def fronting(*ports: int) -> Document:
+    return {"kind": "upstreams", "upstreams": [{"name": f"u{port}", "url": f"http://h:{port}"} for port in ports]}
+
+
+def gateway(tmp_path: Path, model: str, upstreams: PlayedUpstreams | None = None) -> tuple[Live, Played]:
     """A gateway that was started with this model, or that takes over from one that was."""
 
-    async def opened(front: object) -> Any:
-        raise AssertionError("there are no upstreams")
+    async def opened(front: Front) -> Any:
+        assert upstreams is not None, "there are no upstreams"
+        await upstreams.change(front)
+        return upstreams
 
     running, file = Played(), tmp_path / "applied"
     saved = restored(file, [document(model)], taken_over=True)
-    live = Live(saved, file, compile_service, cast(Running, running), {}, opened, {}, lambda _: None)
+    live = Live(saved, file, compiled, cast(Running, running), {}, opened, {}, lambda _: None)
     return live, running
 
 
@@ -88,6 +119,40 @@ def test_what_serves_stays_after_two_changes_of_which_the_second_fails(tmp_path:
     apply(live, "Three")
     running.ends("it cannot be loaded")
     assert serving(live) == ["app.py:Two"]
+
+
+def test_a_change_that_fails_unexpectedly_can_be_made_again(tmp_path: Path) -> None:
+    upstreams = PlayedUpstreams()
+    live, running = gateway(tmp_path, "One", upstreams)
+    asyncio.run(live.apply([fronting(1)], "ann"))
+    both, upstreams.fails = [fronting(2), document("Two")], True
+    with pytest.raises(RuntimeError):
+        asyncio.run(live.apply(both, "ann"))
+    with pytest.raises(RuntimeError):
+        asyncio.run(live.undo("ann"))
+    assert live.report("").documents == {"service twice": document("One"), "upstreams": fronting(1)}
+    assert (running.changing, [entry.settled for entry in live.report("").history]) == ([], [False])
+    upstreams.fails = False
+    assert asyncio.run(live.apply(both, "ann")).changes
+    assert (upstreams.urls, running.changing) == (["http://h:2"], ["app.py:Two"])
+
+
+def test_upstreams_that_are_undone_are_asked_no_more(tmp_path: Path) -> None:
+    upstreams = PlayedUpstreams()
+    live, running = gateway(tmp_path, "One", upstreams)
+    asyncio.run(live.apply([fronting(1)], "ann"))
+    asyncio.run(live.undo("ann"))
+    assert (upstreams.urls, running.removed) == ([], [])
+
+
+def test_a_trial_that_ends_while_upstreams_change_has_its_outcome(tmp_path: Path) -> None:
+    upstreams = PlayedUpstreams()
+    live, running = gateway(tmp_path, "One", upstreams)
+    asyncio.run(live.apply([document("One") | {"canary": {"model": "app.py:Two"}}], "ann"))
+    running.ends()
+    upstreams.then = lambda: cast(Any, running.on_trial)("twice", True)
+    asyncio.run(live.apply([fronting(1)], "ann"))
+    assert live.report("").documents == {"service twice": document("Two"), "upstreams": fronting(1)}
 
 
 def test_a_service_that_was_removed_is_not_back_after_a_failure(tmp_path: Path) -> None:

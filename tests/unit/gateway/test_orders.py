@@ -262,6 +262,7 @@ def test_a_surplus_replica_ends_once_it_has_answered_what_it_has(
     for _ in range(2):
         asyncio.run(replicas._look())
     assert (service.drained, service.cancelled, notes.noted.jobs) == (["j2"], [], ["j1", "j2"])
+    assert replicas.wanted == 1
     replicas.become(declared(2))
     asyncio.run(replicas._look())
     assert notes.noted.jobs == ["j1", "j2", "j3"], "a drained one does not count"

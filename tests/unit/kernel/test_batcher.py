@@ -88,6 +88,23 @@ def test_requests_served_one_by_one_are_divided_among_replicas_by_their_speed(sl
     assert "".join(name[0] for name in sent) == expected
 
 
+@pytest.mark.parametrize(("slower", "expected"), [(2.0, "abaaba"), (3.5, "aaabaa"), (9.0, "aaaaaa")])
+def test_requests_that_come_together_are_divided_as_those_that_come_one_by_one(slower: float, expected: str) -> None:
+    """While a quick replica has fewer requests than slots, those that it has still delay each other."""
+    together, one_by_one = (Batcher(Limits(batch=1)) for _ in range(2))
+    for batcher in (together, one_by_one):
+        for name, takes in (("a", 10.0), ("b", 10.0 * slower)):
+            for slot in range(6):
+                batcher.up(f"{name}#{slot}", 0, [(1, takes * MILLISECOND)], alone=True)
+    together.gather()
+    for number in range(6):
+        together.arrive(number, 0)
+    sent = [name for name, _ in batches(together.gathered(0))]
+    assert "".join(name[0] for name in sent) == expected
+    sent = [name for number in range(6) for name, _ in batches(one_by_one.arrive(number, 0))]
+    assert "".join(name[0] for name in sent) == expected
+
+
 def test_a_slow_replica_takes_what_the_quicker_would_be_later_with_however_many_wait() -> None:
     """`a` is busy until 10 ms and then takes 10 ms each: `b` leaves it those that are done there before its 35 ms."""
     batcher = Batcher(Limits(batch=1))
