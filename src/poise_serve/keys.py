@@ -48,7 +48,8 @@ class Holder:
     """A key and its remaining allowances."""
 
     def __init__(self, key: Key, tenant: str, scopes: frozenset[str], now: int) -> None:
-        self._rate = self._tokens = None
+        self._rate: Bucket | None = None
+        self._tokens: Bucket | None = None
         self.become(key, tenant, scopes, now)
         self.tell: Callable[[Spent], None] = lambda spent: None
         """Tells other gateways what was spent."""
