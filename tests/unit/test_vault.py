@@ -60,7 +60,7 @@ def test_any_text_comes_back_for_its_tenant_and_name_only(vault: Vault, value: s
 def test_a_text_that_was_changed_anywhere_does_not_open(vault: Vault, data: st.DataObject) -> None:
     sealed = vault.seal("ann", "HF_TOKEN", "value")
     at = data.draw(st.integers(0, len(sealed.text) - 1))
-    letter = data.draw(st.sampled_from("ABCDabcd0123+/=. \n\0é").filter(lambda one: one != sealed.text[at]))
+    letter = data.draw(st.sampled_from("ABCDabcd0123+/=. \n\0é"))  # without a filter by the text, which is random
     changed = Sealed(sealed.text[:at] + letter + sealed.text[at + 1 :])
     try:
         opened = vault.open("ann", "HF_TOKEN", changed.text)
