@@ -184,8 +184,11 @@ class Exporter:
     def _pause(self, seconds: float) -> None:
         """Receive spans of requests during a pause, which a stop request ends early."""
         end = time.monotonic() + seconds
+        either = select.poll()  # unlike `select`, for file descriptors above 1,023 too
+        either.register(self._wake, select.POLLIN)
+        either.register(self._listening, select.POLLIN)
         while not self._stopping() and (left := end - time.monotonic()) > 0:
-            select.select([self._wake, self._listening.fileno()], [], [], left)
+            either.poll(1000 * left)
             self._take_requests()
 
     def _take_requests(self) -> None:
