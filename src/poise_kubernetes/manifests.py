@@ -33,7 +33,7 @@ GRANT = "poise-scheduler/grant"
 MANAGED, HOME = "app.kubernetes.io/managed-by", "app.kubernetes.io/instance"
 
 SYSTEM, LINUX = "kubernetes.io/os", "linux"
-"""The label of a node with its operating system, and the only one that runs Pods of Poise."""
+"""The label that names the operating system of a node, and the only system that runs Pods of Poise."""
 
 PILOT, TASK = "pilot", "task"
 """Names of the containers of pilots and of tasks."""
@@ -48,7 +48,7 @@ BEAT_SECONDS = 20
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Orders to a pilot: serve as this `node`, with these `labels`. `restarts` and `released` count the orders to start
     another agent, and to end unless commands run. `contact` is a digest of the current contact. `grace` is the time in
-    seconds that the Pod has once it is told to end; the cluster may give it less than the settings ask for.
+    seconds that the Pod has for its end; the cluster may give it less than the settings request.
     """
 
     node: str

@@ -322,7 +322,7 @@ class PodObject(Known, frozen=True):
     @property
     def waits_for_room(self) -> bool:
         """Whether a scheduler has found no node for it, and free resources would help. They do not help a Pod with
-        scheduling gates, nor one that every node refuses for another reason, such as a volume that does not exist.
+        scheduling gates, or a Pod that all nodes refuse for another reason, such as a missing volume.
         """
         why = self.unschedulable.lower()
         if not why or self.spec.node_name or self.spec.scheduling_gates:

@@ -126,7 +126,7 @@ FAULTY = frozenset({500, 502, 503, 504})
 """Status codes that count as failures of an upstream. 429 does not: it only means busy."""
 
 CLOSING = 100 * MILLISECOND
-"""Pause before a lost request is sent to the same upstream again: one that dies closes its connections one by one."""
+"""Pause before a lost request is sent to the same upstream again: a dying upstream closes its connections in turn."""
 
 HUNG_UP = 499
 """Status in metrics for a request whose client disconnected; nginx uses the same code."""
@@ -574,7 +574,7 @@ class Upstreams:
         """Record an upstream that the request may have killed. Returns the quarantine time of its prompt."""
         key = prompt_key(request.scope["path"], request.body)
         request.on_loss()
-        by = f"{server} again" if server == request.lost_by else server
+        by = f"{server} again" if server == request.lost_by else server  # concurrent losses of one name count once
         request.lost_by = server
         self._tell(Lost(key, by))
         return self._quarantine.lost(key, _now(), by)

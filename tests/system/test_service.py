@@ -226,15 +226,15 @@ def test_the_api_is_not_for_others_without_keys(gateway: Serving) -> None:
 
 def test_a_killed_gateway_goes_on_with_what_was_changed(home: Living, gateway: Serving) -> None:
     change(home, "apply", "next.json", next=service(model="Thrice"))
-    version = listed(home)["services"][0]["version"]
-    jobs = listed(home)["services"][0]["jobs"]
+    until(lambda: len(listed(home)["services"]) == 1, "the old version ends", lambda: gateway.text)
+    served = listed(home)["services"][0]
     before = gateway.gateway()
     os.kill(before, signal.SIGKILL)
     until(lambda: gateway.gateway() not in (0, before), "another one takes over", lambda: gateway.text)
     until(lambda: home.poise("service", "list").code == 0, "it listens", lambda: gateway.text)
     assert gateway.ask(2, "/predict/times").value == 6.0
     service_now = listed(home)["services"][0]
-    assert (service_now["version"], service_now["jobs"]) == (version, jobs), "its replicas stay"
+    assert [service_now[of] for of in ("version", "jobs")] == [served[of] for of in ("version", "jobs")], "they stay"
     change(home, "apply", "next.json", next=service())
 
 

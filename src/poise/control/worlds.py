@@ -170,7 +170,9 @@ class Shadowing:
     def _pause(self, seconds: float) -> None:
         """Sleep for up to `seconds`; return early on a request to stop."""
         if not self._stopping():
-            select.select([self._wake], [], [], seconds)
+            wakes = select.poll()  # unlike `select`, for file descriptors above 1,023 too
+            wakes.register(self._wake, select.POLLIN)
+            wakes.poll(1000 * seconds)
 
 
 def _earlier(told: WorldsTold | None, labels: Collection[str], *, whole: bool) -> dict[str, list[Window]]:

@@ -75,7 +75,7 @@ def read_events(text: str, zones: Zones, *, described: bool = False) -> list[dic
 
 
 def with_own_names(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return entries of which no two have the same name: the second `course` becomes `course-2`."""
+    """Return the entries with unique names: the second `course` becomes `course-2`."""
     taken: dict[str, int] = {}
     made = []
     for entry in entries:

@@ -60,7 +60,7 @@ MOST_LEAVES = 4096
 """Rows of the columns. `OWN` is the expected run time, `TAKES` the thousandths of devices in total, `WIDTH` the minimum
 number of devices; `WHOLES` marks units that wait for whole devices, in one artifact, and `ONE` those of one task on one
 device, whole or shared, in one artifact. `LEAF` is the number of the share, and `CLASS` that of the class of work;
-`LEARNS` is that of `Speeds.learns_waiting`. `GUESS` marks those of which no run time is known."""
+`LEARNS` is that of `Speeds.learns_waiting`. `GUESS` marks units of unknown run time."""
 
 
 class _Seen(NamedTuple):
@@ -155,7 +155,7 @@ class Waiting:
 
 
 def ageing(candidate: Candidate, view: Snapshot) -> int:
-    """Return the wait for each class by which a candidate is raised; it may be one that the view does not show."""
+    """Return the wait that raises a candidate by one class. The view need not show the candidate."""
     if not candidate.shape.gpus:
         return AGEING
     speeds, able = speeds_of(view), ability(view.fleet, candidate.shape).models
