@@ -11,12 +11,12 @@ from poise.cli import output
 from poise.cli.electricity import CO2, rates_of
 from poise.cli.moments import time_of
 from poise.cli.output import Column, Shown
-from poise.cli.words import filled
 from poise.client import current_home
 from poise.control.start import connected
 from poise.errors import SpecError
 from poise.model.document import near
 from poise.model.history import basis_of_co2
+from poise.model.spec import check_name
 
 if TYPE_CHECKING:  # the ledger imports numpy
     from poise.model.reports.tenants import BudgetReport, UsageRow
@@ -40,7 +40,7 @@ FORMS = ("table", "json", "csv", "openmetrics")
     show_default=True,
     help="Fields to count by: day, tenant, project, user, model.",
 )
-@click.option("--tenant", default="", callback=filled, metavar="NAME", help="Only the work of this tenant.")
+@click.option("--tenant", metavar="NAME", help="Only the work of this tenant.")
 @click.option(
     "--budgets",
     is_flag=True,
@@ -48,7 +48,7 @@ FORMS = ("table", "json", "csv", "openmetrics")
 )
 @CO2
 @output.forms(*FORMS)
-def usage(since: str, fields: str, tenant: str, budgets: bool, co2: float, form: str) -> int:
+def usage(since: str, fields: str, tenant: str | None, budgets: bool, co2: float, form: str) -> int:
     """Show who used what, and the charge: device hours, and core hours of work without devices. It reads the log, with
     or without a running control plane.
 
@@ -56,17 +56,19 @@ def usage(since: str, fields: str, tenant: str, budgets: bool, co2: float, form:
     held devices above their idle power, by the power model; CO2e, and the price of electricity, are those of the hours
     in which it was used, by `intensity.yaml`. Days are in UTC.
     """
+    if tenant is not None:
+        check_name(tenant, "--tenant")
     by = list(dict.fromkeys(field.strip() for field in fields.split(",") if field.strip()))
     for field in by:
         if field not in BY:
             hint = near(field, BY) or f"known: {', '.join(BY)}"
             raise SpecError(f"usage is not counted by `{field}`", field="--by", have=field, hint=hint)
     if budgets:
-        return _print_budgets(tenant, form)
+        return _print_budgets(tenant or "", form)
     from poise.cli import offline
 
     rates = rates_of(current_home(), co2)
-    told = offline.usage(current_home(), time_of(since, "--since"), by, tenant, rates)
+    told = offline.usage(current_home(), time_of(since, "--since"), by, tenant or "", rates)
     if form == "csv":
         _print_csv(told, by)
     elif form == "openmetrics":

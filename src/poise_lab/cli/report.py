@@ -10,7 +10,6 @@ from poise.cli import output
 from poise.cli.electricity import CO2, rates_of
 from poise.cli.moments import time_of
 from poise.cli.output import Column, Shown
-from poise.cli.words import filled
 from poise.client import current_home
 from poise.errors import SpecError
 from poise.model.history import (
@@ -23,6 +22,7 @@ from poise.model.history import (
     basis_of_co2,
     price_of_electricity,
 )
+from poise.model.spec import check_name
 from poise.units import HOUR, format_duration, format_energy
 
 FEW = 8
@@ -41,13 +41,7 @@ FEW = 8
     "--since", metavar="TIME", help="Begin here: 7d (seven days ago), 2026-12-01, … [default: the log's start]"
 )
 @click.option("--until", metavar="TIME", help="End here. [default: now]")
-@click.option(
-    "--tenant",
-    default="",
-    callback=filled,
-    metavar="NAME",
-    help="Only this tenant's work, without names of other tenants' work.",
-)
+@click.option("--tenant", metavar="NAME", help="Only this tenant's work, without names of other tenants' work.")
 @CO2
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
@@ -56,7 +50,7 @@ def report(
     page: Path | None,
     since: str | None,
     until: str | None,
-    tenant: str,
+    tenant: str | None,
     co2: float,
     form: str,
 ) -> int:
@@ -66,13 +60,15 @@ def report(
     """
     if form == "json" and page == Path("-"):
         raise click.UsageError("`-o json` and `--html -` both want stdout")
+    if tenant is not None:
+        check_name(tenant, "--tenant")  # an empty one would report on all tenants
     begin = time_of(since, "--since") if since is not None else 0.0
     end = time_of(until, "--until") if until is not None else time.time()
     if end <= begin:
         raise SpecError("the end is not after the beginning", field="--until", have=until or "now", hint="`--since 7d`")
     from poise.cli import offline
 
-    told = offline.report(current_home(), jobs, begin, end, tenant, rates_of(current_home(), co2))
+    told = offline.report(current_home(), jobs, begin, end, tenant or "", rates_of(current_home(), co2))
     if page is not None:
         from poise_lab.report import render
 
