@@ -256,7 +256,7 @@ def followed(home: Home, what: str, since: float, make: Callable[[Ledger], Follo
         hint = "`poise run -- echo hello`, or POISE_HOME"
         raise NotFound(f"there is no log for {what}", field=str(home.root), hint=hint)
     with closing(read_home(home, decode_event)) as reader:
-        ledger = start_at(reader, Moment(since))
+        ledger = start_at(reader, Moment(since), plans=False)
         begins, begun = ledger.leader.wall(ledger.now), ledger.revision
         follower = make(ledger)
         for _, event in reader.read(ledger.revision):
@@ -341,16 +341,14 @@ def timeline(home: Home, since: float, until: float, jobs: Collection[str]) -> T
 
 
 def hot_spots(home: Home, since: int, order: Order, most: int) -> HotSpots:
-    """Return where the time of jobs that ended after `since` (ns since 1970) went, from the log."""
+    """Return where the time of jobs that ended after `since` (ns since 1970) went, from the log. Raises `Conflict` for a
+    guest.
+    """
     from poise.kernel.hotspots import HotSpotFinder
 
     if not has_log(home):
         return HotSpotFinder(Ledger()).report(order, most)
-    with closing(read_home(home, decode_event)) as reader:
-        finder = HotSpotFinder(ledger_at(reader.oldest_checkpoint(), reader.written_by, plans=False), since)
-        for _, event in reader.read(finder.spans.ledger.revision):
-            finder.add(event)
-    return finder.report(order, most)
+    return followed(home, "hot spots", since / SECOND, lambda ledger: HotSpotFinder(ledger, since)).by.report(order, most)
 
 
 def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":

@@ -73,21 +73,21 @@ def state_at(log: LogWithPast, moment: Moment) -> Past:
     return Past(ledger, now)
 
 
-def start_at(log: LogWithPast, moment: Moment) -> Ledger:
+def start_at(log: LogWithPast, moment: Moment, *, plans: bool = True) -> Ledger:
     """Return the state of the newest checkpoint that is not later than the moment; without one, the earliest state from
-    which the log has every event.
+    which the log has every event. `plans` as of `Ledger`.
     """
     whole = log.first_revision() == 1
-    ledger = Ledger()
+    ledger = Ledger(plans=plans)
     for stored in log.checkpoints():
         if stored.revision < log.first_revision() - 1:
             break
         if whole and 0 < moment.revision < stored.revision:
             continue
-        ledger = ledger_at(stored, log.written_by)
+        ledger = ledger_at(stored, log.written_by, plans=plans)
         if not _is_over(ledger, moment):
             return ledger
-    return Ledger() if whole else ledger
+    return Ledger(plans=plans) if whole else ledger
 
 
 def _is_over(ledger: Ledger, moment: Moment) -> bool:

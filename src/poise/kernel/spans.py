@@ -70,7 +70,9 @@ class Spans:
         jobs = self.ledger.jobs
         ends = jobs.ends
         self.ledger.apply(event)
-        if isinstance(event, JobSubmitted):
+        if isinstance(event, Placed):
+            self._forget_reasons(event.unit)
+        elif isinstance(event, JobSubmitted):
             made.append(self._submitted(jobs[event.job.id]))
         elif isinstance(event, Started):
             made += self._started(event)
@@ -131,6 +133,12 @@ class Spans:
         self._changes[event.queue] = changes
         if len(self._changes) > MOST_QUEUES:
             del self._changes[next(iter(self._changes))]
+
+    def _forget_reasons(self, placed: str) -> None:
+        """Forget the reasons of a queue once nothing waits there: they do not apply to what enters it later."""
+        unit = self.ledger.jobs.unit(placed)
+        if unit is not None and not self.ledger.queues.held(unit.queue):
+            self._changes.pop(unit.queue, None)
 
     def _job_ended(self, job: JobState) -> Iterator[Span]:
         for unit in job.units:

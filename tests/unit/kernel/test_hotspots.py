@@ -1,6 +1,7 @@
 """Hot spots: where the time of jobs goes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,14 +58,35 @@ def test_only_what_has_ended_since() -> None:
     assert list(late) == ["running"]
 
 
-def test_a_checkpoint_counts_once() -> None:
+def three_reports_of_two_checkpoints() -> World:
     world = World().nodes(1).job("train").round().start("train")
     attempt, node = world._attempt("train")
     for step in (10, 10, 20):
         saved = Saved(step=step, took=3 * SECOND, stall=1 * SECOND, slowed=2 * SECOND)
         told = Told(attempt=attempt, training=Training(step=step + len(world.log), checkpoint=saved))
         world.after("6s").hear(node, Report(serial=world._serial(), told=(told,)))
-    assert (spots(world)["saving"].count, spots(world)["saving"].total) == (2, 4 * SECOND)
+    return world
+
+
+def test_a_checkpoint_counts_once() -> None:
+    saving = spots(three_reports_of_two_checkpoints())["saving"]
+    assert (saving.count, saving.total) == (2, 4 * SECOND)
+
+
+@pytest.mark.parametrize("make", [two_after_each_other, three_reports_of_two_checkpoints])
+def test_any_state_of_the_ledger_is_a_start(make: Callable[[], World]) -> None:
+    log = make().log
+    for revision in range(1, len(log)):
+        ledger = Ledger()
+        for event in log[:revision]:
+            ledger.apply(event)
+        since = round(ledger.leader.wall(ledger.now) * SECOND) + 1
+        found = []
+        for finder, events in ((HotSpotFinder(ledger, since), log[revision:]), (HotSpotFinder(Ledger(), since), log)):
+            for event in events:
+                finder.add(event)
+            found.append(finder.report("total", 20))
+        assert found[0] == found[1], revision
 
 
 def test_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
