@@ -78,6 +78,7 @@ CODES = {
     "E217": "the Python environment of a job could not be built",
     "E218": "the sign-in issuer does not answer",
     "E219": "the last checkpoint of training could not be written",
+    "E220": "training has diverged: its weights are not finite",
     "E299": "an internal error",
 }
 

@@ -18,6 +18,7 @@ from time import monotonic_ns, perf_counter_ns
 from typing import Any
 
 import msgspec
+import torch
 
 from poise.errors import Fault, Misused, NotFound
 from poise.model.training import CHECKPOINTS, Saved
@@ -177,16 +178,28 @@ class Keeping:
         return self._due or is_due
 
     def save(
-        self, state: Callable[[], Mapping[str, Any]], *, step: int, progress: int, parting: bool, **options: Any
+        self,
+        state: Callable[[], Mapping[str, Any]],
+        *,
+        step: int,
+        progress: int,
+        parting: bool,
+        optimizer: torch.optim.Optimizer | None = None,
+        **options: Any,
     ) -> None:
-        """Save a checkpoint. All workers call it at the same step. `parting`: they exit after it, without a failure."""
+        """Save a checkpoint. All workers call it at the same step. `parting`: they exit after it, without a failure.
+        Raises Fault if the weights that the optimizer changes are not finite: no later step can mend them, and the
+        checkpoint would replace good ones.
+        """
         if self._checkpoints is None:
             return
+        if optimizer is not None:
+            self._check_finite(step, optimizer)
         self._count_work()
         past = {"worked": self._worked, "failures": self._failures, "parted": parting, "progress": progress}
         self._wanted = step
         self._slowed, self._was_busy = 0, True
-        self._stall = self._checkpoints.save({**state(), "past": past}, step=step, **options)
+        self._stall = self._checkpoints.save({**state(), "past": past}, step=step, optimizer=optimizer, **options)
         self._progress = {one: done for one, done in self._progress.items() if one >= self._newest()} | {step: progress}
         self._due = False
 
@@ -237,6 +250,21 @@ class Keeping:
                 need=f"the checkpoint of step {self._wanted}",
                 have=f"the newest one is {kept}",
                 hint=f"df -h {_there(self.folder)}" if self.folder is not None else "",
+            )
+
+    def _check_finite(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        weights = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        finite = [one.detach().isfinite().all() for one in weights]  # on a GPU, all of this before the first wait
+        broken = sum(not one for one in finite)
+        if broken:
+            before = max(self._wanted, self._newest())
+            raise Fault(
+                "the weights are not finite: training has diverged",
+                code="E220",
+                field=f"step {step}",
+                need="finite weights" + (f", as in the checkpoint of step {before}" if before >= 0 else ""),
+                have=f"NaN or infinite values in {broken} of {len(weights)} tensors that the optimizer changes",
+                hint="poise.Session(..., clip=1.0), or a lower learning rate",
             )
 
     def _look(self, checkpoints: Checkpoints) -> None:

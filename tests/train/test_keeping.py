@@ -184,6 +184,32 @@ def test_a_disk_that_stays_full_ends_training_with_an_error_where_its_script_kee
     assert run.steps == 3
 
 
+def test_weights_that_are_not_finite_end_training_and_replace_no_checkpoint(tmp_path: Path) -> None:
+    model, optimizer, data = keeping.parts()
+    run = Session(model, optimizer, data, batch=600, epochs=4, checkpoint=tmp_path, every=2)
+    with pytest.raises(Fault, match="the weights are not finite") as told, run:
+        for images, labels in run:
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            run.step(loss * float("nan") if run.steps == 4 else loss)
+    record = told.value.record
+    assert (record.code, record.field) == ("E220", "step 6") and "4 of 4 tensors" in record.have
+    assert record.need == "finite weights, as in the checkpoint of step 4"
+    assert run.steps == 6 and max(listed(tmp_path)) == 4
+    assert all(one.isfinite().all() for one in load(tmp_path).state["model"].values())
+
+
+def test_a_frozen_mask_may_be_infinite(tmp_path: Path) -> None:
+    model, optimizer, data = keeping.parts()
+    model.register_buffer("mask", torch.full((2,), -torch.inf))
+    frozen = torch.nn.Parameter(torch.full((2,), torch.inf), requires_grad=False)
+    model.register_parameter("frozen", frozen)
+    optimizer.add_param_group({"params": [frozen]})
+    with Session(model, optimizer, data, batch=600, checkpoint=tmp_path) as run:
+        for images, labels in run:
+            run.step(torch.nn.functional.cross_entropy(model(images), labels))
+    assert load(tmp_path).step == 3
+
+
 def test_damaged_checkpoints_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keeping.train(checkpoint=tmp_path, every=20)
     capsys.readouterr()
