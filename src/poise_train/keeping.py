@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from poise.errors import Fault, Misused, NotFound
 from poise.model.training import CHECKPOINTS, Saved
 from poise.units import SECOND, parse_duration
 from poise_train.checkpoints import Checkpoints
+from poise_train.given import TAKEN
 from poise_train.policy.checkpoints import LEAST, Keep, between_failures, interval
 from poise_train.restoring import Restored, listed, load, newest, part_of, reason
 
@@ -134,6 +136,17 @@ class Keeping:
         self.restored = found.note
         self._worked, self._failures = past["worked"], past["failures"] + (not past["parted"])
         return {name: one for name, one in found.state.items() if name != "past"}, found.own
+
+    def compare(self, saved: Collection[str], kept: Collection[str]) -> None:
+        """Report the objects that only the restored checkpoint has, and those that only the session has. Neither is an
+        error: a script may add an average of the weights, or drop a schedule.
+        """
+        named = [{one for one in names if one not in TAKEN or one == "scheduler"} for names in (saved, kept)]
+        said = [f"it has no state of `{one}`, which begins anew" for one in sorted(named[1] - named[0])]
+        said += [f"its `{one}` is not used, and later ones lack it" for one in sorted(named[0] - named[1])]
+        if said:
+            self.restored = "; ".join([self.restored, *said])
+            sys.stderr.write(f"poise: {self.restored}\n")
 
     def known(self) -> dict[str, Any]:
         """Return what a joining worker needs to know, as it may become worker 0."""

@@ -998,6 +998,7 @@ class Session:
                 have=str(error).strip().splitlines()[-1].strip(),
                 hint='poise.Session(..., checkpoint="another folder")',
             ) from None
+        self._keeping.compare(whole, self._kept)
         if (lasts := _length_of(self.scheduler)) < made_for:
             raise misused(
                 "the learning rate that was saved follows a plan for fewer steps",

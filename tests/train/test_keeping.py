@@ -210,6 +210,28 @@ def test_a_frozen_mask_may_be_infinite(tmp_path: Path) -> None:
     assert load(tmp_path).step == 3
 
 
+def test_objects_that_only_the_checkpoint_or_only_the_session_has_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(epochs: int, also: str = "", *, scheduled: bool = False) -> str:
+        model, optimizer, data = keeping.parts()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 40) if scheduled else None
+        others = {also: torch.nn.Linear(2, 2)} if also else None
+        options: dict[str, Any] = {"batch": 600, "epochs": epochs, "checkpoint": tmp_path, "also": others}
+        with Session(model, optimizer, data, scheduler=scheduler, **options) as run:
+            for images, labels in run:
+                run.step(torch.nn.functional.cross_entropy(model(images), labels))
+            told = run.training().restored
+        return told + capsys.readouterr().err
+
+    assert "`" not in train(1, "ema")
+    assert "`" not in train(2, "ema"), "both have it"
+    told = train(3, scheduled=True)
+    for part in ("it has no state of `scheduler`, which begins anew", "its `ema` is not used, and later ones lack it"):
+        assert told.count(part) == 2, "in `poise show` and on standard error"
+    assert "its `scheduler` is not used" in train(4)
+
+
 def test_damaged_checkpoints_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keeping.train(checkpoint=tmp_path, every=20)
     capsys.readouterr()
