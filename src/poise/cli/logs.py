@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from poise.cli.gaps import telling_gaps
 from poise.cli.jobs import report_of
 from poise.cli.moments import time_of
 from poise.cli.numbers import WholeRange
@@ -75,6 +76,7 @@ def logs(
         from poise.cli import offline
 
         lines = offline.logs(home, job, task, tail=last, since=moment, rank=which)
+    lines = telling_gaps(lines, whole=last < 0 and not moment)
     pieces = (line for line in lines if isinstance(line, LogPiece) and line.data)
     if as_json:
         written: dict[tuple[str, int, str], bytes] = {}

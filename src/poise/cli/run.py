@@ -15,6 +15,7 @@ import click
 
 from poise.cli.asking import Asking, asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
+from poise.cli.gaps import telling_gaps
 from poise.cli.main import broken_pipe
 from poise.cli.render import NOT_FOUND, over_memory, print_json, progress_text, say, tell
 from poise.cli.secrets import with_values
@@ -93,7 +94,7 @@ def run_job(
         try:
             interrupts.job_is(job)
             with _feeding(home, job, source) if source is not None else contextlib.nullcontext():
-                lines = client.logs(job, follow=True)
+                lines = telling_gaps(client.logs(job, follow=True), whole=True)
                 code = copied(lines, sys.stderr.buffer if as_json else sys.stdout.buffer, source)
             report = client.job(job)
         except Detached:

@@ -61,7 +61,7 @@ def logs(
                 repeated = min(max(0, given.get(stream, 0) - at), len(piece.data))
                 given[stream] = max(end, given.get(stream, 0))
                 if repeated < len(piece.data):
-                    yield msgspec.structs.replace(piece, data=piece.data[repeated:])
+                    yield msgspec.structs.replace(piece, data=piece.data[repeated:], offset=at + repeated)
         link.status()  # wait for the control plane to return, or raise
 
 
