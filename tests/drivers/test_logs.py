@@ -74,6 +74,19 @@ def test_the_index_goes_with_its_log(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("*/*")) == ["main.1.out", "main.1.out.times"]
 
 
+def test_the_log_of_a_quiet_command_that_runs_is_not_pruned(tmp_path: Path) -> None:
+    paths = [tmp_path / job / "main.1.out" for job in ("j1", "j2", "j3")]
+    for number, path in enumerate(paths, 1):
+        path.parent.mkdir()
+        path.write_bytes(b"some")
+        os.utime(path, (number, number))
+    with paths[0].open("ab") as output:
+        assert prune(tmp_path, 2**30, 1).files == 2
+        output.write(b" more")
+    assert paths[0].read_bytes() == b"some more"
+    assert prune(tmp_path, 2**30, 0).left_files == 0
+
+
 def test_the_last_lines_are_found(tmp_path: Path) -> None:
     path = tmp_path / "x.out"
     assert last_lines(path, 3) == 0

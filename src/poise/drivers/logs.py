@@ -9,7 +9,8 @@ import contextlib
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from glob import iglob
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -162,7 +163,8 @@ async def follow(
 
 
 def prune(logs: Path, keep_bytes: int, keep_files: int, held: Collection[Path] = ()) -> Pruned:
-    """Remove the oldest logs until these limits of bytes (on disk) and files are met. Logs in `held` stay."""
+    """Remove the oldest logs until these limits of bytes (on disk) and files are met. Logs in `held` stay, and so do
+    logs that a process has open: what a running command writes later would be lost."""
     found: list[tuple[float, int, Path]] = []
     for path in logs.glob("*/*"):
         if path.name.endswith(TIMES):  # goes with its log
@@ -172,7 +174,7 @@ def prune(logs: Path, keep_bytes: int, keep_files: int, held: Collection[Path] =
             found.append((status.st_mtime, status.st_blocks * 512, path))
     found.sort(key=lambda entry: (entry[0], str(entry[2])))
     files, total, removed, freed = len(found), sum(entry[1] for entry in found), 0, 0
-    kept = frozenset(held)
+    kept = {*held, *(_opened(logs) if files > keep_files or total > keep_bytes else ())}
     for _, size, path in found:
         if files - removed <= keep_files and total - freed <= keep_bytes:
             break
@@ -186,6 +188,15 @@ def prune(logs: Path, keep_bytes: int, keep_files: int, held: Collection[Path] =
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
     return Pruned(removed, freed, files - removed, total - freed)
+
+
+def _opened(logs: Path) -> Iterator[Path]:
+    """Yield the logs that processes of this machine have open."""
+    inside = f"{logs.resolve()}/"
+    for descriptor in iglob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 (`Path.glob` raises if a process ends meanwhile)
+        with contextlib.suppress(OSError):  # closed since
+            if (target := str(Path(descriptor).readlink())).startswith(inside):
+                yield logs / target.removeprefix(inside)
 
 
 def piece(path: Path, offset: int, limit: int) -> tuple[int, bytes]:

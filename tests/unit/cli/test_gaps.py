@@ -55,7 +55,7 @@ class BrokenOnce:
     home = SimpleNamespace(doors=())
 
     def __init__(self) -> None:
-        self._answers = [[piece(0, b"one")], [piece(0, b"onetwo"), piece(6, b"three"), LogEnd(0)]]
+        self._answers: list[list[LogLine]] = [[piece(0, b"one")], [piece(0, b"onetwo"), piece(6, b"three"), LogEnd(0)]]
 
     def find_leader(self) -> None:
         pass
