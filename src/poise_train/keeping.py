@@ -142,7 +142,7 @@ class Keeping:
         error: a script may add an average of the weights, or drop a schedule.
         """
         named = [{one for one in names if one not in TAKEN or one == "scheduler"} for names in (saved, kept)]
-        said = [f"it has no state of `{one}`, which begins anew" for one in sorted(named[1] - named[0])]
+        said = [f"it has no state of `{one}`" for one in sorted(named[1] - named[0])]
         said += [f"its `{one}` is not used, and later ones lack it" for one in sorted(named[0] - named[1])]
         if said:
             self.restored = "; ".join([self.restored, *said])

@@ -25,7 +25,7 @@ from poise.drivers.past import Moment, Past, start_at, time_text
 from poise.drivers.security import ensure_home, read_token, token_for
 from poise.drivers.series import Series
 from poise.drivers.system import Effort, boot_id
-from poise.engine.host import ledger_at, load_ledger
+from poise.engine.host import load_ledger
 from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, schedule_report, status_report
 from poise.kernel.find import find, find_node, found_report, listed, of_rank
@@ -341,14 +341,13 @@ def timeline(home: Home, since: float, until: float, jobs: Collection[str]) -> T
 
 
 def hot_spots(home: Home, since: int, order: Order, most: int) -> HotSpots:
-    """Return where the time of jobs that ended after `since` (ns since 1970) went, from the log. Raises `Conflict` for a
-    guest.
-    """
+    """Return where the time of jobs that ended after `since` (ns since 1970) went. Raises `Conflict` for a guest."""
     from poise.kernel.hotspots import HotSpotFinder
 
     if not has_log(home):
         return HotSpotFinder(Ledger()).report(order, most)
-    return followed(home, "hot spots", since / SECOND, lambda ledger: HotSpotFinder(ledger, since)).by.report(order, most)
+    told = followed(home, "a list of hot spots", since / SECOND, partial(HotSpotFinder, since=since))
+    return told.by.report(order, most)
 
 
 def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":
