@@ -62,8 +62,6 @@ if TYPE_CHECKING:
 class Follows(Protocol):
     """A consumer of log events."""
 
-    @property
-    def ledger(self) -> Ledger: ...
     def add(self, event: Event, /) -> None: ...
 
 
