@@ -179,8 +179,16 @@ class Asynchronous:
             self._restore()
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")
             self._listening = socket.create_server((host, 0), backlog=self._gang.world)
-            told = {"host": host, "port": self._listening.getsockname()[1], "secret": secrets.token_bytes(32)}
+            told = {
+                "host": host,
+                "port": self._listening.getsockname()[1],
+                "secret": secrets.token_bytes(32),
+                "fixed": self._fixed(),
+            }
         found = state.broadcast(told, 0, self.rank, torch.device("cpu"))
+        with torch.no_grad():
+            for one, sent in zip(self._fixed(), found["fixed"], strict=True):
+                one.copy_(sent)
         self._moment = time.perf_counter()
         if self._listening is not None:
             threading.Thread(target=self._accept, args=(self._listening, found["secret"]), daemon=True).start()
@@ -189,6 +197,10 @@ class Asynchronous:
             self._socket.settimeout(None)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._send(self._socket, Hello(found["secret"], self.rank), b"")
+
+    def _fixed(self) -> list[torch.Tensor]:
+        """Return the tensors of the model that are not trained. They are sent once, and the weights with each piece."""
+        return [*(one for one in self.model.parameters() if not one.requires_grad), *self.model.buffers()]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

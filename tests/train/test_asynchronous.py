@@ -112,6 +112,26 @@ def test_a_model_with_more_than_weights_is_refused() -> None:
         Asynchronous(model, torch.optim.SGD(model.parameters()), TensorDataset(torch.zeros(4, 3)))
 
 
+def with_fixed(rank: int, world: int) -> dict[str, Any]:
+    """Training of a model that each process begins with another frozen layer and another buffer."""
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    model.register_buffer("places", torch.tensor([rank]))
+    data = TensorDataset(torch.ones(8, 3))
+    with Asynchronous(model, torch.optim.SGD(model[1].parameters(), lr=0.1), data, batch=4) as run:
+        for (x,) in run:
+            run.step(model(x).sum())
+    return {name: one.detach().clone() for name, one in model.state_dict().items()}
+
+
+def test_workers_compute_with_the_frozen_weights_and_buffers_of_the_server(tmp_path: Path) -> None:
+    server, *workers = together(with_fixed, 3, tmp_path)
+    for one in workers:
+        for name, tensor in server.items():
+            assert torch.equal(one[name], tensor), name
+
+
 def put_aside(rank: int, world: int, folder: str, asked: int) -> dict[str, Any]:
     """Training whose server is asked to end after so many gradients (0: never)."""
     torch.manual_seed(0)
