@@ -498,18 +498,20 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 
 def _bytes_of(tensors: list[Any]) -> bytes:
-    flat = torch.cat([one.detach().flatten().to("cpu", torch.float32) for one in tensors])
-    return flat.numpy().tobytes()
+    """Return the values of the tensors, each in its own type."""
+    dense = [one.detach().to_dense() if one.is_sparse else one.detach() for one in tensors]
+    return torch.cat([one.to("cpu").flatten().view(torch.uint8) for one in dense]).numpy().tobytes()
 
 
 def _into(tensors: list[Any], payload: bytearray) -> None:
     """Copy the payload into the tensors. Raises EOFError if its length is wrong."""
-    if len(payload) != 4 * sum(one.numel() for one in tensors):
+    sizes = [one.numel() * one.element_size() for one in tensors]
+    if len(payload) != sum(sizes):
         raise EOFError("a tensor of another size")
-    flat = torch.frombuffer(payload, dtype=torch.float32)
+    parts = torch.frombuffer(payload, dtype=torch.uint8).split(sizes)
     with torch.no_grad():
-        for one, part in zip(tensors, flat.split([one.numel() for one in tensors]), strict=True):
-            one.copy_(part.view(one.shape))
+        for one, part in zip(tensors, parts, strict=True):
+            one.copy_(part.clone().view(one.dtype).view(one.shape))  # a copy: a view of another type must be aligned
 
 
 __all__ = ["Asynchronous"]

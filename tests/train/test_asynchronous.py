@@ -132,6 +132,31 @@ def test_workers_compute_with_the_frozen_weights_and_buffers_of_the_server(tmp_p
             assert torch.equal(one[name], tensor), name
 
 
+def of_many_types(rank: int, world: int) -> dict[str, Any]:
+    """Training of weights of three types, and of one with sparse gradients, at rates of zero: nothing changes."""
+    torch.manual_seed(rank)
+    model = nn.ModuleDict(
+        {
+            "b16": nn.Linear(3, 1).bfloat16(),
+            "f64": nn.Linear(3, 1).double(),
+            "few": nn.Embedding(5, 1, sparse=True),
+        }
+    )
+    data = TensorDataset(torch.arange(8))
+    with Asynchronous(model, torch.optim.SGD(model.parameters(), lr=0.0), data, batch=4) as run:
+        for (x,) in run:
+            ones = torch.ones(4, 3)
+            parts = model["b16"](ones.bfloat16()), model["f64"](ones.double()), model["few"](x % 5)
+            run.step(sum(part.double().sum() for part in parts))
+    return {name: one.detach().clone() for name, one in model.state_dict().items()}
+
+
+def test_weights_and_gradients_are_sent_in_their_own_types(tmp_path: Path) -> None:
+    server, worker = together(of_many_types, 2, tmp_path)
+    for name, tensor in server.items():
+        assert torch.equal(worker[name], tensor), name
+
+
 def put_aside(rank: int, world: int, folder: str, asked: int) -> dict[str, Any]:
     """Training whose server is asked to end after so many gradients (0: never)."""
     torch.manual_seed(0)
